@@ -1,0 +1,1 @@
+"""The service: what a client or an operator touches."""

@@ -1,0 +1,132 @@
+"""Every error a client can see, in the three shapes the protocol has for one.
+
+HTTP carries `{"error": {...}}`, a WebSocket event nests it beside a status, an SSE event is flat.
+
+Codes, by status:
+
+- 400 `invalid_json`, `unknown_parameter`, `missing_required_parameter`, `invalid_type`,
+  `invalid_value`, `unsupported_value`, `context_length_exceeded`, `previous_response_not_found`,
+  `prompt_not_found`, `invalid_stream_id`, `websocket_stream_limit_reached`,
+  `websocket_connection_limit_reached`, `unknown_message_type`, `message_too_large`
+- 401 `invalid_api_key`
+- 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
+- 413 `body_too_large`; 415 `unsupported_media_type`; 429 `inbox_full`
+- 500 `server_error`; 503 `store_unavailable`, `engine_unavailable`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.client import EngineUnavailable, RequestRefused
+from tenants.store import StoreUnavailable
+
+RETRY_AFTER_SECONDS = 1
+
+
+class ApiError(Exception):
+    """A request that cannot be served, as the client will read it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """The error's class in OpenAI's vocabulary, which follows from the status."""
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def detail(self) -> dict[str, str | None]:
+        """The inner error object, the same in every shape."""
+        return {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+
+    def body(self) -> dict[str, Any]:
+        """The body of an HTTP response, and the data of a chat completion's error chunk."""
+        return {"error": self.detail()}
+
+
+def invalid_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A 400 that names the offending field."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unauthorized(message: str) -> ApiError:
+    """A 401 with the challenge that HTTP asks for."""
+    return ApiError(
+        401, message, code="invalid_api_key", headers={"www-authenticate": 'Bearer realm="partywall"'}
+    )
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first complaint of a wire model, naming its field the way a client writes it."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = field_path(first["loc"]) or None
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return invalid_request(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+    if kind == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return invalid_request(message, param, "missing_required_parameter")
+    code = "invalid_value"
+    if kind in ("unsupported_value", "unknown_message_type"):
+        code = kind
+    elif kind.endswith("_type"):
+        code = "invalid_type"
+    where = f"'{param}': " if param else ""
+    return invalid_request(f"Invalid value for {where}{first['msg']}", param, code)
+
+
+def field_path(location: Sequence[int | str]) -> str:
+    """`("input", "@items", 0, "content")` as `input[0].content`; union tags start with `@`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("@"):
+            path += f".{part}" if path else part
+    return path
+
+
+def as_api_error(error: Exception) -> ApiError | None:
+    """What a client is told when `error` escapes a request; `None` for one that is our own bug."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefused):
+        return invalid_request(str(error), error.param)
+    retry = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    if isinstance(error, EngineUnavailable):
+        message = "The engine is not available right now."
+        return ApiError(503, message, code="engine_unavailable", headers=retry)
+    if isinstance(error, StoreUnavailable):
+        message = "The tenant store is not available right now."
+        return ApiError(503, message, code="store_unavailable", headers=retry)
+    return None
+
+
+def internal_error() -> ApiError:
+    """What a client reads where the service itself is at fault; details go to the log only."""
+    return ApiError(500, "The server had an error while processing the request.", code="server_error")

@@ -1,0 +1,31 @@
+"""What the service allows one socket, one message and one response to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """Bounds of the service; every name carries its unit.
+
+    `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
+    the rest of the context. `admission_grace_seconds` is how long a stream's first event waits for
+    the engine's refusal, so that a refusal is still an HTTP error and not a failed stream.
+    """
+
+    send_deadline_seconds: float = 15.0
+    outbox_events: int = 256
+    inbox_messages: int = 64
+    max_lanes_per_socket: int = 32
+    max_active_responses_per_socket: int = 16
+    max_socket_seconds: float = 3600.0
+    socket_history_responses: int = 64
+    max_message_bytes: int = 4 * 1024 * 1024
+    max_body_bytes: int = 4 * 1024 * 1024
+    response_ttl_seconds: int = 86_400
+    history_cache_tokens: int = 4_000_000
+    default_max_output_tokens: int | None = None
+    admission_grace_seconds: float = 0.1
+    readiness_timeout_seconds: float = 2.0
+    engine_watch_seconds: float = 5.0

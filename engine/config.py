@@ -1,0 +1,48 @@
+"""Everything the engine can be told at start."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine; `None` means "choose from the model and the machine".
+
+    Raises `ValueError`, naming the field, for values that cannot work.
+    """
+
+    model_path: str
+    """A Hugging Face model folder (`config.json` and safetensors)."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+    dtype: str = "auto"
+    """`auto`, `float32`, `bfloat16` or `float16`; weights and KV cache alike."""
+    kv_memory_bytes: int | None = None
+    block_size: int = 16
+    """Tokens of KV in a block."""
+    max_context_tokens: int | None = None
+    """Prompt plus output of one request, at most; `None`: the model's own limit."""
+    step_token_budget: int = 512
+    """Tokens computed in one step, prefill and decode together."""
+    max_running_requests: int = 64
+    prefix_cache: bool = True
+    threads: int | None = None
+    """CPU threads of the compute kernels; `None`: one per core."""
+
+    def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device: {self.device!r} is none of auto, cpu, cuda")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype: {self.dtype!r} is none of auto, float32, bfloat16, float16")
+        for name in ("block_size", "step_token_budget", "max_running_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1")
+        for name in ("kv_memory_bytes", "max_context_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1")
+        if self.max_running_requests > self.step_token_budget:
+            raise ValueError(
+                "step_token_budget: must be at least max_running_requests, "
+                "so that every running request can decode in every step"
+            )

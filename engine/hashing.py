@@ -1,0 +1,61 @@
+"""Block hashes: a keyed BLAKE2b chain over full blocks.
+
+`hash(block) = BLAKE2b(key = namespace key, parent hash || extras || token ids)`. The hash is keyed and
+cryptographic because a tenant chooses its own tokens: a collision would show it a neighbour's text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from engine.request import Namespaces
+
+HASH_BYTES = 16
+KEY_BYTES = 32
+
+
+def derive_key(secret: bytes, *labels: str) -> bytes:
+    """A namespace key for `labels` under `secret`.
+
+    Every label is length-prefixed, so that ("ab", "c") and ("a", "bc") give different keys.
+    """
+    digest = blake2b(key=secret, digest_size=KEY_BYTES)
+    for label in labels:
+        data = label.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def extend_block_hashes(
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    namespaces: Namespaces,
+    extras: bytes = b"",
+) -> None:
+    """Append to `hashes` the hash of every full block of `token_ids` that it does not hold yet.
+
+    A block that straddles the border `namespaces.shared_tokens` belongs to what follows.
+    """
+    first = len(hashes)
+    packed = array("I", token_ids[first * block_size :]).tobytes()
+    width = block_size * 4
+    prefix = len(extras).to_bytes(8, "little") + extras
+    shared_blocks = namespaces.shared_tokens // block_size
+    parent = hashes[-1] if hashes else bytes(HASH_BYTES)
+    for index, start in enumerate(range(0, len(packed) - width + 1, width), first):
+        key = namespaces.shared_key if index < shared_blocks else namespaces.private_key
+        data = parent + prefix + packed[start : start + width]
+        parent = blake2b(data, key=key, digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+
+
+def block_hashes(
+    token_ids: Sequence[int], block_size: int, namespaces: Namespaces, extras: bytes = b""
+) -> list[bytes]:
+    """The hashes of all full blocks of `token_ids`."""
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, token_ids, block_size, namespaces, extras)
+    return hashes

@@ -1,0 +1,108 @@
+"""What crosses the engine's border: a request going in, token deltas coming out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "aborted", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. The service validates ranges; see `app.wire`.
+
+    `temperature == 0` means greedy. `max_tokens == 0` computes the prompt and generates nothing,
+    which is how a prompt is warmed. `logprobs` is the number of alternatives reported beside the
+    chosen token (0: only the chosen token's own), `None` for no log-probabilities.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Namespaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may share this request's blocks.
+
+    Blocks that lie wholly within the first `shared_tokens` tokens are hashed under `shared_key`
+    (the tenant's), all later ones under `private_key` (the end user's).
+    """
+
+    shared_key: bytes
+    private_key: bytes
+    shared_tokens: int = 0
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt to continue. `tenant` is an opaque label for fairness and accounting."""
+
+    request_id: str
+    tenant: str
+    prompt: list[int]
+    namespaces: Namespaces
+    sampling: SamplingParams
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural-log probabilities of one generated token and of the most likely alternatives."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one request. The delta that carries `finish_reason` is its last.
+
+    A stop token is delivered like any other: it is the last of `token_ids` when
+    `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
+    their blocks were found in the cache when the request was first admitted.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running engine is; constant from ready to close."""
+
+    model: str
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    hash_extras: bytes
+    """What else changes KV besides tokens (weights, dtype); part of every block hash."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot from inside the engine loop; counters count from the start."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_in_use: int
+    blocks_cached: int
+    peak_blocks_in_use: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    invariant_violations: int

@@ -1,0 +1,165 @@
+"""Choosing the next token of every row at once.
+
+The order is: logit bias, repetition, presence and frequency penalties; greedy rows take the maximum;
+the others divide by the temperature, then keep the tokens that top_k, top_p and min_p allow, and
+draw. A draw depends on (seed, position) only, never on batch-mates: one uniform number per row
+comes from a counter-based generator, and inverts the distribution of the tokens in descending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.request import TokenLogprobs
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The drawn tokens, and log-probabilities for the rows that asked for them."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+def sample(logits: Tensor, sequences: Rows[Sequence]) -> Sampled:
+    """Draw one token a row.
+
+    `logits` is [num_rows, vocab_size] in any float dtype; row i belongs to `sequences[i]`.
+    Log-probabilities are those of the model itself, before bias, penalties and temperature.
+    """
+    raw = logits.float()
+    scores = _apply_penalties(_apply_bias(raw, sequences), sequences)
+    tokens = scores.argmax(dim=-1)
+    random_rows = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
+    if random_rows:
+        index = torch.tensor(random_rows, device=logits.device)
+        chosen = [sequences[i] for i in random_rows]
+        tokens[index] = _draw(scores[index], chosen)
+    token_ids: list[int] = tokens.tolist()
+    return Sampled(token_ids, _logprobs(raw, token_ids, sequences))
+
+
+def uniform(seeds: Rows[int], positions: Rows[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A number in [0, 1) for each (seed, position): SplitMix64 over a mix of the two.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    seed = np.array([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
+    counter = np.array(positions, dtype=np.uint64)
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    state = _mix64(_mix64(seed + golden) + (counter + np.uint64(1)) * golden)
+    # 52 bits, so that a draw times the total mass always stays below the total.
+    return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _mix64(
+    value: np.ndarray[tuple[int], np.dtype[np.uint64]],
+) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _apply_bias(scores: Tensor, sequences: Rows[Sequence]) -> Tensor:
+    """Add each row's `logit_bias`."""
+    biases = [seq.sampling.logit_bias for seq in sequences]
+    if not any(biases):
+        return scores
+    rows = np.repeat(np.arange(len(biases)), [len(bias) for bias in biases])
+    columns = [token for bias in biases for token in bias]
+    values = [value for bias in biases for value in bias.values()]
+    device = scores.device
+    index = (torch.from_numpy(rows).to(device), torch.tensor(columns, device=device))
+    return scores.index_put(index, torch.tensor(values, device=device), accumulate=True)
+
+
+def _apply_penalties(scores: Tensor, sequences: Rows[Sequence]) -> Tensor:
+    """Repetition penalty over prompt and output (Keskar et al., 2019); presence and frequency
+    penalties over the output, as OpenAI defines them.
+    """
+    params = [seq.sampling for seq in sequences]
+    if any(p.repetition_penalty != 1 for p in params):
+        penalised = [
+            seq.token_ids if seq.sampling.repetition_penalty != 1 else [] for seq in sequences
+        ]
+        factor = _column(scores, [p.repetition_penalty for p in params])
+        seen = _token_counts(scores, penalised) > 0
+        scores = torch.where(
+            seen, torch.where(scores > 0, scores / factor, scores * factor), scores
+        )
+    if any(p.presence_penalty or p.frequency_penalty for p in params):
+        outputs = [
+            seq.token_ids[seq.num_prompt_tokens :]
+            if seq.sampling.presence_penalty or seq.sampling.frequency_penalty
+            else []
+            for seq in sequences
+        ]
+        counts = _token_counts(scores, outputs)
+        scores = scores - counts * _column(scores, [p.frequency_penalty for p in params])
+        scores = scores - (counts > 0) * _column(scores, [p.presence_penalty for p in params])
+    return scores
+
+
+def _token_counts(scores: Tensor, histories: Rows[Rows[int]]) -> Tensor:
+    """How often each token occurs in each history: [num_rows, vocab_size], float."""
+    rows = np.repeat(np.arange(len(histories)), [len(history) for history in histories])
+    flat = np.concatenate([np.asarray(history, dtype=np.int64) for history in histories])
+    index = (torch.from_numpy(rows).to(scores.device), torch.from_numpy(flat).to(scores.device))
+    ones = torch.ones(len(flat), device=scores.device)
+    return torch.zeros_like(scores).index_put(index, ones, accumulate=True)
+
+
+def _draw(scores: Tensor, sequences: Rows[Sequence]) -> Tensor:
+    """Draw from the filtered distributions: [num_rows], int64."""
+    params = [seq.sampling for seq in sequences]
+    ordered, order = (scores / _column(scores, [p.temperature for p in params])).sort(
+        dim=-1, descending=True, stable=True
+    )
+    rank = torch.arange(ordered.shape[-1], device=scores.device)
+    if any(p.top_k > 0 for p in params):
+        top_k = _column(scores, [p.top_k if p.top_k > 0 else ordered.shape[-1] for p in params])
+        ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
+    probs = ordered.softmax(dim=-1, dtype=torch.float64)
+    if any(p.top_p < 1 for p in params):
+        # A token stays if the mass before it is short of top_p, so the first one always does.
+        before = probs.cumsum(dim=-1) - probs
+        keep = (before < _column(scores, [p.top_p for p in params]).double()) | (rank == 0)
+        probs = probs * keep
+    if any(p.min_p > 0 for p in params):
+        probs = probs * (probs >= _column(scores, [p.min_p for p in params]).double() * probs[:, :1])
+    cumulative = probs.cumsum(dim=-1)
+    draws = uniform([p.seed for p in params], [seq.num_tokens for seq in sequences])
+    target = torch.from_numpy(draws).to(scores.device)[:, None] * cumulative[:, -1:]
+    picked = torch.searchsorted(cumulative, target, right=True).clamp_max(ordered.shape[-1] - 1)
+    return order.gather(-1, picked)[:, 0]
+
+
+def _logprobs(
+    raw: Tensor, token_ids: Rows[int], sequences: Rows[Sequence]
+) -> list[TokenLogprobs | None]:
+    wanted = [i for i, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
+    result: list[TokenLogprobs | None] = [None] * len(sequences)
+    if not wanted:
+        return result
+    rows = torch.tensor(wanted, device=raw.device)
+    logprobs = raw[rows].log_softmax(dim=-1)
+    chosen = torch.tensor([token_ids[i] for i in wanted], device=raw.device)
+    own = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
+    most = max(sequences[i].sampling.logprobs or 0 for i in wanted)
+    values, tokens = (t.tolist() for t in logprobs.topk(most, dim=-1))
+    for k, i in enumerate(wanted):
+        count = sequences[i].sampling.logprobs or 0
+        top = list(zip(tokens[k][:count], values[k][:count], strict=True))
+        result[i] = TokenLogprobs(own[k], top)
+    return result
+
+
+def _column(like: Tensor, values: Rows[float]) -> Tensor:
+    """One value a row, ready to broadcast over the vocabulary: [num_rows, 1]."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
