@@ -1,0 +1,57 @@
+"""From a key in a request to its tenant.
+
+A key comes as `Authorization: Bearer KEY`. A browser cannot set headers on a WebSocket; it offers
+two subprotocols instead, one that names the protocol (`realtime` or `partywall.v1`) and one that
+carries the key (`openai-insecure-api-key.KEY` or `partywall.key.KEY`). The server selects the
+first, so that the key is not sent back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.requests import HTTPConnection
+
+from app.errors import unauthorized
+from tenants.records import Tenant
+from tenants.store import TenantStore
+
+PROTOCOLS = ("partywall.v1", "realtime")
+KEY_PREFIXES = ("partywall.key.", "openai-insecure-api-key.")
+
+
+async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Tenant:
+    """The tenant whose key a request carries.
+
+    Raises `ApiError` 401 without a valid key, and `StoreUnavailable` for a key that is not known
+    here while the store is down.
+    """
+    key = _bearer(connection.headers.get("authorization"))
+    if key is None and connection.scope["type"] == "websocket":
+        key = _subprotocol_key(connection.scope["subprotocols"])
+    if key is None:
+        raise unauthorized("Send your API key as 'Authorization: Bearer KEY'.")
+    tenant = await tenants.authenticate(key)
+    if tenant is None:
+        raise unauthorized("This API key is not valid.")
+    return tenant
+
+
+def select_subprotocol(offered: Iterable[str]) -> str | None:
+    """The subprotocol to answer with: never one that carries a key."""
+    return next((name for name in offered if name in PROTOCOLS), None)
+
+
+def _bearer(header: str | None) -> str | None:
+    if header is None:
+        return None
+    scheme, _, key = header.partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _subprotocol_key(offered: Iterable[str]) -> str | None:
+    for name in offered:
+        for prefix in KEY_PREFIXES:
+            if name.startswith(prefix):
+                return name.removeprefix(prefix) or None
+    return None

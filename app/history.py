@@ -1,0 +1,113 @@
+"""The turns that later turns may continue: their token ids and the response as it was sent.
+
+Stored responses live in the tenant store and in a cache here; those of `store: false` live with
+their socket, in a `SocketHistory`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import OrderedDict
+
+import msgspec
+
+from tenants.store import Conversations, StoreUnavailable
+
+_log = logging.getLogger(__name__)
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished response: all a continuation needs, and all a retrieval shows.
+
+    `packed_ids` holds the prompt and every generated token, stop token included, as native
+    unsigned 32-bit integers. The first `shared_tokens` of them belong to a registered system
+    prompt. `system` is the text of the system message that heads the conversation.
+    """
+
+    packed_ids: bytes
+    shared_tokens: int
+    system: str | None
+    end_user: str | None
+    response: bytes
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        return array("I", self.packed_ids).tolist()
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Token ids as `Turn.packed_ids` holds them."""
+    return array("I", ids).tobytes()
+
+
+class History:
+    """The stored responses of all tenants, with the recently used ones in memory."""
+
+    def __init__(self, conversations: Conversations, ttl_seconds: int, cache_tokens: int) -> None:
+        self._conversations = conversations
+        self._ttl_seconds = ttl_seconds
+        self._cache_tokens = cache_tokens
+        self._cached: OrderedDict[tuple[str, str], Turn] = OrderedDict()
+        self._tokens_held = 0
+
+    async def save(self, tenant_id: str, response_id: str, turn: Turn) -> None:
+        """Keep a turn. While the store is down it is kept in memory only."""
+        self._remember((tenant_id, response_id), turn)
+        blob = msgspec.msgpack.encode(turn)
+        try:
+            await self._conversations.save(tenant_id, response_id, blob, self._ttl_seconds)
+        except StoreUnavailable:
+            _log.warning("response %s is kept in memory only: the store is down", response_id)
+
+    async def load(self, tenant_id: str, response_id: str) -> Turn | None:
+        """A tenant's turn, or `None`. Raises `StoreUnavailable` for one that only the store knows."""
+        key = (tenant_id, response_id)
+        turn = self._cached.get(key)
+        if turn is not None:
+            self._cached.move_to_end(key)
+            return turn
+        blob = await self._conversations.load(tenant_id, response_id)
+        if blob is None:
+            return None
+        turn = msgspec.msgpack.decode(blob, type=Turn)
+        self._remember(key, turn)
+        return turn
+
+    def _remember(self, key: tuple[str, str], turn: Turn) -> None:
+        previous = self._cached.pop(key, None)
+        if previous is not None:
+            self._tokens_held -= _size(previous)
+        self._cached[key] = turn
+        self._tokens_held += _size(turn)
+        while self._tokens_held > self._cache_tokens and len(self._cached) > 1:
+            _, oldest = self._cached.popitem(last=False)
+            self._tokens_held -= _size(oldest)
+
+
+def _size(turn: Turn) -> int:
+    """What a turn weighs in the cache, in tokens (four bytes each)."""
+    return (len(turn.packed_ids) + len(turn.response)) // 4
+
+
+class SocketHistory:
+    """The `store: false` responses of one socket, the oldest forgotten first."""
+
+    def __init__(self, max_responses: int) -> None:
+        self._max_responses = max_responses
+        self._turns: OrderedDict[str, Turn] = OrderedDict()
+
+    def save(self, response_id: str, turn: Turn) -> None:
+        """Keep a turn for as long as the socket lives, or until newer ones need the room."""
+        self._turns[response_id] = turn
+        while len(self._turns) > self._max_responses:
+            self._turns.popitem(last=False)
+
+    def load(self, response_id: str) -> Turn | None:
+        """The turn, or `None`."""
+        return self._turns.get(response_id)
+
+    def evict(self, response_id: str) -> None:
+        """Forget a turn whose continuation failed: the client starts a new chain."""
+        self._turns.pop(response_id, None)

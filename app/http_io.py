@@ -1,0 +1,125 @@
+"""Reading requests and writing answers over HTTP, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import ApiError, as_api_error, internal_error
+from app.sse import until_gone
+from app.wire import decode_json
+
+_log = logging.getLogger(__name__)
+_CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
+READER_GONE = 499
+Result = TypeVar("Result")
+
+
+class ReaderGone(Exception):
+    """The client left before its answer was ready."""
+
+
+def json_response(content: bytes | dict[str, Any], status: int = 200) -> Response:
+    """A JSON answer."""
+    body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    return Response(body, status, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """An error in the shape of HTTP."""
+    response = json_response(error.body(), error.status)
+    response.headers.update(error.headers)
+    return response
+
+
+async def read_json(request: Request, max_body_bytes: int) -> Any:
+    """The request's JSON body. Raises `ApiError` 400, 413 or 415."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_body_bytes:
+            message = f"The body is larger than {max_body_bytes} bytes."
+            raise ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+    return decode_json(bytes(body))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled as soon as the client leaves (`ReaderGone`).
+
+    Only for requests whose body has been read.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(until_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ReaderGone
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait({task, gone})
+
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+def answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """An endpoint whose exceptions become answers in the protocol's shape."""
+
+    async def answer(request: Request) -> ASGIApp:
+        try:
+            return await endpoint(request)
+        except ReaderGone:
+            return Response(status_code=READER_GONE)
+        except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
+            known = as_api_error(error)
+            if known is None:
+                _log.exception("%s %s failed", request.method, request.url.path)
+                known = internal_error()
+            return error_response(known)
+
+    return answer
+
+
+async def routing_error(_: Request, error: Exception) -> Response:
+    """Starlette's own refusals (404, 405) in the protocol's shape."""
+    assert isinstance(error, HTTPException)
+    code = _CODES_BY_STATUS.get(error.status_code, "invalid_request")
+    return error_response(
+        ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+    )
+
+
+class RequestIds:
+    """Plain ASGI middleware: an `x-request-id` on every HTTP response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything through; add the header to the start of a response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

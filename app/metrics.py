@@ -1,0 +1,96 @@
+"""What the service counts, for Prometheus; every label has few values."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from engine.request import EngineStats
+
+_LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """One service's own registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "partywall_requests",
+            "Requests by route and outcome (an HTTP status, or how a response ended).",
+            ("route", "outcome"),
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "partywall_tokens",
+            "Tokens of finished responses: prompt (cached ones included), cached, output.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.time_to_first_token = Histogram(
+            "partywall_time_to_first_token_seconds",
+            "From handing a request to the engine to its first token.",
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.inter_token_latency = Histogram(
+            "partywall_inter_token_latency_seconds",
+            "Between two tokens of one response.",
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
+        self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
+        self._blocks = Gauge(
+            "partywall_kv_blocks", "KV blocks by state.", ("state",), registry=self.registry
+        )
+        self._peak = self._gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
+        self._running = self._gauge("engine_running", "Requests in the engine's batch.")
+        self._waiting = self._gauge("engine_waiting", "Requests waiting for the engine.")
+        self._up = self._gauge("engine_up", "Whether the engine answered this scrape.")
+        self._engine_counts = {
+            name: self._gauge(f"engine_{name}", f"Engine counter since its start: {name}.")
+            for name in (
+                "steps",
+                "prompt_tokens",
+                "cached_tokens",
+                "output_tokens",
+                "preemptions",
+                "invariant_violations",
+            )
+        }
+
+    def observe_engine(self, stats: EngineStats | None) -> None:
+        """Take over a snapshot of the engine; `None` when it did not answer."""
+        self._up.set(stats is not None)
+        if stats is None:
+            return
+        free = stats.blocks_total - stats.blocks_in_use - stats.blocks_cached
+        self._blocks.labels("in_use").set(stats.blocks_in_use)
+        self._blocks.labels("cached").set(stats.blocks_cached)
+        self._blocks.labels("free").set(free)
+        self._peak.set(stats.peak_blocks_in_use)
+        self._running.set(stats.running)
+        self._waiting.set(stats.waiting)
+        for name, gauge in self._engine_counts.items():
+            gauge.set(getattr(stats, name))
+
+    def count_tokens(self, prompt: int, cached: int, output: int) -> None:
+        """Account for one finished response."""
+        self.tokens.labels("prompt").inc(prompt)
+        self.tokens.labels("cached").inc(cached)
+        self.tokens.labels("output").inc(output)
+
+    def render(self) -> bytes:
+        """The registry in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"partywall_{name}", documentation, registry=self.registry)

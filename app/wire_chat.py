@@ -1,0 +1,196 @@
+"""The chat completions API on the wire: what comes in and what goes out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from app.wire import (
+    Declined,
+    DeclinedFlag,
+    DeclinedList,
+    Identifier,
+    SamplingFields,
+    Wire,
+    declining,
+)
+from app.wire_events import TokenLogprob
+
+
+class TextPart(Wire):
+    """A text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _part_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"@{kind}"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("@text")],
+    Discriminator(
+        _part_tag,
+        custom_error_type="unsupported_value",
+        custom_error_message="only text is served: parts of type text",
+    ),
+]
+
+
+def _text_or_list(value: Any) -> str:
+    return "@text" if isinstance(value, str) else "@list"
+
+
+class ChatMessage(Wire):
+    """One message of the conversation; an answer's message fits unchanged."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+        Discriminator(_text_or_list),
+    ]
+    name: Declined = None
+    refusal: Declined = None
+    audio: Declined = None
+    annotations: DeclinedList = None
+    tool_calls: DeclinedList = None
+    function_call: Declined = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(Wire):
+    """`include_usage` adds a last chunk with the token counts; chunks are never padded."""
+
+    include_usage: bool | None = None
+    include_obfuscation: DeclinedFlag = None
+
+
+class ResponseFormat(Wire):
+    """Plain text is the one output format."""
+
+    type: Literal["text"]
+
+
+class ChatBody(SamplingFields):
+    """The body of `POST /v1/chat/completions`."""
+
+    model: Identifier
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    n: Annotated[Any, AfterValidator(declining(1))] = None
+    store: DeclinedFlag = None
+    modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
+    tools: DeclinedList = None
+    tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    functions: DeclinedList = None
+    function_call: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    audio: Declined = None
+    moderation: Declined = None
+    prediction: Declined = None
+    prompt_cache_options: Declined = None
+    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    reasoning_effort: Declined = None
+    verbosity: Annotated[Any, AfterValidator(declining("medium"))] = None
+    web_search_options: Declined = None
+
+
+class PromptTokensDetails(Wire):
+    """`cached_tokens` of the prompt were found in the cache."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(Wire):
+    """This service hides no reasoning tokens."""
+
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class ChatUsage(Wire):
+    """Token counts of one completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+class ChoiceLogprobs(Wire):
+    """Log-probabilities of the tokens of a choice or chunk."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class AnswerMessage(Wire):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(Wire):
+    """The one answer of a completion."""
+
+    index: int = 0
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Wire):
+    """The answer to a request without `stream`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: ChatUsage
+    service_tier: Literal["default"] = "default"
+
+
+class ChunkChoice(Wire):
+    """What one chunk adds; `delta` holds only the keys that are new."""
+
+    index: int = 0
+    delta: dict[str, str]
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Wire):
+    """One chunk of a streamed completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    service_tier: Literal["default"] = "default"
+    usage: ChatUsage | None = None

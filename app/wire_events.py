@@ -1,0 +1,191 @@
+"""What the Responses API sends: the response resource and the events of its stream.
+
+The resource carries every field that Open Responses' strict schema asks for. A cancelled response
+ends its stream with `response.incomplete`, whose response has `status: "cancelled"`: the protocol
+has no terminal event of its own for it, and clients wait for one of the three that they know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from app.wire import Wire
+
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class TopLogprob(Wire):
+    """A likely alternative to a token."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    """A generated token and its alternatives, natural-log probabilities."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class TextPart(Wire):
+    """The text of an output message."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class OutputMessage(Wire):
+    """The assistant's message."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] = "assistant"
+    content: list[TextPart]
+
+
+class InputTokensDetails(Wire):
+    """`cached_tokens` of the prompt were found in the cache; writes are not billed apart."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Wire):
+    """This service hides no reasoning tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Wire):
+    """Token counts of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int
+
+
+class ResponseFailure(Wire):
+    """Why a response failed."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class IncompleteDetails(Wire):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseResource(Wire):
+    """The response object."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status = "in_progress"
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    previous_response_id: str | None
+    instructions: str | None
+    prompt: dict[str, Any] | None
+    output: list[OutputMessage] = []
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    truncation: Literal["disabled"] = "disabled"
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
+    reasoning: None = None
+    usage: Usage | None = None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    store: bool
+    background: bool = False
+    service_tier: Literal["default"] = "default"
+    metadata: dict[str, str]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+
+
+class Event(Wire):
+    """One event of a stream; `sequence_number` counts from 0 within its response."""
+
+    type: str
+    sequence_number: int = 0
+
+
+class LifecycleEvent(Event):
+    """The response as a whole changed."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: ResponseResource
+
+
+class ItemEvent(Event):
+    """An output item began or ended."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int = 0
+    item: OutputMessage
+
+
+class PartEvent(Event):
+    """A content part began or ended."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    part: TextPart
+
+
+class TextDelta(Event):
+    """More text."""
+
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    delta: str
+    logprobs: list[TokenLogprob] = []
+
+
+class TextDone(Event):
+    """The text is whole."""
+
+    type: Literal["response.output_text.done"] = "response.output_text.done"
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    text: str
+    logprobs: list[TokenLogprob] = []
+
+
+def encode_event(event: Event, stream_id: str | None = None) -> bytes:
+    """An event as JSON; a socket's events echo the lane that asked for them."""
+    document = event.model_dump()
+    if stream_id is not None:
+        document["stream_id"] = stream_id
+    return msgspec.json.encode(document)

@@ -1,0 +1,167 @@
+"""The engine loop: schedule, run, commit; and the messages in between."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import zmq
+
+from engine.block_pool import BlockPool, InvariantError
+from engine.config import EngineConfig
+from engine.messages import (
+    Abort,
+    Deltas,
+    Probe,
+    ProbeReply,
+    Ready,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from engine.request import EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.sampler import Sampled
+from engine.scheduler import Scheduler, StepPlan
+from engine.sequence import Sequence
+
+_log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine loop needs of a model."""
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        """Compute `plan` and draw one token for each chunk that samples, in order."""
+        ...
+
+
+class EngineCore:
+    """One model, one block pool, one scheduler; advanced by `step`."""
+
+    def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner) -> None:
+        self.info = info
+        self.scheduler = Scheduler(BlockPool(info.num_blocks), config, info.hash_extras)
+        self._runner = runner
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._output_tokens = 0
+        self._violations = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `step` would have nothing to do."""
+        return self.scheduler.is_idle
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request that `engine.admission.check_request` has let through."""
+        self.scheduler.add(request)
+        self._prompt_tokens += len(request.prompt)
+
+    def abort(self, request_id: str) -> list[TokenDelta]:
+        """End a request now. Returns its terminal delta, or nothing if it has ended before."""
+        sequence = self.scheduler.abort(request_id)
+        return [] if sequence is None else [_last_delta(sequence)]
+
+    def step(self) -> list[TokenDelta]:
+        """Compute one step. A step that fails ends every running request with an error.
+
+        Whatever the model raises must not end the loop: other tenants' requests come after.
+        """
+        self._steps += 1
+        try:
+            plan = self.scheduler.plan()
+            assert plan.chunks, "live requests, but nothing to compute"
+            sampled = self._runner.execute(plan)
+        except Exception as error:
+            _log.exception("step %d failed", self._steps)
+            return self._fail_all(f"{type(error).__name__} in the engine")
+        rows = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        logprobs = dict(zip(map(id, rows), sampled.logprobs, strict=True))
+        news = self.scheduler.commit(plan, sampled.token_ids)
+        deltas = []
+        for sequence in news:
+            generated = sequence.sampling.max_tokens > 0
+            own = logprobs[id(sequence)] if generated else None
+            self._output_tokens += generated
+            if sequence.num_output_tokens <= 1:
+                self._cached_tokens += sequence.first_hit or 0
+            deltas.append(
+                TokenDelta(
+                    request_id=sequence.request.request_id,
+                    token_ids=sequence.token_ids[-1:] if generated else [],
+                    logprobs=None if own is None else [own],
+                    finish_reason=sequence.finish_reason,
+                    cached_tokens=sequence.first_hit or 0,
+                )
+            )
+        return deltas
+
+    def check(self) -> None:
+        """Verify the books; a violation is logged and counted, it never stops the engine."""
+        try:
+            self.scheduler.check()
+        except (InvariantError, AssertionError):
+            self._violations += 1
+            _log.exception("block accounting is broken")
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the books."""
+        pool = self.scheduler.pool
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            blocks_total=pool.num_blocks,
+            blocks_in_use=pool.num_in_use,
+            blocks_cached=pool.num_cached,
+            peak_blocks_in_use=pool.peak_in_use,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+            preemptions=self.scheduler.num_preemptions,
+            invariant_violations=self._violations,
+        )
+
+    def _fail_all(self, message: str) -> list[TokenDelta]:
+        ended = self.scheduler.abort_all("error")
+        # Blocks became findable when the failed step was planned; their contents never came.
+        self.scheduler.pool.forget_all()
+        return [_last_delta(sequence, message) for sequence in ended]
+
+
+def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
+    """Announce readiness, then run the loop over `socket` until told to shut down.
+
+    Messages are taken before every step, so an abort frees its blocks within one step.
+    """
+    socket.send(encode(Ready(core.info)))
+    while True:
+        while socket.poll(None if core.is_idle else 0):
+            message: ToEngine = decode_to_engine(socket.recv())
+            if isinstance(message, Submit):
+                core.submit(message.request)
+            elif isinstance(message, Abort):
+                _send(socket, core.abort(message.request_id))
+            elif isinstance(message, Probe):
+                socket.send(encode(ProbeReply(message.probe_id, core.stats())))
+            else:
+                return
+        _send(socket, core.step())
+        if core.is_idle:
+            core.check()
+
+
+def _send(socket: zmq.SyncSocket, deltas: list[TokenDelta]) -> None:
+    if deltas:
+        socket.send(encode(Deltas(deltas)))
+
+
+def _last_delta(sequence: Sequence, error: str | None = None) -> TokenDelta:
+    return TokenDelta(
+        request_id=sequence.request.request_id,
+        finish_reason=sequence.finish_reason,
+        cached_tokens=sequence.first_hit or 0,
+        error=error,
+    )

@@ -1,0 +1,63 @@
+"""From an `EngineConfig` to a core that is ready to serve."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineError
+from engine.model import PagedModel, load_model, model_fingerprint
+from engine.request import EngineInfo
+from engine.runner import ModelRunner
+from engine.threads import compute_threads
+
+_CPU_MEMORY_SHARE = 1 / 8
+_GPU_MEMORY_SHARE = 0.85
+
+
+def load_core(config: EngineConfig) -> EngineCore:
+    """Load the model, allocate its KV memory and build the engine around them.
+
+    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    """
+    torch.set_num_threads(compute_threads(config.threads))
+    model = load_model(config)
+    block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
+    num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
+    if num_blocks < 1:
+        raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
+    model.allocate(num_blocks)
+    return EngineCore(config, _info(config, model, num_blocks), ModelRunner(model))
+
+
+def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
+    """The configured size, or a share of the memory that is free once the weights are loaded."""
+    if config.kv_memory_bytes is not None:
+        return config.kv_memory_bytes
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_MEMORY_SHARE)
+    return int(psutil.virtual_memory().available * _CPU_MEMORY_SHARE)
+
+
+def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInfo:
+    text = model.model.config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or num_blocks * config.block_size
+    if config.max_context_tokens is not None:
+        limit = min(limit, config.max_context_tokens)
+    eos = model.model.generation_config.eos_token_id
+    if eos is None:
+        eos = text.eos_token_id
+    return EngineInfo(
+        model=config.model_path,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_context_tokens=limit,
+        vocab_size=text.vocab_size,
+        eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or []),
+        hash_extras=model_fingerprint(config.model_path, model.dtype),
+    )

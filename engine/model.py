@@ -1,0 +1,255 @@
+"""A `transformers` model that reads and writes KV blocks instead of a cache object.
+
+The model keeps its own definition and weights; only its attention is replaced, through
+`AttentionInterface`. Tokens of all sequences are packed into one row, without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+from engine.batch import Batch, pack
+from engine.config import EngineConfig
+from engine.errors import UnsupportedModel
+from kernels.attention import attend, write_kv
+
+_ATTENTION = "partywall_paged"
+_BENIGN_ATTENTION_OPTIONS = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "past_key_values",
+    "output_attentions",
+    "output_hidden_states",
+    "position_embeddings",
+    "return_dict",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The shape of one token's KV, alike in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block across all layers, keys and values."""
+        return 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the attention of a running forward pass needs beside its tensors."""
+
+    memory: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    batch: Batch
+
+
+_step: ContextVar[_Step] = ContextVar("step")
+_probe: ContextVar[dict[int, tuple[int, int]]] = ContextVar("probe")
+
+
+class PagedModel:
+    """A loaded model with its KV memory.
+
+    The memory is one tensor in which a block is contiguous across all layers, so that a block can
+    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+    """
+
+    def __init__(self, model: PreTrainedModel, block_size: int) -> None:
+        """Take over `model`. Raises `UnsupportedModel` if its attention cannot be paged."""
+        AttentionInterface.register(_ATTENTION, _paged_attention)
+        self.model = model.eval()
+        self.block_size = block_size
+        self._own_attention = model.config._attn_implementation
+        self.layout = self._probe_layout()
+        self.memory = torch.empty(0)
+        self._verify()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights and the KV memory are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights and of the KV memory."""
+        return self.model.dtype
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the KV memory (zeroed, so that no block ever shows what memory held before)."""
+        layout = self.layout
+        self.memory = torch.zeros(
+            (num_blocks, layout.num_layers, 2, layout.num_kv_heads, self.block_size, layout.head_dim),
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
+        token = _step.set(_Step(self.memory, batch))
+        try:
+            output = self.model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+            )
+        finally:
+            _step.reset(token)
+        logits: Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe_layout(self) -> KvLayout:
+        """Learn the KV shape by watching what one forward pass hands to the attention."""
+        seen: dict[int, tuple[int, int]] = {}
+        token = _probe.set(seen)
+        try:
+            with self._paged():
+                one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+                self.model(input_ids=one, position_ids=one, use_cache=False)
+        finally:
+            _probe.reset(token)
+        if sorted(seen) != list(range(len(seen))) or not seen:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} does not route its attention through "
+                "transformers' AttentionInterface"
+            )
+        if len(set(seen.values())) != 1:
+            raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
+        num_kv_heads, head_dim = seen[0]
+        return KvLayout(len(seen), num_kv_heads, head_dim)
+
+    @contextmanager
+    def _paged(self) -> Iterator[None]:
+        self.model.set_attn_implementation(_ATTENTION)
+        try:
+            yield
+        except BaseException:
+            self.model.set_attn_implementation(self._own_attention)
+            raise
+
+    @torch.inference_mode()
+    def _verify(self) -> None:
+        """Compare paged logits with the model's own on a few tokens.
+
+        Whatever a family does that paging does not know of (an unusual mask, sinks, a position
+        bias) shows here, at start, instead of as subtly wrong answers.
+        """
+        length = min(24, self.block_size * 3 - 1)
+        vocab = self.model.config.get_text_config().vocab_size
+        ids = torch.arange(length).mul(7919).add(11).remainder(vocab).tolist()
+        row = torch.tensor([ids], device=self.device)
+        self.model.set_attn_implementation(self._own_attention)
+        expected = self.model(input_ids=row, use_cache=False).logits[0].float()
+        self.model.set_attn_implementation(_ATTENTION)
+        num_blocks = -(-length // self.block_size)
+        self.allocate(num_blocks)
+        split = length // 2
+        blocks = list(reversed(range(num_blocks)))
+        parts = [
+            self.forward(
+                pack([(ids, start, count, blocks)], list(range(count)), self.block_size, self.device)
+            )
+            for start, count in ((0, split), (split, length - split))
+        ]
+        actual = torch.cat(parts).float()
+        error = ((actual - expected).norm() / expected.norm()).item()
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
+        if not error < tolerance:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__}: paged attention differs from the model's own "
+                f"(relative error {error:.2g})"
+            )
+
+
+def load_model(config: EngineConfig) -> PagedModel:
+    """Load the weights that `config` names onto its device.
+
+    Raises `UnsupportedModel` for architectures that cannot be served from blocks.
+    """
+    device = choose_device(config.device)
+    model = AutoModelForCausalLM.from_pretrained(
+        config.model_path, dtype=choose_dtype(config.dtype, device), attn_implementation="sdpa"
+    )
+    return PagedModel(model.to(device), config.block_size)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the machine multiplies it natively, else float32."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def model_fingerprint(path: str, dtype: torch.dtype) -> bytes:
+    """Identifies the weights by configuration, file names and sizes: part of every block hash."""
+    digest = blake2b(str(dtype).encode(), digest_size=16)
+    folder = Path(path)
+    digest.update((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+    return digest.digest()
+
+
+def _paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The `AttentionInterface` function: [1, heads, tokens, head_dim] in, [1, tokens, heads, ...] out."""
+    unknown = {k for k, v in options.items() if v is not None} - _BENIGN_ATTENTION_OPTIONS
+    if unknown:
+        raise UnsupportedModel(f"attention options {sorted(unknown)} are not supported")
+    layer_index = getattr(module, "layer_idx", None)
+    if layer_index is None or key.shape != value.shape:
+        raise UnsupportedModel("keys and values must come in layers and have one shape")
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    seen = _probe.get(None)
+    if seen is not None:
+        seen[layer_index] = (k.shape[1], k.shape[2])
+        return torch.zeros_like(q)[None], None
+    step = _step.get()
+    kv = step.memory[:, layer_index]
+    write_kv(k, v, kv, step.batch.attention.slots)
+    output = attend(
+        q,
+        kv,
+        step.batch.attention,
+        scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
+        sliding_window=sliding_window,
+        softcap=softcap,
+    )
+    return output[None], None

@@ -1,0 +1,92 @@
+"""The engine in a process of its own, so that neither side's work delays the other's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+import zmq
+
+from engine.client import RemoteEngine, RunningEngine
+from engine.config import EngineConfig
+from engine.messages import Failed, encode
+from engine.threads import thread_environment
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessEngine(RemoteEngine):
+    """An engine in a child process, which dies with its parent however that dies."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(self._spawn)
+        self._config = config
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return self._engine.pid if isinstance(self._engine, _Child) else None
+
+    async def _spawn(self, address: str) -> RunningEngine:
+        command = [sys.executable, "-m", "engine.process", address, str(os.getpid())]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            msgspec.json.encode(self._config).decode(),
+            env=os.environ | thread_environment(self._config.threads),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        return _Child(process)
+
+
+class _Child:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+
+def _die_with(parent_pid: int) -> None:
+    """Ask the kernel to end this process with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the service is gone")
+
+
+def main() -> None:
+    """Entry point of the child: `python -m engine.process ADDRESS PARENT_PID CONFIG_JSON`."""
+    address, parent_pid, config_json = sys.argv[1:]
+    _die_with(int(parent_pid))
+    # Ctrl-C reaches the whole terminal; the service decides when the engine stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    socket = zmq.Context().socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.connect(address)
+    # The heavy imports come late: a bad command line should fail at once.
+    from engine.core import serve
+    from engine.loader import load_core
+
+    try:
+        core = load_core(msgspec.json.decode(config_json, type=EngineConfig))
+    except Exception as error:
+        logging.getLogger(__name__).exception("the engine could not start")
+        socket.send(encode(Failed(f"{type(error).__name__}: {error}")))
+        socket.close(linger=1000)
+        sys.exit(1)
+    serve(core, socket)
+    socket.close(linger=0)
+
+
+if __name__ == "__main__":
+    main()

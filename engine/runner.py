@@ -1,0 +1,24 @@
+"""Executes a step plan: batch in, sampled tokens out. It knows no policy."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.batch import pack_plan
+from engine.model import PagedModel
+from engine.sampler import Sampled, sample
+from engine.scheduler import StepPlan
+
+
+class ModelRunner:
+    """Runs plans on a `PagedModel`; an `engine.core.Runner`."""
+
+    def __init__(self, model: PagedModel) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> Sampled:
+        """Compute `plan` and draw one token for each chunk that samples, in order."""
+        batch = pack_plan(plan, self._model.block_size, self._model.device)
+        logits = self._model.forward(batch)
+        return sample(logits, [chunk.sequence for chunk in plan.chunks if chunk.samples])

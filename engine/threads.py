@@ -1,0 +1,25 @@
+"""How many CPU threads compute, and how they wait: decided here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+
+
+def compute_threads(threads: int | None) -> int:
+    """The configured number, or one thread for each core this process may use."""
+    return threads or len(os.sched_getaffinity(0))
+
+
+def thread_environment(threads: int | None) -> dict[str, str]:
+    """Environment of a process that computes.
+
+    Idle OpenMP threads must sleep rather than spin: beside any other busy process (the service's
+    event loop) a spinning pool makes every small operation tens of times slower.
+    """
+    count = str(compute_threads(threads))
+    return {
+        "OMP_NUM_THREADS": count,
+        "NUMBA_NUM_THREADS": count,
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,0 +1,99 @@
+"""The one entry to paged attention: picks the backend that fits the tensors' device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+Backend = Literal["triton", "cpu", "reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's packed batch; all tensors lie on the compute device.
+
+    The queries of sequence s are the packed tokens `query_starts[s]` up to `query_starts[s + 1]`,
+    and they are its last tokens: query i sits at position `context_lens[s] - query_len + i`.
+    """
+
+    block_tables: Tensor  # [num_seqs, max_blocks] int32, rows padded with 0
+    query_starts: Tensor  # [num_seqs + 1] int32
+    context_lens: Tensor  # [num_seqs] int32, tokens with KV, this step's new ones included
+    slots: Tensor  # [num_tokens] int64, block * block_size + offset of each new token's KV
+    max_query_len: int
+    max_context_len: int
+
+
+class _Module(Protocol):
+    """What every backend module provides."""
+
+    def prepare(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> None: ...
+
+    def write_kv(self, key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None: ...
+
+    def attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor: ...
+
+
+def prepare(
+    device: torch.device, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Compile what attention of these shapes needs, so that no request waits for a compiler."""
+    _backend(None, device).prepare(num_heads, num_kv_heads, head_dim, dtype)
+
+
+def write_kv(
+    key: Tensor, value: Tensor, kv: Tensor, slots: Tensor, *, backend: Backend | None = None
+) -> None:
+    """Store the keys and values of new tokens in their slots.
+
+    `key` and `value` are [num_tokens, num_kv_heads, head_dim] with any strides, `slots` is
+    [num_tokens] int64, and `kv` is one layer's view of the KV memory: [num_blocks, 2, num_kv_heads,
+    block_size, head_dim], strided over its first dimension.
+    """
+    _backend(backend, kv.device).write_kv(key, value, kv, slots)
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Causal attention of packed queries over the blocks of their sequences.
+
+    `query` and the result are [num_tokens, num_heads, head_dim]; `kv` as in `write_kv`. Consecutive
+    `num_heads / num_kv_heads` query heads share a KV head. With `sliding_window` a query sees key j
+    only if `position - j < sliding_window`; with `softcap` scores become
+    `softcap * tanh(scores / softcap)` before the softmax.
+    """
+    module = _backend(backend, query.device)
+    return module.attend(query, kv, batch, scale, sliding_window, softcap)
+
+
+_MODULES = {
+    "reference": "kernels.reference",
+}
+
+
+def _backend(name: Backend | None, device: torch.device) -> _Module:
+    # Imported on first use: a machine without a GPU never loads Triton, one with it never Numba.
+    name = name or ("triton" if device.type == "cuda" else "reference")
+    return cast(_Module, import_module(_MODULES[name]))

@@ -1,0 +1,132 @@
+"""A model without weights: the next token is a function of the whole sequence so far.
+
+It reads the sequence back from "KV memory" (token ids stored in blocks), so a wrong block table, a
+stale block or a lost write changes the output, just as it would with a real model.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.sampler import Sampled
+from engine.scheduler import StepPlan
+
+VOCAB = 997
+EOS = 3
+
+
+def next_token(history: list[int]) -> int:
+    """The simulated model: a hash of the last tokens and the length."""
+    value = len(history)
+    for token in history:
+        value = (value * 31 + token + 7) % 1_000_003
+    return value % VOCAB
+
+
+def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
+    """What an undisturbed run generates."""
+    history = list(prompt)
+    for _ in range(max_tokens):
+        history.append(next_token(history))
+        if history[-1] == EOS:
+            break
+    return history[len(prompt) :]
+
+
+class SimulatedRunner:
+    """Writes each token into its slot, then computes from what the block table shows."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.memory = np.full((num_blocks, block_size), -1)
+        self.block_size = block_size
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        for chunk in plan.chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                block = chunk.sequence.table.blocks[position // self.block_size]
+                token = chunk.sequence.token_ids[position]
+                self.memory[block, position % self.block_size] = token
+        tokens = []
+        for chunk in plan.chunks:
+            if chunk.samples:
+                seen = self.memory[chunk.sequence.table.blocks].reshape(-1)
+                history = seen[: chunk.start + chunk.count].tolist()
+                assert history == chunk.sequence.token_ids, "the KV memory shows other tokens"
+                tokens.append(next_token(history))
+        return Sampled(tokens, [None] * len(tokens))
+
+
+def simulated_core(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    step_token_budget: int = 32,
+    max_running_requests: int = 16,
+    prefix_cache: bool = True,
+) -> EngineCore:
+    """An engine core around the simulated model."""
+    config = EngineConfig(
+        model_path="simulated",
+        block_size=block_size,
+        step_token_budget=step_token_budget,
+        max_running_requests=max_running_requests,
+        prefix_cache=prefix_cache,
+    )
+    info = EngineInfo(
+        model="simulated",
+        device="cpu",
+        dtype="int64",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_context_tokens=num_blocks * block_size,
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
+        hash_extras=b"simulated",
+    )
+    return EngineCore(config, info, SimulatedRunner(num_blocks, block_size))
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int = 8,
+    tenant: str = "a",
+    user: str | None = None,
+    shared_tokens: int = 0,
+) -> EngineRequest:
+    """A greedy request in the namespaces of `tenant` and `user`."""
+    shared_key = tenant.encode().ljust(32, b".")
+    return EngineRequest(
+        request_id=request_id,
+        tenant=tenant,
+        prompt=prompt,
+        namespaces=Namespaces(
+            shared_key=shared_key,
+            private_key=shared_key if user is None else f"{tenant}/{user}".encode().ljust(32, b"."),
+            shared_tokens=shared_tokens,
+        ),
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0, stop_token_ids=(EOS,)),
+    )
+
+
+def run_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, list[int]]:
+    """Step until idle, checking the books after every step; returns each request's output."""
+    outputs: dict[str, list[int]] = {}
+    for _ in range(limit):
+        if core.is_idle:
+            break
+        for delta in core.step():
+            assert delta.error is None
+            outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
+        core.scheduler.check()
+    assert core.is_idle, "the engine did not finish"
+    return outputs
+
+
+def random_prompt(rng: random.Random, length: int) -> list[int]:
+    """Tokens without meaning."""
+    return [rng.randrange(4, VOCAB) for _ in range(length)]

@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine.block_pool import BlockPool
+from engine.block_table import BlockTable
+from engine.request import EngineRequest, Namespaces, SamplingParams
+from engine.sampler import sample, uniform
+from engine.sequence import Sequence
+
+VOCAB = 40
+
+
+def sequence(prompt: list[int], output: list[int], **sampling: object) -> Sequence:
+    namespaces = Namespaces(shared_key=b"k" * 32, private_key=b"k" * 32)
+    request = EngineRequest(
+        request_id="r",
+        tenant="a",
+        prompt=prompt,
+        namespaces=namespaces,
+        sampling=SamplingParams(max_tokens=1000, **sampling),  # type: ignore[arg-type]
+    )
+    result = Sequence(request, BlockTable(BlockPool(1), 16, namespaces, b"", cache=False))
+    for token in output:
+        result.append(token)
+    return result
+
+
+def logits(seed: int, rows: int = 1) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def drawn(scores: torch.Tensor, count: int = 4000, **sampling: object) -> np.ndarray:
+    """Relative frequencies of the tokens over many seeds."""
+    rows = [sequence([1], [], seed=seed, **sampling) for seed in range(count)]
+    tokens = sample(scores.expand(count, -1), rows).token_ids
+    return np.bincount(tokens, minlength=VOCAB) / count
+
+
+def test_temperature_zero_takes_the_maximum() -> None:
+    scores = logits(0, 3)
+    rows = [sequence([1], [], temperature=0, seed=s) for s in range(3)]
+    assert sample(scores, rows).token_ids == scores.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "warper"),
+    [
+        ({"temperature": 0.7}, TemperatureLogitsWarper(0.7)),
+        ({"temperature": 1.0, "top_k": 5}, TopKLogitsWarper(5)),
+        ({"temperature": 1.0, "top_p": 0.8}, TopPLogitsWarper(0.8)),
+        ({"temperature": 1.0, "min_p": 0.1}, MinPLogitsWarper(0.1)),
+    ],
+)
+def test_each_filter_draws_from_the_distribution_that_transformers_draws_from(
+    sampling: dict[str, object], warper: object
+) -> None:
+    scores = logits(1)
+    expected = warper(None, scores.clone()).softmax(-1)[0].numpy()  # type: ignore[operator]
+    seen = drawn(scores, **sampling)
+    assert set(np.flatnonzero(seen)) <= set(np.flatnonzero(expected > 0))
+    assert np.abs(seen - expected).max() < 0.03
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    scores = logits(2)
+    row = sequence([3, 4, 4], [7], temperature=0, repetition_penalty=1.7)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 4, 4, 7]]), scores.clone())
+    assert sample(scores, [row]).token_ids == expected.argmax(-1).tolist()
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    scores = torch.zeros(1, VOCAB)
+    scores[0, 5], scores[0, 6] = 2.0, 1.5
+    plain = sequence([5, 5, 5], [6], temperature=0, frequency_penalty=1.0)
+    assert sample(scores, [plain]).token_ids == [5]
+    twice = sequence([1], [5, 5], temperature=0, frequency_penalty=0.4)
+    assert sample(scores, [twice]).token_ids == [6]
+    present = sequence([1], [5, 5], temperature=0, presence_penalty=0.4)
+    assert sample(scores, [present]).token_ids == [5]
+
+
+def test_logit_bias_moves_the_choice() -> None:
+    scores = logits(3)
+    row = sequence([1], [], temperature=0, logit_bias={9: 100.0})
+    assert sample(scores, [row]).token_ids == [9]
+    ban = sequence([1], [], temperature=0, logit_bias={int(scores.argmax()): -100.0})
+    assert sample(scores, [ban]).token_ids != scores.argmax(-1).tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**63 - 1), length=st.integers(0, 50), mates=st.integers(0, 6))
+def test_a_draw_depends_on_seed_and_position_not_on_batch_mates(
+    seed: int, length: int, mates: int
+) -> None:
+    scores = logits(4)
+    mine = sequence([1], [2] * length, seed=seed, temperature=1.3, top_p=0.95)
+    alone = sample(scores, [mine]).token_ids[0]
+    others = [
+        sequence([1, 2], [3], seed=i, temperature=0.5 * i, top_k=i, repetition_penalty=1 + i)
+        for i in range(mates)
+    ]
+    batch = torch.cat([scores, logits(5, mates)]) if mates else scores
+    assert sample(batch, [mine, *others]).token_ids[0] == alone
+
+
+def test_equal_seeds_at_different_positions_draw_independently() -> None:
+    draws = uniform([42] * 5000, range(5000))
+    assert abs(draws.mean() - 0.5) < 0.02
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.05
+    other = uniform([43] * 5000, range(5000))
+    assert abs(np.corrcoef(draws, other)[0, 1]) < 0.05
+    assert 0 <= draws.min() <= draws.max() < 1
+
+
+def test_logprobs_are_those_of_the_model_before_any_option() -> None:
+    scores = logits(6, 2)
+    rows = [
+        sequence([1], [], temperature=0, logprobs=3, logit_bias={8: 100.0}),
+        sequence([1], [], temperature=0),
+    ]
+    result = sample(scores, rows)
+    expected = scores[0].log_softmax(-1)
+    first = result.logprobs[0]
+    assert first is not None
+    assert math.isclose(first.logprob, expected[8].item(), rel_tol=1e-5)
+    assert [token for token, _ in first.top] == expected.topk(3).indices.tolist()
+    assert result.logprobs[1] is None
+
+
+def test_zero_alternatives_still_report_the_chosen_token() -> None:
+    result = sample(logits(7), [sequence([1], [], temperature=0, logprobs=0)])
+    assert result.logprobs[0] is not None
+    assert result.logprobs[0].top == []
