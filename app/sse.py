@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import cast
 
 from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 async def until_gone(receive: Receive) -> None:
@@ -23,23 +28,19 @@ class EventStream:
     """An ASGI response that sends `events`, each one a whole SSE event.
 
     A reader that leaves, or takes longer than `send_deadline_seconds` for one event, ends the
-    stream: the generator is closed, which frees the engine's blocks, and the connection dropped.
+    stream and drops the connection. However it ends, `close` is called, even where not one event was
+    asked for: it frees the engine's blocks.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]],
         send_deadline_seconds: float,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._events = events
+        self._close = close
         self._deadline = send_deadline_seconds
-        self._headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **(headers or {}),
-        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream to its end, or to its reader's."""
@@ -52,6 +53,7 @@ class EventStream:
             if not pump.done():
                 pump.cancel()
             await asyncio.wait({pump, gone})
+            await self._close()
         if pump.cancelled():
             return
         error = pump.exception()
@@ -63,8 +65,7 @@ class EventStream:
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-            start = {"type": "http.response.start", "status": 200, "headers": headers}
+            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
             async with asyncio.timeout(self._deadline):
                 await send(start)
             async for event in events:

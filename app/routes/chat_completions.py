@@ -1,0 +1,29 @@
+"""`POST /v1/chat/completions`, as JSON or as server-sent chunks."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.auth import authenticate
+from app.chat import start_completion
+from app.context import Service
+from app.http_io import json_response, read_json, unless_gone
+from app.sse import EventStream
+from app.wire import parse
+from app.wire_chat import ChatBody
+
+
+async def create_completion(request: Request) -> ASGIApp:
+    """Answer the last message of a conversation."""
+    service: Service = request.app.state.service
+    tenant = await authenticate(service.tenants, request)
+    body = parse(ChatBody, await read_json(request, service.limits.max_body_bytes))
+    completion = await unless_gone(request, start_completion(service, tenant, body))
+    if body.stream:
+        deadline = service.limits.send_deadline_seconds
+        return EventStream(completion.chunks(), completion.close, deadline)
+    try:
+        return json_response(await unless_gone(request, completion.whole()))
+    finally:
+        await completion.close()

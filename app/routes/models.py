@@ -1,0 +1,38 @@
+"""`GET /v1/models` and `GET /v1/models/{model}`: the one model that is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.auth import authenticate
+from app.context import Service
+from app.http_io import json_response
+
+
+async def list_models(request: Request) -> ASGIApp:
+    """The list with its one entry."""
+    service: Service = request.app.state.service
+    await authenticate(service.tenants, request)
+    return json_response({"object": "list", "data": [_describe(service)]})
+
+
+async def get_model(request: Request) -> ASGIApp:
+    """The model by its id, which may hold slashes."""
+    service: Service = request.app.state.service
+    await authenticate(service.tenants, request)
+    service.names.check(request.path_params["model"])
+    return json_response(_describe(service))
+
+
+def _describe(service: Service) -> dict[str, Any]:
+    info = service.engine.info
+    return {
+        "id": service.names.model_id,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "partywall",
+        "context_window": info.max_context_tokens,
+    }

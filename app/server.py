@@ -1,0 +1,160 @@
+"""The HTTP and WebSocket server: uvicorn, with the few behaviours that streaming needs.
+
+A reader that stops reading keeps `send` waiting for ever, and closing its transport politely waits
+for the same full buffer. So every scope carries a way to drop its transport:
+`scope["extensions"]["partywall.abort"]["abort"]()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from app.settings import Settings
+
+ABORT_EXTENSION = "partywall.abort"
+_CLOSE_GRACE_SECONDS = 1.0
+
+Hook = Callable[[], Awaitable[None]]
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """HTTP/1.1 whose requests can drop their transport."""
+
+    def on_message_begin(self) -> None:
+        """Offer the abort extension to the request that begins."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """WebSockets that can drop their transport, and that do so when the peer stops answering."""
+
+    def handle_connect(self, event: Request) -> None:
+        """Offer the abort extension; the application's task has not run yet."""
+        super().handle_connect(event)
+        if not self.close_sent:
+            extensions: dict[str, Any] = self.scope["extensions"]
+            extensions[ABORT_EXTENSION] = {"abort": self.transport.abort}
+
+    def keepalive_timeout(self) -> None:
+        """Close with 1011, then drop a transport whose buffer does not drain."""
+        super().keepalive_timeout()
+        self.loop.call_later(_CLOSE_GRACE_SECONDS, self.transport.abort)
+
+
+class Server(uvicorn.Server):
+    """A server that tells when it serves, and ends its streams before its sockets.
+
+    `on_ready` runs once requests are accepted; `drain` runs when no new connection is accepted any
+    more and the open ones still work: it must make every stream reach its terminal event.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, on_ready: Hook, drain: Hook) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+        self._drain = drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then report readiness."""
+        await super().startup(sockets)
+        await self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, end the streams, close the sockets, and drop those that stay."""
+        for server in self.servers:
+            server.close()
+        await self._drain()
+        grace = self.config.timeout_graceful_shutdown or 0
+        asyncio.get_running_loop().call_later(grace * 0.5, self._abort_connections)
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Exit with status 0 on SIGTERM and SIGINT, where uvicorn would raise them once more."""
+        handled = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle_exit) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Shut down; asked a second time, without waiting for anybody."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A bound socket that does not listen yet, so that a taken port is known before a long start.
+
+    Raises `OSError`.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def service_url(settings: Settings, listener: socket.socket) -> str:
+    """The URL at which a client on this machine reaches the service."""
+    scheme = "https" if settings.uses_tls else "http"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = local.get(settings.host, settings.host)
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+async def run_server(
+    app: ASGIApp,
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    on_ready: Hook,
+    drain: Hook,
+) -> None:
+    """Serve `app` on `listener` until SIGTERM or SIGINT."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=HttpProtocol,
+        ws=WebSocketProtocol,
+        ws_max_size=settings.max_message_bytes,
+        ws_ping_interval=settings.ping_interval_seconds,
+        ws_ping_timeout=settings.ping_timeout_seconds,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+    )
+    await Server(config, on_ready=on_ready, drain=drain).serve(sockets=[listener])

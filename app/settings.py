@@ -1,0 +1,164 @@
+"""Every setting of the service: one typed tree.
+
+A field is the same on the command line (`--step-token-budget`), in the environment
+(`PARTYWALL_STEP_TOKEN_BUDGET`) and in the README; the command line wins. Units are in the names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from engine.weights import DEFAULT_MODEL, default_cache_dir
+
+ENV_PREFIX = "PARTYWALL_"
+
+
+class SettingsError(Exception):
+    """A setting that cannot work; the message names it."""
+
+
+def default_data_dir() -> Path:
+    """Where the embedded store lives: `partywall` in the user's data folder (XDG)."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "partywall"
+
+
+def _none_if_auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _expanded(value: object) -> object:
+    return Path(value).expanduser() if isinstance(value, str | Path) else value
+
+
+Count = Annotated[int, Field(ge=1)]
+AutoCount = Annotated[Count | None, BeforeValidator(_none_if_auto)]
+AutoSize = Annotated[ByteSize | None, BeforeValidator(_none_if_auto)]
+Location = Annotated[Path, BeforeValidator(_expanded)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """What `partywall serve` can be told; see the module's docstring for where."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", env_ignore_empty=True, frozen=True
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    ssl_certfile: Location | None = Field(None, description="TLS certificate chain (PEM).")
+    ssl_keyfile: Location | None = Field(None, description="TLS private key (PEM).")
+    insecure: bool = Field(False, description="Accept clear text on an address beyond loopback.")
+    ready_file: Location | None = Field(
+        None, description="Written (mode 0600) once requests are served: URL, pid, new secrets."
+    )
+
+    model: str = Field(DEFAULT_MODEL, description="Model: name, Hugging Face folder or hub id.")
+    cache_dir: Location = Field(
+        default_factory=default_cache_dir, description="Where converted weights are kept."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and KV cache."
+    )
+    kv_memory: AutoSize = Field(
+        None,
+        description="Memory of the KV cache, such as 2GiB; auto: a share of what is free.",
+    )
+    block_size: Count = Field(16, description="Tokens of KV in a block.")
+    max_context_tokens: AutoCount = Field(
+        None, description="Prompt plus output of one request; auto is the model's own limit."
+    )
+    step_token_budget: Count = Field(512, description="Tokens computed in one engine step.")
+    max_running_requests: Count = Field(64, description="Requests in the engine's batch.")
+    prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
+    threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
+
+    redis_url: str | None = Field(None, description="Redis or Valkey to use, not the embedded one.")
+    data_dir: Location = Field(
+        default_factory=default_data_dir, description="Data of the embedded store."
+    )
+    demo_tenant: bool = Field(True, description="Create the tenant 'demo' on the first start.")
+    admin_token_file: Location | None = Field(
+        None, description="File that holds the admin token; by default the first start makes one."
+    )
+
+    default_max_output_tokens: AutoCount = Field(
+        None, description="Output limit of requests that name none; auto: the rest of the context."
+    )
+    max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
+    response_ttl_seconds: Count = Field(86_400, description="How long stored responses are kept.")
+    send_deadline_seconds: Seconds = Field(
+        15.0, description="A reader that takes nothing for so long loses its stream."
+    )
+    ping_interval_seconds: Seconds = Field(20.0, description="Between keep-alive pings.")
+    ping_timeout_seconds: Seconds = Field(
+        20.0, description="Without a pong a WebSocket is dropped."
+    )
+    drain_seconds: Seconds = Field(5.0, description="How long shutdown waits for clients.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together")
+        for name in ("ssl_certfile", "ssl_keyfile", "admin_token_file"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: there is no file {path}")
+        if self.max_running_requests > self.step_token_budget:
+            raise ValueError("step_token_budget must be at least max_running_requests")
+        return self
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether clients reach the service over TLS."""
+        return self.ssl_certfile is not None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the service."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def load_settings(**given: object) -> Settings:
+    """The settings from `given` (the command line), the environment and the defaults.
+
+    Raises `SettingsError`, naming the setting the way a user writes it.
+    """
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise SettingsError(message) from None
+        name = str(first["loc"][0])
+        raise SettingsError(f"{option_name(name)} ({env_name(name)}): {message}") from None
+
+
+def option_name(field: str) -> str:
+    """The command-line option of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def env_name(field: str) -> str:
+    """The environment variable of a field."""
+    return ENV_PREFIX + field.upper()
+
+
+def choices(field: str) -> tuple[str, ...]:
+    """The values a field accepts, if it names them all."""
+    annotation = Settings.model_fields[field].annotation
+    return tuple(str(value) for value in get_args(annotation) if isinstance(value, str))

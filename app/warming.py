@@ -1,0 +1,110 @@
+"""Registered system prompts computed before their first chat.
+
+Every prompt is warmed at the start, whenever the store says that prompts changed, and again when
+the engine comes back from a crash with an empty cache; one prompt at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+
+from app.system_heads import SystemHeads
+from engine.client import EngineClient, EngineError
+from engine.request import EngineRequest, Namespaces, SamplingParams
+from tenants.records import SystemPrompt, Tenant
+from tenants.store import StoreUnavailable, TenantStore
+from tenants.system_prompts import SystemPrompts, index_prompt
+
+_log = logging.getLogger(__name__)
+_RETRY_SECONDS = 5.0
+
+
+class Warmer:
+    """Keeps the blocks of all registered prompts computed."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tenants: TenantStore,
+        prompts: SystemPrompts,
+        heads: SystemHeads,
+    ) -> None:
+        self._engine = engine
+        self._tenants = tenants
+        self._prompts = prompts
+        self._heads = heads
+        self._wanted = asyncio.Event()
+        self._warm: set[tuple[str, str, str]] = set()
+
+    async def run(self) -> None:
+        """Warm until cancelled."""
+        watchers = [
+            asyncio.create_task(self._watch_engine()),
+            asyncio.create_task(self._watch_store()),
+        ]
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                try:
+                    await self._warm_all()
+                except (StoreUnavailable, EngineError) as error:
+                    _log.warning("warming waits %s s: %s", _RETRY_SECONDS, error)
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    self._wanted.set()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def _watch_engine(self) -> None:
+        starts = 0
+        while True:
+            starts = await self._engine.wait_started(starts)
+            self._warm.clear()
+            self._wanted.set()
+
+    async def _watch_store(self) -> None:
+        async for change in self._tenants.changes():
+            if change.kind == "prompts":
+                self._wanted.set()
+
+    async def _warm_all(self) -> None:
+        for tenant in await self._tenants.list():
+            for prompt in await self._prompts.list(tenant.id):
+                key = (tenant.id, prompt.name, str(prompt.version))
+                if key not in self._warm:
+                    await self.warm(tenant, prompt)
+                    self._warm.add(key)
+
+    async def warm(self, tenant: Tenant, prompt: SystemPrompt) -> None:
+        """Compute a prompt's blocks in its tenant's namespace, and save their index.
+
+        Raises `EngineError` or `StoreUnavailable`.
+        """
+        head = await self._heads.head(tenant.id, prompt)
+        info = self._engine.info
+        if len(head) >= info.max_context_tokens:
+            _log.warning("prompt %s of tenant %s is longer than the context", prompt.name, tenant.id)
+            return
+        namespaces = Namespaces(
+            shared_key=tenant.namespace_key,
+            private_key=tenant.namespace_key,
+            shared_tokens=len(head),
+        )
+        request = EngineRequest(
+            request_id=f"warm_{secrets.token_hex(8)}",
+            tenant=tenant.id,
+            prompt=head,
+            namespaces=namespaces,
+            sampling=SamplingParams(max_tokens=0, temperature=0.0),
+        )
+        async for delta in self._engine.generate(request):
+            if delta.finish_reason in ("error", "aborted"):
+                raise EngineError(delta.error or "the engine stopped while warming")
+        index = index_prompt(tenant, prompt, head, info, warmed_at=time.time())
+        await self._prompts.save_index(tenant.id, index)
+        _log.info("warmed prompt %s of tenant %s: %d tokens", prompt.name, tenant.id, len(head))
