@@ -143,7 +143,8 @@ async def run_server(
         loop="none",
         http=HttpProtocol,
         ws=WebSocketProtocol,
-        ws_max_size=settings.max_message_bytes,
+        # The application refuses what is too large by name; this only bounds what it has to read.
+        ws_max_size=2 * settings.max_message_bytes,
         ws_ping_interval=settings.ping_interval_seconds,
         ws_ping_timeout=settings.ping_timeout_seconds,
         ws_per_message_deflate=False,

@@ -186,7 +186,7 @@ def load_model(config: EngineConfig) -> PagedModel:
     """
     device = choose_device(config.device)
     model = AutoModelForCausalLM.from_pretrained(
-        config.model_path, dtype=choose_dtype(config.dtype, device), attn_implementation="sdpa"
+        config.model_path, dtype=choose_dtype(config.dtype, device)
     )
     return PagedModel(model.to(device), config.block_size)
 

