@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
+from tenants.records import Tenant
 
 from app.context import Service
 from app.errors import ApiError, invalid_request
@@ -26,7 +27,6 @@ from app.wire_chat import (
     PromptTokensDetails,
 )
 from app.wire_events import TokenLogprob
-from tenants.records import Tenant
 
 
 async def start_completion(service: Service, tenant: Tenant, body: ChatBody) -> Completion:

@@ -1,41 +1,40 @@
-"""A chat in the terminal, over the WebSocket of the Responses API."""
+"""A terminal client of the WebSocket API: one conversation, streamed as it is written."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import msgspec
-from rich.console import Console
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
-HELP = "/reset starts a new conversation, /exit or Ctrl-D leaves, Ctrl-C cancels an answer."
-_POLL_SECONDS = 0.1
+HELP = """\
+/reset   start a new conversation
+/help    show this
+/exit    leave (so does Ctrl-D)
+Ctrl-C   stop the answer"""
+
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+_POLL_SECONDS = 0.1
+_OPEN_SECONDS = 10.0
 
 
 class ChatError(Exception):
-    """What the user is told instead of an answer."""
-
-    def __init__(self, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
+    """The conversation cannot go on; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """Whom to talk to, and what goes into every request."""
+    """What every answer of a conversation is asked with."""
 
-    url: str
-    api_key: str
     model: str | None = None
     system: str | None = None
     prompt: str | None = None
@@ -43,45 +42,53 @@ class ChatOptions:
     max_output_tokens: int | None = None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """How an answer ended. `status` is the response's: completed, incomplete or cancelled."""
+def socket_url(url: str) -> str:
+    """The WebSocket of the Responses API for a service's URL, given with or without `/v1`.
 
-    status: str
-    cached_tokens: int
-    input_tokens: int
-    output_tokens: int
-    seconds: float
+    Raises `ChatError`.
+    """
+    parts = urlsplit(url)
+    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+    if parts.scheme not in schemes or not parts.netloc:
+        raise ChatError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+    path = parts.path.rstrip("/").removesuffix("/responses").removesuffix("/v1")
+    return urlunsplit((schemes[parts.scheme], parts.netloc, f"{path}/v1/responses", "", ""))
 
 
-@dataclass
-class ChatSession:
-    """One conversation. It survives a dropped connection: the server stores the responses."""
+class Chat:
+    """One conversation over one socket, which is opened again when it was lost between turns."""
 
-    options: ChatOptions
-    _socket: ClientConnection | None = field(default=None, init=False)
-    _previous: str | None = field(default=None, init=False)
+    def __init__(self, url: str, api_key: str, options: ChatOptions) -> None:
+        self._url = socket_url(url)
+        self._api_key = api_key
+        self._options = options
+        self._socket: ClientConnection | None = None
+        self._previous: str | None = None
 
     def open(self) -> None:
-        """Connect, if not connected. Raises `ChatError`."""
-        if self._socket is not None:
-            return
-        headers = {"Authorization": f"Bearer {self.options.api_key}"}
+        """Connect. Raises `ChatError`."""
         try:
             self._socket = connect(
-                responses_url(self.options.url),
-                additional_headers=headers,
+                self._url,
+                additional_headers={"Authorization": f"Bearer {self._api_key}"},
                 compression=None,
                 max_size=None,
+                open_timeout=_OPEN_SECONDS,
             )
         except InvalidStatus as error:
+            if error.response.status_code == 401:
+                raise ChatError(
+                    "the service does not know this API key (401); "
+                    "'partywall tenant rotate-key TENANT' makes a new one"
+                ) from None
             status = error.response.status_code
-            if status == 401:
-                raise ChatError("the API key is not valid (HTTP 401)", "invalid_api_key") from None
-            raise ChatError(f"the service refused the connection with HTTP {status}") from None
-        except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ChatError(f"cannot reach {self.options.url}: {reason}") from None
+            raise ChatError(f"{self._url} answered with HTTP status {status}") from None
+        except (OSError, TimeoutError) as error:
+            raise ChatError(
+                f"cannot reach {self._url} ({error}); is 'partywall serve' running there?"
+            ) from None
+        except (InvalidHandshake, InvalidURI) as error:
+            raise ChatError(f"{self._url} does not speak WebSocket: {error}") from None
 
     def close(self) -> None:
         """Disconnect."""
@@ -90,190 +97,219 @@ class ChatSession:
             self._socket = None
 
     def reset(self) -> None:
-        """Forget the conversation."""
+        """Forget the conversation so far."""
         self._previous = None
 
-    def ask(
-        self, question: str, show: Callable[[str], None], cancelled: Callable[[], bool]
-    ) -> Answer:
-        """Send `question`, pass the answer's text to `show` as it comes, return how it ended.
+    def ask(self, question: str, on_text: Callable[[str], None], stop: Interrupts) -> Answer:
+        """Send one question, and pass on the text of its answer as it comes.
 
-        `cancelled` is polled; once true, the answer is cancelled. Raises `ChatError`.
+        Raises `ChatError` if the service refuses the question or the connection is lost.
         """
-        self._send(self._request(question))
-        started = time.monotonic()
-        told = False
-        while True:
-            event = self._next_event()
-            if cancelled() and not told:
-                self._send({"type": "response.cancel"})
-                told = True
-            kind = event.get("type")
-            if kind == "response.output_text.delta":
-                show(event["delta"])
-            elif kind == "error":
-                self._fail(event["error"], told)
-            elif kind in _TERMINAL:
-                return self._finish(event["response"], time.monotonic() - started)
+        message = self._message(question)
+        self._send(message)
+        return self._receive(on_text, stop)
 
-    def _request(self, question: str) -> dict[str, Any]:
-        options = self.options
-        request: dict[str, Any] = {"type": "response.create", "input": question, "store": True}
-        optional = {
-            "model": options.model,
-            "user": options.user,
-            "max_output_tokens": options.max_output_tokens,
-        }
-        if self._previous is None:
-            # Later turns keep the conversation's system text.
-            optional["instructions"] = options.system
-            optional["prompt"] = {"id": options.prompt} if options.prompt else None
-        else:
-            optional["previous_response_id"] = self._previous
-        return request | {name: value for name, value in optional.items() if value is not None}
+    def _message(self, question: str) -> dict[str, Any]:
+        options = self._options
+        message: dict[str, Any] = {"type": "response.create", "input": question}
+        if self._previous is not None:
+            message["previous_response_id"] = self._previous
+        elif options.system is not None:
+            message["instructions"] = options.system
+        elif options.prompt is not None:
+            message["prompt"] = {"id": options.prompt}
+        if options.model is not None:
+            message["model"] = options.model
+        if options.user is not None:
+            message["user"] = options.user
+        if options.max_output_tokens is not None:
+            message["max_output_tokens"] = options.max_output_tokens
+        return message
 
     def _send(self, message: dict[str, Any]) -> None:
-        text = msgspec.json.encode(message).decode()
-        for last_try in (False, True):
-            self.open()
-            assert self._socket is not None
+        """Send over the open socket, or over a new one if it was lost since the last turn."""
+        text = json.dumps(message)
+        if self._socket is not None:
             try:
+                # A close that came while nobody read is only seen by reading.
+                self._socket.recv(timeout=0)
+            except TimeoutError:
                 self._socket.send(text)
                 return
             except ConnectionClosed:
-                # Closed while the user was typing: the conversation goes on over a new one.
-                self._socket = None
-                if last_try:
-                    raise ChatError("the service closed the connection") from None
-
-    def _next_event(self) -> dict[str, Any]:
-        """The next event, or an empty one after a moment without any."""
+                pass
+        self.open()
         assert self._socket is not None
-        try:
-            event: dict[str, Any] = msgspec.json.decode(self._socket.recv(timeout=_POLL_SECONDS))
-            return event
-        except TimeoutError:
-            return {}
-        except ConnectionClosed as error:
-            self._socket = None
-            code = error.rcvd.code if error.rcvd else 1006
-            raise ChatError(f"the connection was lost during the answer (code {code})") from None
+        self._socket.send(text)
 
-    def _fail(self, error: dict[str, Any], told: bool) -> None:
-        code = error.get("code")
-        if told and code == "response_not_found":
-            return  # the answer had ended before the cancellation arrived
-        if code == "previous_response_not_found":
-            self.reset()
-            raise ChatError("the service no longer has this conversation: a new one begins", code)
-        raise ChatError(str(error.get("message")), code)
-
-    def _finish(self, response: dict[str, Any], seconds: float) -> Answer:
-        if response["status"] == "failed":
-            raise ChatError(f"the answer failed: {response['error']['message']}", "server_error")
-        self._previous = response["id"]
-        usage = response["usage"]
-        return Answer(
-            status=response["status"],
-            cached_tokens=usage["input_tokens_details"]["cached_tokens"],
-            input_tokens=usage["input_tokens"],
-            output_tokens=usage["output_tokens"],
-            seconds=seconds,
-        )
-
-
-def responses_url(url: str) -> str:
-    """The WebSocket of a service's URL: `http://host:8000` (with or without `/v1`)."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return urlunsplit((scheme, parts.netloc, f"{path}/v1/responses", "", ""))
-
-
-def run_chat(options: ChatOptions) -> int:
-    """Chat until the input ends; returns the exit status. Raises `ChatError` if it cannot begin.
-
-    At a terminal it prompts, and an error ends one answer only. Otherwise every line of the input
-    is a question, only the answers are printed, and the first error ends the chat with status 1.
-    """
-    interactive = sys.stdin.isatty()
-    notes = Console(stderr=True, highlight=False)
-    session = ChatSession(options)
-    session.open()
-    if interactive:
-        notes.print(f"Connected to {options.url}. {HELP}", style="dim")
-    try:
-        for line in _terminal_lines(notes) if interactive else sys.stdin:
-            question = line.strip()
-            if question in ("/exit", "/quit"):
-                break
+    def _receive(self, on_text: Callable[[str], None], stop: Interrupts) -> Answer:
+        assert self._socket is not None
+        answer = Answer()
+        while answer.status is None:
+            if stop.take():
+                if answer.cancelling:
+                    self.close()
+                    raise ChatError("the answer was dropped")
+                answer.cancelling = True
+                self._socket.send(json.dumps({"type": "response.cancel"}))
             try:
-                _handle(session, question, notes, interactive)
-            except ChatError as error:
-                notes.print(f"error: {error}", style="red")
-                if not interactive:
-                    return 1
+                event = json.loads(self._socket.recv(timeout=_POLL_SECONDS))
+            except TimeoutError:
+                continue
+            except ConnectionClosed as error:
+                self._socket = None
+                raise ChatError(f"the connection was lost: {error}") from None
+            self._take(event, answer, on_text)
+        return answer
+
+    def _take(self, event: dict[str, Any], answer: Answer, on_text: Callable[[str], None]) -> None:
+        kind = event["type"]
+        if kind == "response.output_text.delta":
+            answer.first_text_at = answer.first_text_at or time.monotonic()
+            on_text(event["delta"])
+        elif kind in _TERMINAL:
+            answer.finish(event["response"])
+            if kind == "response.failed":
+                raise ChatError(event["response"]["error"]["message"])
+            self._previous = event["response"]["id"]
+        elif kind == "error":
+            error = event["error"]
+            if error["code"] == "previous_response_not_found":
+                self.reset()
+                raise ChatError("the service no longer has this conversation; ask again to start anew")
+            raise ChatError(error["message"])
+
+
+class Answer:
+    """What is known about an answer besides its text."""
+
+    def __init__(self) -> None:
+        self.status: str | None = None
+        self.cancelling = False
+        self.first_text_at: float | None = None
+        self._started_at = time.monotonic()
+        self._summary = ""
+
+    def finish(self, response: dict[str, Any]) -> None:
+        """Take over the terminal event's response."""
+        now = time.monotonic()
+        self.status = response["status"]
+        usage = response["usage"]
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        parts = [f"{usage['input_tokens']} prompt tokens, {cached} of them cached"]
+        if self.first_text_at is not None:
+            parts.append(f"first text after {(self.first_text_at - self._started_at) * 1000:.0f} ms")
+            if now > self.first_text_at and usage["output_tokens"] > 1:
+                rate = (usage["output_tokens"] - 1) / (now - self.first_text_at)
+                parts.append(f"{usage['output_tokens']} tokens at {rate:.1f}/s")
+        if self.status != "completed":
+            details = response.get("incomplete_details") or {}
+            parts.append(details.get("reason") or str(self.status))
+        self._summary = " · ".join(parts)
+
+    @property
+    def summary(self) -> str:
+        """One line of figures."""
+        return self._summary
+
+
+class Interrupts:
+    """Counts Ctrl-C while an answer comes, instead of ending the program."""
+
+    def __init__(self) -> None:
+        self._pending = 0
+
+    def take(self) -> bool:
+        """Whether Ctrl-C was pressed since the last call."""
+        if not self._pending:
+            return False
+        self._pending -= 1
+        return True
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Collect interrupts within this block."""
+        self._pending = 0
+
+        def note(_signal: int, _frame: FrameType | None) -> None:
+            self._pending += 1
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def run_chat(url: str, api_key: str, options: ChatOptions) -> int:
+    """Chat until the input ends; returns the exit status.
+
+    Raises `ChatError` when there is no service to talk to. On a terminal later errors are shown
+    and the conversation goes on; with piped input (one question a line) they end it with status 1.
+    """
+    terminal = sys.stdin.isatty()
+    chat = Chat(url, api_key, options)
+    chat.open()
+    if terminal:
+        import readline  # noqa: F401 - gives input() line editing and history
+
+        print(_dim(f"connected to {url}; /help lists the commands"))
+    failed = False
+    try:
+        for question in _questions(terminal):
+            if question == "/exit":
+                break
+            if question == "/help":
+                print(HELP)
+            elif question == "/reset":
+                chat.reset()
+                print(_dim("a new conversation"))
+            elif question.startswith("/"):
+                print(f"{question.split()[0]} is no command; /help lists them")
+            elif not _turn(chat, question):
+                failed = True
+                if not terminal:
+                    break
     finally:
-        session.close()
-    return 0
+        chat.close()
+    return 1 if failed and not terminal else 0
 
 
-def _handle(session: ChatSession, question: str, notes: Console, interactive: bool) -> None:
-    if question == "/reset":
-        session.reset()
-        notes.print("A new conversation begins.", style="dim")
-    elif question == "/help":
-        notes.print(HELP, style="dim")
-    elif question.startswith("/"):
-        notes.print(f"unknown command. {HELP}", style="dim")
-    elif question:
-        with _ctrl_c_cancels() as cancelled:
-            answer = session.ask(question, _show, cancelled)
-        print(flush=True)
-        if interactive:
-            notes.print(_summary(answer), style="dim")
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _summary(answer: Answer) -> str:
-    rate = answer.output_tokens / answer.seconds if answer.seconds > 0 else 0.0
-    ending = "" if answer.status == "completed" else f"{answer.status}, "
-    return (
-        f"({ending}{answer.output_tokens} tokens, {rate:.0f} tokens/s, "
-        f"{answer.cached_tokens} of {answer.input_tokens} prompt tokens cached)"
-    )
-
-
-def _terminal_lines(notes: Console) -> Iterator[str]:
-    import readline  # noqa: F401 - gives `input` history and line editing
-
+def _questions(terminal: bool) -> Iterator[str]:
+    """Lines that are not blank; at a terminal Ctrl-C empties the line and Ctrl-D ends."""
     while True:
         try:
-            yield input("> ")
-        except EOFError:
-            print()
-            return
+            line = input("> " if terminal else "").strip()
         except KeyboardInterrupt:
-            notes.print("\nCtrl-D leaves.", style="dim")
+            print()
+            if not terminal:
+                return
+            continue
+        except EOFError:
+            if terminal:
+                print()
+            return
+        if line:
+            yield line
 
 
-@contextmanager
-def _ctrl_c_cancels() -> Iterator[Callable[[], bool]]:
-    """While an answer runs, Ctrl-C raises nothing: it is noted. A second one leaves the program."""
-    pressed = False
+def _turn(chat: Chat, question: str) -> bool:
+    """Ask and print; returns whether an answer came."""
 
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
+    def show(text: str) -> None:
+        print(text, end="", flush=True)
 
-    before = signal.signal(signal.SIGINT, note)
+    interrupts = Interrupts()
     try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
+        with interrupts.caught():
+            answer = chat.ask(question, show, interrupts)
+    except ChatError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return False
+    print()
+    print(_dim(answer.summary), file=sys.stderr)
+    return True
+
+
+def _dim(text: str) -> str:
+    return f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from tenants.store import StoreUnavailable
 
 from engine.client import EngineUnavailable, RequestRefused
-from tenants.store import StoreUnavailable
 
 RETRY_AFTER_SECONDS = 1
 
@@ -69,7 +69,9 @@ class ApiError(Exception):
         return {"error": self.detail()}
 
 
-def invalid_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+def invalid_request(
+    message: str, param: str | None = None, code: str = "invalid_value"
+) -> ApiError:
     """A 400 that names the offending field."""
     return ApiError(400, message, code=code, param=param)
 
@@ -77,7 +79,10 @@ def invalid_request(message: str, param: str | None = None, code: str = "invalid
 def unauthorized(message: str) -> ApiError:
     """A 401 with the challenge that HTTP asks for."""
     return ApiError(
-        401, message, code="invalid_api_key", headers={"www-authenticate": 'Bearer realm="partywall"'}
+        401,
+        message,
+        code="invalid_api_key",
+        headers={"www-authenticate": 'Bearer realm="partywall"'},
     )
 
 
@@ -129,4 +134,6 @@ def as_api_error(error: Exception) -> ApiError | None:
 
 def internal_error() -> ApiError:
     """What a client reads where the service itself is at fault; details go to the log only."""
-    return ApiError(500, "The server had an error while processing the request.", code="server_error")
+    return ApiError(
+        500, "The server had an error while processing the request.", code="server_error"
+    )

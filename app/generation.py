@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, cast
@@ -83,7 +83,7 @@ class Generation:
             await self.close()
             raise
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer's text as it comes; `admit` goes first.
 
         Engine errors from here on set `outcome`, since the stream has begun.

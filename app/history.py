@@ -11,7 +11,6 @@ from array import array
 from collections import OrderedDict
 
 import msgspec
-
 from tenants.store import Conversations, StoreUnavailable
 
 _log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from tenants.records import Tenant
 
 from app.errors import ApiError, as_api_error, internal_error
 from app.history import SocketHistory
@@ -17,7 +18,6 @@ from app.responses import ResponseRun, Responses
 from app.streams import Outbox
 from app.wire_events import encode_event
 from app.wire_responses import CreateMessage
-from tenants.records import Tenant
 
 _log = logging.getLogger(__name__)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
+from tenants.records import Tenant
 from transformers import PreTrainedTokenizerBase
 
 from app.errors import ApiError
@@ -23,6 +26,7 @@ from app.wire_events import (
     InputTokensDetails,
     ItemEvent,
     LifecycleEvent,
+    LifecycleKind,
     OutputMessage,
     OutputTokensDetails,
     PartEvent,
@@ -37,13 +41,18 @@ from app.wire_events import (
 )
 from app.wire_responses import CreateBody
 from engine.client import EngineClient
-from tenants.records import Tenant
 
 _STATUS_OF_OUTCOME: dict[str, Status] = {
     "stop": "completed",
     "length": "incomplete",
     "cancelled": "cancelled",
     "error": "failed",
+}
+_EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "cancelled": "response.incomplete",
+    "failed": "response.failed",
 }
 
 
@@ -215,6 +224,7 @@ class ResponseRun:
         self._metrics = metrics
         self._item_id = f"msg_{secrets.token_hex(16)}"
         self._logprobs: list[TokenLogprob] = []
+        self._ended = asyncio.Event()
 
     def snapshot(self) -> bytes:
         """The response so far, as JSON."""
@@ -224,12 +234,20 @@ class ResponseRun:
         """End the response here; its stream goes on to its terminal event."""
         await self._generation.cancel()
 
+    async def settled(self, timeout_seconds: float) -> bytes:
+        """The response as JSON after its end, or as it is when the reader of its events stalls."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._ended.wait()
+        return self.snapshot()
+
     async def close(self) -> None:
         """Give up: free the engine's blocks and forget the run. Harmless after its end."""
+        self._ended.set()
         self._running.pop((self._keeper.tenant_id, self.resource.id), None)
         await self._generation.close()
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the stream in order, numbered from 0."""
         number = 0
         try:
@@ -241,7 +259,7 @@ class ResponseRun:
         finally:
             await self.close()
 
-    async def _unnumbered(self) -> AsyncIterator[Event]:
+    async def _unnumbered(self) -> AsyncGenerator[Event, None]:
         yield LifecycleEvent(type="response.created", response=self.resource)
         yield LifecycleEvent(type="response.in_progress", response=self.resource)
         begun = False
@@ -285,8 +303,10 @@ class ResponseRun:
 
     def _message(self) -> OutputMessage:
         part = TextPart(text=self._generation.text, logprobs=self._logprobs)
-        status = "completed" if self._generation.outcome == "stop" else "incomplete"
-        return OutputMessage(id=self._item_id, status=status, content=[part])
+        whole = self._generation.outcome == "stop"
+        return OutputMessage(
+            id=self._item_id, status="completed" if whole else "incomplete", content=[part]
+        )
 
     async def _terminal(self, begun: bool) -> Event:
         generation = self._generation
@@ -312,11 +332,10 @@ class ResponseRun:
         )
         self._metrics.count_tokens(prompt, generation.cached_tokens, output)
         self._metrics.requests.labels("responses", status).inc()
+        self._ended.set()
         if not failed:
             await self._keeper.keep(self.resource, generation.output_ids)
-        if status == "completed" or status == "failed":
-            return LifecycleEvent(type=f"response.{status}", response=self.resource)
-        return LifecycleEvent(type="response.incomplete", response=self.resource)
+        return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 
 
 def _resource(response_id: str, model_id: str, body: CreateBody) -> ResponseResource:

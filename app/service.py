@@ -11,6 +11,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from tenants.store import Conversations, TenantStore
+from tenants.system_prompts import SystemPrompts
 from transformers import PreTrainedTokenizerBase
 
 from app.chat_template import ChatTemplate
@@ -29,8 +31,6 @@ from app.system_heads import SystemHeads
 from app.turns import TurnBuilder
 from app.warming import Warmer
 from engine.client import EngineClient
-from tenants.store import Conversations, TenantStore
-from tenants.system_prompts import SystemPrompts
 
 
 def create_app(

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tenants.records import Tenant
+
 from app.chat_template import ChatTemplate, Message
 from app.errors import ApiError, invalid_request
 from app.history import Turn
@@ -15,7 +17,6 @@ from app.wire_chat import ChatMessage
 from app.wire_responses import MessageItem, PromptReference
 from engine.hashing import derive_key
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
-from tenants.records import Tenant
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class TurnBuilder:
         if reference is not None:
             system, param = (await self._heads.resolve(tenant.id, reference)).text, "prompt"
         if system is not None and system != previous.system:
-            message = "A continued conversation keeps its system text; start a new one to change it."
+            message = (
+                "A continued conversation keeps its system text; start a new one to change it."
+            )
             raise invalid_request(message, param)
         ids = await self._template.continuation_ids(previous.ids, _messages(items), "input")
         return Prompt(ids, previous.shared_tokens, previous.system)
@@ -172,7 +175,11 @@ def _check_token(token_id: int, info: EngineInfo, param: str) -> None:
 
 
 def output_budget(
-    prompt_tokens: int, asked: int | None, default: int | None, info: EngineInfo, params: tuple[str, str]
+    prompt_tokens: int,
+    asked: int | None,
+    default: int | None,
+    info: EngineInfo,
+    params: tuple[str, str],
 ) -> int:
     """How many tokens the answer may have.
 

@@ -11,12 +11,13 @@ import logging
 import secrets
 import time
 
-from app.system_heads import SystemHeads
-from engine.client import EngineClient, EngineError
-from engine.request import EngineRequest, Namespaces, SamplingParams
 from tenants.records import SystemPrompt, Tenant
 from tenants.store import StoreUnavailable, TenantStore
 from tenants.system_prompts import SystemPrompts, index_prompt
+
+from app.system_heads import SystemHeads
+from engine.client import EngineClient, EngineError
+from engine.request import EngineRequest, Namespaces, SamplingParams
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0
@@ -88,7 +89,9 @@ class Warmer:
         head = await self._heads.head(tenant.id, prompt)
         info = self._engine.info
         if len(head) >= info.max_context_tokens:
-            _log.warning("prompt %s of tenant %s is longer than the context", prompt.name, tenant.id)
+            _log.warning(
+                "prompt %s of tenant %s is longer than the context", prompt.name, tenant.id
+            )
             return
         namespaces = Namespaces(
             shared_key=tenant.namespace_key,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from pydantic import Field
 
 from app.wire import Wire
 
@@ -35,8 +36,8 @@ class TextPart(Wire):
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[dict[str, Any]] = []
-    logprobs: list[TokenLogprob] = []
+    annotations: list[dict[str, Any]] = Field(default_factory=list)
+    logprobs: list[TokenLogprob] = Field(default_factory=list)
 
 
 class OutputMessage(Wire):
@@ -99,12 +100,12 @@ class ResponseResource(Wire):
     previous_response_id: str | None
     instructions: str | None
     prompt: dict[str, Any] | None
-    output: list[OutputMessage] = []
-    tools: list[dict[str, Any]] = []
+    output: list[OutputMessage] = Field(default_factory=list)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
     truncation: Literal["disabled"] = "disabled"
     parallel_tool_calls: bool = True
-    text: dict[str, Any] = {"format": {"type": "text"}}
+    text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
     temperature: float
     top_p: float
     presence_penalty: float
@@ -123,6 +124,15 @@ class ResponseResource(Wire):
     prompt_cache_key: str | None
 
 
+LifecycleKind = Literal[
+    "response.created",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+
+
 class Event(Wire):
     """One event of a stream; `sequence_number` counts from 0 within its response."""
 
@@ -133,13 +143,7 @@ class Event(Wire):
 class LifecycleEvent(Event):
     """The response as a whole changed."""
 
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
+    type: LifecycleKind
     response: ResponseResource
 
 
@@ -169,7 +173,7 @@ class TextDelta(Event):
     output_index: int = 0
     content_index: int = 0
     delta: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[TokenLogprob] = Field(default_factory=list)
 
 
 class TextDone(Event):
@@ -180,7 +184,7 @@ class TextDone(Event):
     output_index: int = 0
     content_index: int = 0
     text: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[TokenLogprob] = Field(default_factory=list)
 
 
 def encode_event(event: Event, stream_id: str | None = None) -> bytes:

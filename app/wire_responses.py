@@ -21,7 +21,9 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def _type_tag(value: Any, default: str = "") -> str:
-    kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+    kind = (
+        value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+    )
     return f"@{kind}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 import torch
+from transformers.utils import logging as transformers_logging
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -22,6 +23,7 @@ def load_core(config: EngineConfig) -> EngineCore:
 
     Raises `EngineError` if the model cannot be served or the memory holds no block.
     """
+    transformers_logging.disable_progress_bar()
     torch.set_num_threads(compute_threads(config.threads))
     model = load_model(config)
     block_bytes = model.layout.block_bytes(config.block_size, model.dtype)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.batch import Batch, pack
 from engine.config import EngineConfig
@@ -24,18 +24,8 @@ from engine.errors import UnsupportedModel
 from kernels.attention import attend, write_kv
 
 _ATTENTION = "partywall_paged"
-_BENIGN_ATTENTION_OPTIONS = {
-    "dropout",
-    "is_causal",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "past_key_values",
-    "output_attentions",
-    "output_hidden_states",
-    "position_embeddings",
-    "return_dict",
-}
+_UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
+"""Attention options of some families that change the scores in ways the kernels do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +175,9 @@ def load_model(config: EngineConfig) -> PagedModel:
     Raises `UnsupportedModel` for architectures that cannot be served from blocks.
     """
     device = choose_device(config.device)
+    text = AutoConfig.from_pretrained(config.model_path).get_text_config()
+    if getattr(text, "attention_chunk_size", None):
+        raise UnsupportedModel("attention in local chunks is not supported")
     model = AutoModelForCausalLM.from_pretrained(
         config.model_path, dtype=choose_dtype(config.dtype, device)
     )
@@ -230,9 +223,9 @@ def _paged_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The `AttentionInterface` function: [1, heads, tokens, head_dim] in, [1, tokens, heads, ...] out."""
-    unknown = {k for k, v in options.items() if v is not None} - _BENIGN_ATTENTION_OPTIONS
+    unknown = [name for name in _UNKNOWN_TO_PAGING if options.get(name) is not None]
     if unknown:
-        raise UnsupportedModel(f"attention options {sorted(unknown)} are not supported")
+        raise UnsupportedModel(f"{type(module).__name__} needs {', '.join(unknown)}")
     layer_index = getattr(module, "layer_idx", None)
     if layer_index is None or key.shape != value.shape:
         raise UnsupportedModel("keys and values must come in layers and have one shape")

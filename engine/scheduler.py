@@ -76,16 +76,12 @@ class Scheduler:
     def abort(self, request_id: str, reason: FinishReason = "aborted") -> Sequence | None:
         """End a request now; its blocks are back when this returns. Unknown ids give `None`."""
         sequence = self._live.get(request_id)
-        if sequence is not None:
-            self._end(sequence, reason)
-        return sequence
+        return None if sequence is None else self._abort(sequence, reason)
 
     def abort_all(self, reason: FinishReason) -> list[Sequence]:
-        """End every request."""
-        ended = list(self._live.values())
-        for sequence in ended:
-            self._end(sequence, reason)
-        return ended
+        """End every request; returns those that had not finished before."""
+        ended = [self._abort(sequence, reason) for sequence in list(self._live.values())]
+        return [sequence for sequence in ended if sequence is not None]
 
     def plan(self) -> StepPlan:
         """Choose the next step's tokens and take the blocks they need.
@@ -119,17 +115,16 @@ class Scheduler:
         sampled = iter(token_ids)
         news: list[Sequence] = []
         for chunk in plan.chunks:
-            if not chunk.samples:
-                continue
             sequence = chunk.sequence
-            token_id = next(sampled)
-            if sequence.sampling.max_tokens == 0:
-                sequence.finish_reason = "length"
-            else:
-                sequence.append(token_id)
-            if sequence.finish_reason is not None:
+            if chunk.samples:
+                token_id = next(sampled)
+                if sequence.sampling.max_tokens == 0:
+                    sequence.finish_reason = "length"
+                else:
+                    sequence.append(token_id)
+                news.append(sequence)
+            if sequence.finish_reason is not None and not self._fills_a_block_by_lingering(sequence):
                 self._end(sequence, sequence.finish_reason)
-            news.append(sequence)
         return news
 
     def check(self) -> None:
@@ -147,6 +142,18 @@ class Scheduler:
         assert not any(sequence.table.blocks for sequence in self.waiting)
         assert len(self._live) == len(self.running) + len(self.waiting)
 
+    def _fills_a_block_by_lingering(self, sequence: Sequence) -> bool:
+        """Whether one more token's KV completes a block that the conversation's next turn can hit.
+
+        The last generated token is never computed for its own sake. Where it is the last of its
+        block, its sequence stays for one more step, which samples nothing.
+        """
+        return (
+            self._config.prefix_cache
+            and sequence.is_decoding
+            and sequence.num_tokens % self._config.block_size == 0
+        )
+
     def _grow_decoding(self) -> None:
         """Give every decoding sequence room for its next token, oldest first."""
         index = 0
@@ -162,11 +169,14 @@ class Scheduler:
             index += 1
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        if sequence.finish_reason is not None:
+            self._end(sequence, sequence.finish_reason)
+            return
         self.running.remove(sequence)
         sequence.table.release()
         sequence.num_cached = sequence.num_computed = 0
         self.waiting.appendleft(sequence)
-        self.num_preemptions += 1
 
     def _admit_next(self) -> bool:
         """Admit the first waiting request if all its known tokens fit.
@@ -191,7 +201,14 @@ class Scheduler:
         start = sequence.num_computed
         sequence.num_computed += count
         sequence.table.seal(sequence.token_ids, sequence.num_computed)
-        return ScheduledChunk(sequence, start, count, samples=sequence.num_uncomputed == 0)
+        samples = sequence.num_uncomputed == 0 and sequence.finish_reason is None
+        return ScheduledChunk(sequence, start, count, samples)
+
+    def _abort(self, sequence: Sequence, reason: FinishReason) -> Sequence | None:
+        """End a live request early; `None` if it had finished and only its blocks were left."""
+        finished = sequence.finish_reason is not None
+        self._end(sequence, sequence.finish_reason or reason)
+        return None if finished else sequence
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """The one place where a live request ends, whatever ended it."""

@@ -18,6 +18,8 @@ from app.wire import parse
 from app.wire_events import encode_event
 from app.wire_responses import CreateBody
 
+_CANCEL_SECONDS = 1.0
+
 
 async def create_response(request: Request) -> ASGIApp:
     """`POST /v1/responses`."""
@@ -54,7 +56,7 @@ async def cancel_response(request: Request) -> ASGIApp:
     if run is None:
         return json_response(await service.responses.retrieve(tenant, response_id))
     await run.cancel()
-    return json_response(await run.finished())
+    return json_response(await run.settled(_CANCEL_SECONDS))
 
 
 async def _sse(run: ResponseRun) -> AsyncGenerator[bytes, None]:

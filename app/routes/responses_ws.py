@@ -127,7 +127,9 @@ def _document(message: Any, max_bytes: int) -> dict[str, Any]:
     """The JSON object of a text frame. Raises `ApiError`."""
     text = message.get("text")
     if text is None:
-        raise invalid_request("Send text frames: binary ones carry nothing here.", None, "invalid_type")
+        raise invalid_request(
+            "Send text frames: binary ones carry nothing here.", None, "invalid_type"
+        )
     if len(text) > max_bytes or len(text.encode()) > max_bytes:
         raise invalid_request(f"A message holds {max_bytes} bytes.", None, "message_too_large")
     document = decode_json(text)

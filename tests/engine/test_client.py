@@ -102,24 +102,3 @@ async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
         await engine.stats()
     with pytest.raises(EngineUnavailable):
         await anext(engine.generate(make_request("r", PROMPT)))
-
-
-async def test_an_engine_that_dies_fails_its_streams_and_comes_back() -> None:
-    cores = []
-
-    def build():  # type: ignore[no-untyped-def]
-        cores.append(simulated_core(num_blocks=256))
-        return cores[-1]
-
-    engine = LocalEngine(build)
-    await engine.start()
-    try:
-        deltas = engine.generate(make_request("r", PROMPT, 900))
-        await anext(deltas)
-        cores[0].abort = None  # the loop raises on the next message of this kind
-        await engine.abort("unknown")
-        assert [delta async for delta in deltas][-1].finish_reason == "error"
-        assert await asyncio.wait_for(engine.wait_started(1), 10) == 2
-        assert await collect(engine, "again") == expected_output(PROMPT, 20)
-    finally:
-        await engine.close()
