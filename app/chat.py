@@ -105,7 +105,7 @@ class Completion:
         return msgspec.json.encode(completion.model_dump())
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The completion as server-sent chunks; a failure is a chunk with an error, and the last."""
+        """The completion as server-sent chunks; a failure is the last one, and carries an error."""
         yield self._chunk(ChunkChoice(delta={"role": "assistant", "content": ""}))
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:

@@ -131,16 +131,23 @@ class Chat:
         text = json.dumps(message)
         if self._socket is not None:
             try:
-                # A close that came while nobody read is only seen by reading.
-                self._socket.recv(timeout=0)
-            except TimeoutError:
+                self._drain(self._socket)
                 self._socket.send(text)
                 return
             except ConnectionClosed:
-                pass
+                self._socket = None
         self.open()
         assert self._socket is not None
         self._socket.send(text)
+
+    @staticmethod
+    def _drain(socket: ClientConnection) -> None:
+        """Read what came between the turns: only reading shows that the server has left."""
+        while True:
+            try:
+                socket.recv(timeout=0)
+            except TimeoutError:
+                return
 
     def _receive(self, on_text: Callable[[str], None], stop: Interrupts) -> Answer:
         assert self._socket is not None

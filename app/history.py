@@ -61,7 +61,7 @@ class History:
             _log.warning("response %s is kept in memory only: the store is down", response_id)
 
     async def load(self, tenant_id: str, response_id: str) -> Turn | None:
-        """A tenant's turn, or `None`. Raises `StoreUnavailable` for one that only the store knows."""
+        """A tenant's turn, or `None`. Raises `StoreUnavailable` where only the store could know."""
         key = (tenant_id, response_id)
         turn = self._cached.get(key)
         if turn is not None:

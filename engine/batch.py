@@ -40,7 +40,8 @@ def pack(
 ) -> Batch:
     """Pack (token ids, start, count, blocks) of each sequence.
 
-    Token p of a sequence has its KV in slot `blocks[p // block_size] * block_size + p % block_size`.
+    Token p of a sequence has its KV in slot
+    `blocks[p // block_size] * block_size + p % block_size`.
     """
     counts = np.array([count for _, _, count, _ in parts], dtype=np.int32)
     contexts = np.array([start + count for _, start, count, _ in parts], dtype=np.int32)

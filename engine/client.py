@@ -84,7 +84,7 @@ class EngineClient(Protocol):
         ...
 
     async def stats(self) -> EngineStats:
-        """A round trip through the engine loop. Raises `EngineUnavailable` if it does not answer."""
+        """A round trip through the engine loop. Raises `EngineUnavailable` without an answer."""
         ...
 
 

@@ -74,7 +74,7 @@ class EngineCore:
             plan = self.scheduler.plan()
             assert plan.chunks, "live requests, but nothing to compute"
             sampled = self._runner.execute(plan)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             _log.exception("step %d failed", self._steps)
             return self._fail_all(f"{type(error).__name__} in the engine")
         rows = [chunk.sequence for chunk in plan.chunks if chunk.samples]

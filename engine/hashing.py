@@ -1,7 +1,8 @@
 """Block hashes: a keyed BLAKE2b chain over full blocks.
 
-`hash(block) = BLAKE2b(key = namespace key, parent hash || extras || token ids)`. The hash is keyed and
-cryptographic because a tenant chooses its own tokens: a collision would show it a neighbour's text.
+`hash(block) = BLAKE2b(key = namespace key, parent hash || extras || token ids)`. The hash is keyed
+and cryptographic because a tenant chooses its own tokens: a collision would show it a neighbour's
+text.
 """
 
 from __future__ import annotations

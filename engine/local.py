@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -29,24 +30,27 @@ class _Thread:
     def __init__(self, build: Callable[[], EngineCore], address: str) -> None:
         self._build = build
         self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     async def wait(self) -> int:
-        while self._thread.is_alive():
-            await asyncio.sleep(0.01)
+        await self._ended.wait()
         return 0
 
     def kill(self) -> None:
         """A thread cannot be killed; it ends with its process."""
 
     def _run(self) -> None:
-        socket = zmq.Context.instance().socket(zmq.PAIR)
+        socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.PAIR)
         socket.set_hwm(0)
         socket.connect(self._address)
         try:
             serve(self._build(), socket)
         finally:
             socket.close(linger=0)
+            with contextlib.suppress(RuntimeError):  # the event loop may be gone before us
+                self._loop.call_soon_threadsafe(self._ended.set)

@@ -73,18 +73,27 @@ class PagedModel:
     @property
     def device(self) -> torch.device:
         """Where the weights and the KV memory are."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights and of the KV memory."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV memory (zeroed, so that no block ever shows what memory held before)."""
         layout = self.layout
         self.memory = torch.zeros(
-            (num_blocks, layout.num_layers, 2, layout.num_kv_heads, self.block_size, layout.head_dim),
+            (
+                num_blocks,
+                layout.num_layers,
+                2,
+                layout.num_kv_heads,
+                self.block_size,
+                layout.head_dim,
+            ),
             dtype=self.dtype,
             device=self.device,
         )
@@ -155,7 +164,9 @@ class PagedModel:
         blocks = list(reversed(range(num_blocks)))
         parts = [
             self.forward(
-                pack([(ids, start, count, blocks)], list(range(count)), self.block_size, self.device)
+                pack(
+                    [(ids, start, count, blocks)], list(range(count)), self.block_size, self.device
+                )
             )
             for start, count in ((0, split), (split, length - split))
         ]
@@ -216,13 +227,17 @@ def _paged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _attention_mask: None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The `AttentionInterface` function: [1, heads, tokens, head_dim] in, [1, tokens, heads, ...] out."""
+    """The `AttentionInterface` function, for packed tokens.
+
+    `query`, `key` and `value` are [1, heads, tokens, head_dim], the result [1, tokens, heads,
+    head_dim]. There is never a mask: the block tables say what a token may see.
+    """
     unknown = [name for name in _UNKNOWN_TO_PAGING if options.get(name) is not None]
     if unknown:
         raise UnsupportedModel(f"{type(module).__name__} needs {', '.join(unknown)}")

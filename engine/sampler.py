@@ -1,9 +1,9 @@
 """Choosing the next token of every row at once.
 
-The order is: logit bias, repetition, presence and frequency penalties; greedy rows take the maximum;
-the others divide by the temperature, then keep the tokens that top_k, top_p and min_p allow, and
-draw. A draw depends on (seed, position) only, never on batch-mates: one uniform number per row
-comes from a counter-based generator, and inverts the distribution of the tokens in descending order.
+The order is: logit bias, repetition, presence and frequency penalties; greedy rows take the
+maximum; the others divide by the temperature, keep the tokens that top_k, top_p and min_p allow,
+and draw. A draw depends on (seed, position) only, never on batch-mates: one uniform number per row
+comes from a counter-based generator and inverts the distribution of the tokens in descending order.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def _draw(scores: Tensor, sequences: Rows[Sequence]) -> Tensor:
         keep = (before < _column(scores, [p.top_p for p in params]).double()) | (rank == 0)
         probs = probs * keep
     if any(p.min_p > 0 for p in params):
-        probs = probs * (probs >= _column(scores, [p.min_p for p in params]).double() * probs[:, :1])
+        probs = probs * (
+            probs >= _column(scores, [p.min_p for p in params]).double() * probs[:, :1]
+        )
     cumulative = probs.cumsum(dim=-1)
     draws = uniform([p.seed for p in params], [seq.num_tokens for seq in sequences])
     target = torch.from_numpy(draws).to(scores.device)[:, None] * cumulative[:, -1:]

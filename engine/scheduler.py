@@ -91,14 +91,10 @@ class Scheduler:
         what an earlier one is about to compute.
         """
         self._grow_decoding()
-        chunks: list[ScheduledChunk] = []
-        budget = self._config.step_token_budget
+        chunks = [self._schedule(seq, 1) for seq in self.running if seq.is_decoding]
+        budget = self._config.step_token_budget - len(chunks)
         for sequence in self.running:
-            if sequence.is_decoding:
-                chunks.append(self._schedule(sequence, 1))
-        budget -= len(chunks)
-        for sequence in self.running:
-            if budget > 0 and not sequence.is_decoding and sequence.num_uncomputed > 0:
+            if budget > 0 and sequence.num_uncomputed > 0:
                 chunks.append(self._schedule(sequence, min(budget, sequence.num_uncomputed)))
                 budget -= chunks[-1].count
         while budget > 0 and self._admit_next():
@@ -123,7 +119,9 @@ class Scheduler:
                 else:
                     sequence.append(token_id)
                 news.append(sequence)
-            if sequence.finish_reason is not None and not self._fills_a_block_by_lingering(sequence):
+            if sequence.finish_reason is not None and not self._fills_a_block_by_lingering(
+                sequence
+            ):
                 self._end(sequence, sequence.finish_reason)
         return news
 

@@ -12,7 +12,6 @@ from hypothesis.stateful import (
 
 from engine.core import EngineCore
 from engine.request import EngineRequest
-
 from tests.engine.simulation import (
     EOS,
     VOCAB,

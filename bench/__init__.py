@@ -1,0 +1,1 @@
+"""Benchmarks: every figure that the documentation quotes is printed by one of these."""

@@ -1,0 +1,80 @@
+"""`python -m bench NAME [options] --json FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import describe_machine, describe_versions
+from bench.registry import BenchError, load, names, summary
+
+
+def main() -> int:
+    """Run one bench, or list them; returns the exit status."""
+    options = _parser().parse_args()
+    console = Console()
+    if options.list or options.bench is None:
+        _print_list(console)
+        return 0 if options.list else 2
+    try:
+        result = load(options.bench).run(options)
+    except BenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    document = {
+        "bench": options.bench,
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "parameters": result.parameters,
+        "figures": result.figures,
+    }
+    console.print(_header(document))
+    for table in result.tables:
+        console.print(table)
+    if options.json is not None:
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="list all benches and their figures")
+    benches = parser.add_subparsers(dest="bench", metavar="NAME")
+    for name in names():
+        bench = load(name)
+        sub = benches.add_parser(
+            name,
+            help=summary(bench),
+            description=summary(bench),
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as JSON")
+        bench.add_arguments(sub)
+    return parser
+
+
+def _print_list(console: Console) -> None:
+    for name in names():
+        bench = load(name)
+        table = Table("figure", "meaning", title=f"{name}: {summary(bench)}", title_justify="left")
+        for figure, meaning in bench.FIGURES.items():
+            table.add_row(figure, meaning)
+        console.print(table)
+
+
+def _header(document: dict[str, object]) -> Table:
+    table = Table(show_header=False, box=None)
+    for part in ("machine", "versions", "parameters"):
+        values = document[part]
+        assert isinstance(values, dict)
+        table.add_row(part, ", ".join(f"{name}={value}" for name, value in values.items()))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The machine a bench runs on, and what else keeps it busy."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+_PACKAGES = ("torch", "triton", "transformers", "numba", "uvicorn", "websockets", "starlette")
+FOREIGN_LOAD_PERCENT = 10.0
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores this process may use, and memory."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Python and the libraries that matter for speed; one that is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def foreign_load_percent(seconds: float = 1.0) -> float:
+    """How busy all cores are while this process sleeps: load that is not the bench's own."""
+    return psutil.cpu_percent(interval=seconds)
+
+
+def tree_rss_mib(pid: int) -> float:
+    """Resident memory of a process and all its descendants, in MiB; shared pages count each time."""
+    root = psutil.Process(pid)
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            continue
+    return total / 2**20
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,57 @@
+"""All benches by name, and what a bench is made of."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from rich.table import Table
+
+_MODULES = {"serve": "bench.serve"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a bench found: the parameters it ran with, figures for a machine, tables for a reader."""
+
+    parameters: dict[str, object]
+    figures: dict[str, float]
+    tables: list[Table] = field(default_factory=list)
+
+
+class Bench(Protocol):
+    """The contents of a bench's module; its docstring's first line says what it measures."""
+
+    __doc__: str | None
+    FIGURES: Mapping[str, str]
+    """Every figure it can print, with its meaning and unit."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the bench's own options."""
+        ...
+
+    def run(self, options: argparse.Namespace) -> Result:
+        """Measure. Raises `BenchError` when it cannot."""
+        ...
+
+
+class BenchError(Exception):
+    """The bench could not measure; the message says why."""
+
+
+def names() -> list[str]:
+    """Every bench there is."""
+    return list(_MODULES)
+
+
+def load(name: str) -> Bench:
+    """The bench of that name."""
+    return cast("Bench", importlib.import_module(_MODULES[name]))
+
+
+def summary(bench: Bench) -> str:
+    """The first line of a bench's docstring."""
+    return (bench.__doc__ or "").strip().partition("\n")[0]
