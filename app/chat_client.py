@@ -183,7 +183,9 @@ class Chat:
             error = event["error"]
             if error["code"] == "previous_response_not_found":
                 self.reset()
-                raise ChatError("the service no longer has this conversation; ask again to start anew")
+                raise ChatError(
+                    "the service has forgotten this conversation; ask again for a new one"
+                )
             raise ChatError(error["message"])
 
 
@@ -205,7 +207,9 @@ class Answer:
         cached = usage["input_tokens_details"]["cached_tokens"]
         parts = [f"{usage['input_tokens']} prompt tokens, {cached} of them cached"]
         if self.first_text_at is not None:
-            parts.append(f"first text after {(self.first_text_at - self._started_at) * 1000:.0f} ms")
+            parts.append(
+                f"first text after {(self.first_text_at - self._started_at) * 1000:.0f} ms"
+            )
             if now > self.first_text_at and usage["output_tokens"] > 1:
                 rate = (usage["output_tokens"] - 1) / (now - self.first_text_at)
                 parts.append(f"{usage['output_tokens']} tokens at {rate:.1f}/s")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -83,7 +83,7 @@ def answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
     async def answer(request: Request) -> ASGIApp:
         try:
             return await endpoint(request)
-        except ReaderGone:
+        except (ReaderGone, ClientDisconnect):
             return Response(status_code=READER_GONE)
         except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
             known = as_api_error(error)

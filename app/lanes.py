@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from tenants.records import Tenant
 
-from app.errors import ApiError, as_api_error, internal_error
+from app.errors import ApiError, as_api_error, internal_error, invalid_request
 from app.history import SocketHistory
 from app.limits import ServiceLimits
 from app.responses import ResponseRun, Responses
@@ -28,6 +28,12 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
     if stream_id is not None:
         event["stream_id"] = stream_id
     return msgspec.json.encode(event)
+
+
+def too_old() -> ApiError:
+    """What a socket is told at the end of its life."""
+    message = "This socket has reached its greatest age: open a new one."
+    return invalid_request(message, None, "websocket_connection_limit_reached")
 
 
 class _Entry:
@@ -58,9 +64,12 @@ class Lanes:
         self._active = asyncio.Semaphore(limits.max_active_responses_per_socket)
         self._lanes: dict[str | None, deque[_Entry]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retired = False
 
     def submit(self, message: CreateMessage) -> None:
         """Queue a create message in its lane. Raises `ApiError` where the socket has too many."""
+        if self._retired:
+            raise too_old()
         lane = self._lanes.get(message.stream_id)
         if lane is None and len(self._lanes) >= self._limits.max_lanes_per_socket:
             raise ApiError(
@@ -100,6 +109,14 @@ class Lanes:
     def evict(self, response_id: str) -> None:
         """Forget a socket's own response, because a continuation of it failed."""
         self._history.evict(response_id)
+
+    async def retire(self) -> None:
+        """Refuse new responses and cancel all others; returns when each has had its last event."""
+        self._retired = True
+        for entry in [entry for lane in self._lanes.values() for entry in lane]:
+            await entry.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         """Abort everything at once: the reader is gone."""

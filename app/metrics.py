@@ -76,6 +76,7 @@ class Metrics:
         self._blocks.labels("in_use").set(stats.blocks_in_use)
         self._blocks.labels("cached").set(stats.blocks_cached)
         self._blocks.labels("free").set(free)
+        self._blocks.labels("total").set(stats.blocks_total)
         self._peak.set(stats.peak_blocks_in_use)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)

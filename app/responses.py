@@ -14,7 +14,7 @@ import msgspec
 from tenants.records import Tenant
 from transformers import PreTrainedTokenizerBase
 
-from app.errors import ApiError
+from app.errors import ApiError, invalid_request
 from app.generation import Generation, Piece
 from app.history import History, SocketHistory, Turn, pack_ids
 from app.limits import ServiceLimits
@@ -39,7 +39,7 @@ from app.wire_events import (
     TokenLogprob,
     Usage,
 )
-from app.wire_responses import CreateBody
+from app.wire_responses import LOGPROBS, CreateBody
 from engine.client import EngineClient
 
 _STATUS_OF_OUTCOME: dict[str, Status] = {
@@ -100,6 +100,9 @@ class Responses:
         `EngineUnavailable` or `StoreUnavailable`; nothing has happened then.
         """
         self._names.check(body.model)
+        if body.top_logprobs and not body.wants_logprobs:
+            message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
+            raise invalid_request(message, "top_logprobs")
         previous = await self._previous(tenant, body, socket_history)
         prompt = await self._prompt(tenant, body, previous)
         info = self._engine.info

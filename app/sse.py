@@ -28,8 +28,8 @@ class EventStream:
     """An ASGI response that sends `events`, each one a whole SSE event.
 
     A reader that leaves, or takes longer than `send_deadline_seconds` for one event, ends the
-    stream and drops the connection. However it ends, `close` is called, even where no event was ever
-    asked for: it frees the engine's blocks.
+    stream and drops the connection. However it ends, `close` is called, even where no event was
+    ever asked for: it frees the engine's blocks.
     """
 
     def __init__(

@@ -42,6 +42,10 @@ class Outbox:
         self._replies.append(reply)
         self._ready.set()
 
+    async def flushed(self) -> None:
+        """Wait until every event that was put has been sent."""
+        await self._events.join()
+
     async def send_all(self, socket: WebSocket, deadline_seconds: float) -> None:
         """Send until cancelled.
 
@@ -51,7 +55,8 @@ class Outbox:
             await self._ready.wait()
             self._ready.clear()
             while self._replies or not self._events.empty():
-                event = self._replies.popleft() if self._replies else self._events.get_nowait()
+                reply = bool(self._replies)
+                event = self._replies.popleft() if reply else self._events.get_nowait()
                 try:
                     async with asyncio.timeout(deadline_seconds):
                         await socket.send({"type": "websocket.send", "text": event.decode()})
@@ -60,3 +65,5 @@ class Outbox:
                 except (WebSocketDisconnect, RuntimeError):
                     # Starlette says RuntimeError for a send after the close message.
                     return
+                if not reply:
+                    self._events.task_done()

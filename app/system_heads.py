@@ -33,7 +33,7 @@ class SystemHeads:
     def __init__(self, prompts: SystemPrompts, template: ChatTemplate) -> None:
         self._prompts = prompts
         self._template = template
-        self._heads: OrderedDict[tuple[str, str, str], list[int]] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
 
     async def resolve(self, tenant_id: str, reference: PromptReference) -> SystemText:
         """The text of a prompt that a request names.
@@ -74,7 +74,8 @@ class SystemHeads:
 
     async def head(self, tenant_id: str, prompt: SystemPrompt) -> list[int]:
         """The ids that every conversation under `prompt` starts with."""
-        key = (tenant_id, prompt.name, str(prompt.version))
+        # By text: a name and version may come back with another text after a deletion.
+        key = (tenant_id, prompt.text)
         head = self._heads.get(key)
         if head is None:
             static = static_head(prompt.text)

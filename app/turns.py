@@ -187,17 +187,18 @@ def output_budget(
     name the input and the maximum. Raises `ApiError` if prompt and answer do not fit the context.
     """
     input_param, maximum_param = params
-    remaining = info.max_context_tokens - prompt_tokens
+    context = info.max_context_tokens
+    remaining = context - prompt_tokens
     if remaining < 1:
         raise _too_long(
-            f"The prompt has {prompt_tokens} tokens; this model's context holds "
-            f"{info.max_context_tokens}, answer included.",
+            f"The prompt has {prompt_tokens} tokens; this model's context holds {context}, "
+            "answer included.",
             input_param,
         )
     if asked is not None and asked > remaining:
         raise _too_long(
-            f"A prompt of {prompt_tokens} tokens leaves {remaining} of "
-            f"{info.max_context_tokens} for the answer; {asked} were asked for.",
+            f"A prompt of {prompt_tokens} tokens leaves {remaining} of {context} for the answer; "
+            f"{asked} were asked for.",
             maximum_param,
         )
     if asked is not None:

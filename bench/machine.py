@@ -40,7 +40,7 @@ def foreign_load_percent(seconds: float = 1.0) -> float:
 
 
 def tree_rss_mib(pid: int) -> float:
-    """Resident memory of a process and all its descendants, in MiB; shared pages count each time."""
+    """Resident memory of a process and its descendants, in MiB; shared pages count each time."""
     root = psutil.Process(pid)
     total = 0
     for process in [root, *root.children(recursive=True)]:

@@ -15,7 +15,7 @@ _MODULES = {"serve": "bench.serve"}
 
 @dataclass(frozen=True)
 class Result:
-    """What a bench found: the parameters it ran with, figures for a machine, tables for a reader."""
+    """What a bench found: its parameters, figures for a machine, tables for a reader."""
 
     parameters: dict[str, object]
     figures: dict[str, float]

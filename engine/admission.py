@@ -26,10 +26,3 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
             f"context of {info.max_context_tokens} tokens",
             "max_tokens" if len(prompt) < info.max_context_tokens else "prompt",
         )
-    capacity = info.num_blocks * info.block_size
-    if total > capacity:
-        raise RequestRefused(
-            f"{len(prompt)} prompt tokens and {sampling.max_tokens} output tokens exceed the "
-            f"KV cache of {capacity} tokens",
-            "max_tokens" if len(prompt) < capacity else "prompt",
-        )

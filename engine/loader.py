@@ -46,7 +46,8 @@ def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
 
 def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInfo:
     text = model.model.config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None) or num_blocks * config.block_size
+    limit = num_blocks * config.block_size
+    limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)
     if config.max_context_tokens is not None:
         limit = min(limit, config.max_context_tokens)
     eos = model.model.generation_config.eos_token_id

@@ -85,6 +85,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     max_context_tokens: int
+    """Prompt plus output of one request, at most: never more than the block pool holds."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     hash_extras: bytes

@@ -63,6 +63,7 @@ async def _sse(run: ResponseRun) -> AsyncGenerator[bytes, None]:
     async with aclosing(run.events()) as events:
         async for event in events:
             yield b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode_event(event))
+    yield b"data: [DONE]\n\n"
 
 
 async def _drain(run: ResponseRun) -> None:

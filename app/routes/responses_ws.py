@@ -18,6 +18,7 @@ An upgrade is refused with HTTP 401 (no valid key) or 503 (the tenant store is d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -27,7 +28,7 @@ from app.auth import authenticate, select_subprotocol
 from app.context import Service
 from app.errors import ApiError, as_api_error, invalid_request
 from app.http_io import error_response
-from app.lanes import Lanes, error_event
+from app.lanes import Lanes, error_event, too_old
 from app.sse import abort_transport
 from app.streams import Outbox, ReaderFlooded, ReaderStalled
 from app.wire import decode_json, parse
@@ -60,44 +61,42 @@ async def responses_socket(socket: WebSocket) -> None:
 
 
 async def _serve(socket: WebSocket, service: Service, lanes: Lanes, outbox: Outbox) -> None:
-    """Read and send side by side until either ends; then close accordingly."""
+    """Read and send side by side until either ends or the socket is too old; then close it."""
     limits = service.limits
+    deadline = limits.send_deadline_seconds
     reader = asyncio.create_task(_read(socket, lanes, outbox, limits.max_message_bytes))
-    sender = asyncio.create_task(outbox.send_all(socket, limits.send_deadline_seconds))
+    sender = asyncio.create_task(outbox.send_all(socket, deadline))
+    ageing = asyncio.create_task(_grow_old(lanes, outbox, limits.max_socket_seconds, deadline))
+    tasks = {reader, sender, ageing}
     try:
-        done, _ = await asyncio.wait(
-            {reader, sender},
-            timeout=limits.max_socket_seconds,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        reader.cancel()
-        sender.cancel()
-        await asyncio.wait({reader, sender})
-    if not done:
-        await _retire(socket, limits.max_socket_seconds, limits.send_deadline_seconds)
-        return
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
     for task in done:
         error = task.exception()
         if isinstance(error, ReaderStalled):
-            _log.warning("a socket's reader stalled for %s s", limits.send_deadline_seconds)
+            _log.warning("a socket's reader stalled for %s s", deadline)
             abort_transport(socket.scope)
         elif isinstance(error, ReaderFlooded):
-            await _close(socket, 1008, limits.send_deadline_seconds)
+            await _close(socket, 1008, deadline)
         elif error is not None:
             raise error
+        elif task is ageing:
+            await _close(socket, 1001, deadline)
 
 
-async def _retire(socket: WebSocket, age_seconds: float, deadline_seconds: float) -> None:
-    message = f"This socket is {age_seconds:g} seconds old, as old as one gets: open a new one."
-    error = invalid_request(message, None, "websocket_connection_limit_reached")
-    try:
+async def _grow_old(
+    lanes: Lanes, outbox: Outbox, max_seconds: float, deadline_seconds: float
+) -> None:
+    """Return at the end of the socket's life, after the last event of each of its responses."""
+    await asyncio.sleep(max_seconds)
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline_seconds):
-            await socket.send_text(error_event(error).decode())
-    except (TimeoutError, WebSocketDisconnect, RuntimeError):
-        abort_transport(socket.scope)
-        return
-    await _close(socket, 1001, deadline_seconds)
+            await lanes.retire()
+            await outbox.put(error_event(too_old()))
+            await outbox.flushed()
 
 
 async def _close(socket: WebSocket, code: int, deadline_seconds: float) -> None:

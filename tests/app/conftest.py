@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import uvicorn
@@ -68,6 +68,7 @@ class World:
     conversations: Conversations
     tenants: dict[str, Tenant]
     keys: dict[str, str]
+    clients: list[AsyncOpenAI] = field(default_factory=list)
 
     @property
     def ws_url(self) -> str:
@@ -78,7 +79,8 @@ class World:
 
     def client(self, tenant: str = "acme") -> AsyncOpenAI:
         url = f"{self.base_url}/v1"
-        return AsyncOpenAI(base_url=url, api_key=self.keys[tenant], max_retries=0)
+        self.clients.append(AsyncOpenAI(base_url=url, api_key=self.keys[tenant], max_retries=0))
+        return self.clients[-1]
 
     def sync_client(self, tenant: str = "acme") -> OpenAI:
         url = f"{self.base_url}/v1"
@@ -93,19 +95,16 @@ def limits() -> ServiceLimits:
 @contextlib.asynccontextmanager
 async def serving(app: Starlette) -> AsyncIterator[str]:
     """The app behind a real uvicorn on a free port of the loopback interface."""
-    config = uvicorn.Config(
-        app, port=0, log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2
-    )
+    config = uvicorn.Config(app, port=0, log_level="warning", ws="websockets-sansio")
+    config.load()
     server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
-        await task
+        await server.shutdown()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -125,6 +124,7 @@ async def world(
     store.keys = {keys[name]: tenant for name, tenant in tenants.items()}
     app = create_app(engine, store, prompts, conversations, tokenizer, MODEL, limits)
     async with serving(app) as base_url:
-        yield World(
-            base_url, app, engine, store, prompts, conversations, tenants, keys
-        )
+        world = World(base_url, app, engine, store, prompts, conversations, tenants, keys)
+        yield world
+        for client in world.clients:
+            await client.close()

@@ -128,8 +128,11 @@ class ScriptedEngine:
             last = index == sampling.max_tokens - 1
             logprobs = None
             if sampling.logprobs is not None:
-                top = [(token, -0.5), (0, -1.5), (1, -2.5)][: sampling.logprobs]
+                top = [(token, -0.5), *((other, -1.5) for other in range(19))][: sampling.logprobs]
                 logprobs = [TokenLogprobs(-0.5, top)]
+            if stop or last:
+                everything = [*request.prompt, *script[: index + 1]]
+                self._cached.update(block_hashes(everything, BLOCK_SIZE, request.namespaces))
             yield TokenDelta(
                 request_id=rid,
                 token_ids=[token],
@@ -138,9 +141,7 @@ class ScriptedEngine:
                 cached_tokens=cached,
             )
             if stop:
-                break
-        everything = [*request.prompt, *script[: sampling.max_tokens]]
-        self._cached.update(block_hashes(everything, BLOCK_SIZE, request.namespaces))
+                return
 
     def _look_up(self, request: EngineRequest) -> int:
         hashes = block_hashes(request.prompt, BLOCK_SIZE, request.namespaces)

@@ -1,0 +1,293 @@
+"""The whole service under load: T tenants, each with a system prompt, over real sockets.
+
+Every tenant's requests share its registered system prompt, which is sent inline (so that any
+OpenAI-compatible server gets the same load); questions never repeat. The engine's step is not
+measured here, but what a client sees of it: TTFT is the time from sending a request to the first
+text of its answer, ITL the time between two arrivals of text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import re
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final
+
+import httpx
+from rich.table import Table
+
+from bench.drivers import Ask, Driver, DriverError, HttpDriver, Timing, WebSocketDriver
+from bench.machine import FOREIGN_LOAD_PERCENT, foreign_load_percent
+from bench.registry import BenchError, Result
+from bench.service import Service, running_service
+from bench.workload import CountTokens, question, system_prompt
+from engine.weights import DEFAULT_MODEL, resolve_model
+
+_BASE: Final = {
+    "output_tokens_per_s": "generated tokens a second, all requests together",
+    "ttft_ms_p50": "time to the first text, median, ms",
+    "ttft_ms_p99": "time to the first text, 99th percentile, ms",
+    "itl_ms_p50": "time between two arrivals of text, median, ms",
+    "itl_ms_p99": "time between two arrivals of text, 99th percentile, ms",
+    "prompt_hit_ratio": "share of prompt tokens found in the prefix cache",
+    "peak_kv_blocks": "most KV blocks in use at once",
+    "errors": "requests that failed or were cut short, all rounds together",
+    "ready_s": "from starting the service to its ready file, seconds",
+    "rss_mib": "resident memory of all processes of the service after the load, MiB",
+}
+_SPEEDUP: Final = "ttft_p50_off_over_on"
+FIGURES: Final = (
+    _BASE
+    | {
+        f"{name}_{mode}": f"with --compare-cache, prefix cache {mode}: {meaning}"
+        for mode in ("on", "off")
+        for name, meaning in _BASE.items()
+    }
+    | {_SPEEDUP: "with --compare-cache: ttft_ms_p50_off / ttft_ms_p50_on"}
+)
+_WARM_UP_TOKENS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--tenants", type=int, default=4, help="tenants")
+    parser.add_argument("--requests", type=int, default=8, help="requests of each tenant a round")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests under way at once")
+    parser.add_argument("--system-tokens", type=int, default=512, help="tokens of a system prompt")
+    parser.add_argument("--output-tokens", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are their medians")
+    parser.add_argument("--transport", choices=("http", "websocket"), default="http")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model served, and its tokenizer")
+    parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
+    parser.add_argument("--kv-memory", default="auto", help="memory of the KV cache")
+    parser.add_argument("--timeout-seconds", type=float, default=120.0, help="for one request")
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--no-prefix-cache", action="store_true", help="serve without prefix cache")
+    cache.add_argument(
+        "--compare-cache", action="store_true", help="two services, with and without prefix cache"
+    )
+    cache.add_argument("--url", help="drive this OpenAI-compatible server instead of starting one")
+    parser.add_argument("--api-key", default="none", help="API key for --url")
+    parser.add_argument("--served-model", help="model name for --url, where it is not --model")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Start what is to be measured, load it in rounds, and sum up."""
+    foreign = foreign_load_percent()
+    if foreign > FOREIGN_LOAD_PERCENT:
+        print(
+            f"warning: other programs keep this machine {foreign:.0f} % busy; the figures suffer",
+            file=sys.stderr,
+        )
+    count = _token_counter(options.model)
+    with ExitStack() as stack:
+        sides = _sides(options, stack, count)
+        asyncio.run(_measure(sides, options))
+    parameters = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("json", "list", "bench", "api_key")
+    }
+    parameters["foreign_load_percent"] = foreign
+    return Result(parameters, _figures(sides), [_table(sides)])
+
+
+@dataclass
+class _Side:
+    """One service under load, and what was seen of it."""
+
+    name: str
+    url: str
+    model: str
+    tenants: list[tuple[str, str]]
+    """API key and system prompt of each."""
+    service: Service | None
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    peak_kv_blocks: float | None = None
+    rss_mib: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Medians over the rounds (`errors`: the sum), and the service's own figures."""
+        result = {
+            name: statistics.median(round_[name] for round_ in self.rounds)
+            for name in self.rounds[0]
+            if name != "errors"
+        }
+        result["errors"] = sum(round_["errors"] for round_ in self.rounds)
+        if self.peak_kv_blocks is not None:
+            result["peak_kv_blocks"] = self.peak_kv_blocks
+        if self.service is not None:
+            result["ready_s"] = self.service.ready_seconds
+            result["rss_mib"] = self.rss_mib
+        return result
+
+
+def _sides(options: argparse.Namespace, stack: ExitStack, count: CountTokens) -> list[_Side]:
+    systems = [
+        system_prompt(f"tenant-{number}", options.system_tokens, count)
+        for number in range(options.tenants)
+    ]
+    if options.url is not None:
+        url = options.url.rstrip("/").removesuffix("/v1")
+        tenants = [(options.api_key, system) for system in systems]
+        return [_Side("", url, options.served_model or options.model, tenants, None)]
+    common = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
+    on, off = ["--prefix-cache"], ["--no-prefix-cache"]
+    wanted = {"": off if options.no_prefix_cache else on}
+    if options.compare_cache:
+        wanted = {"on": on, "off": off}
+    sides = []
+    for name, flags in wanted.items():
+        service = stack.enter_context(running_service([*common, *flags]))
+        tenants = [
+            (service.create_tenant(f"tenant-{number}", system), system)
+            for number, system in enumerate(systems)
+        ]
+        model = _served_model(service.url, tenants[0][0])
+        sides.append(_Side(name, service.url, model, tenants, service))
+    return sides
+
+
+def _served_model(url: str, api_key: str) -> str:
+    headers = {"authorization": f"Bearer {api_key}"}
+    answer = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).raise_for_status()
+    return str(answer.json()["data"][0]["id"])
+
+
+def _token_counter(model: str) -> CountTokens:
+    from transformers import AutoTokenizer
+
+    folder = resolve_model(model, progress=lambda line: print(line, file=sys.stderr))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+async def _measure(sides: Sequence[_Side], options: argparse.Namespace) -> None:
+    """Rounds in turn over all sides, so that whatever changes on the machine meets them alike."""
+    make = HttpDriver if options.transport == "http" else WebSocketDriver
+    drivers: list[Driver] = [make(side.url, side.model) for side in sides]
+    try:
+        for side, driver in zip(sides, drivers, strict=True):
+            asks = _asks(side, 1, _WARM_UP_TOKENS, "warm-up")
+            timings, _ = await _round(driver, asks, options)
+            failed = next((timing.error for timing in timings if timing.error), None)
+            if failed is not None:
+                raise BenchError(f"the warm-up failed: {failed}")
+        for number in range(options.rounds):
+            for side, driver in zip(sides, drivers, strict=True):
+                asks = _asks(side, options.requests, options.output_tokens, f"round {number}")
+                side.rounds.append(_summarize(*await _round(driver, asks, options)))
+        for side in sides:
+            side.peak_kv_blocks = await _peak_blocks(side.url)
+            if side.service is not None:
+                side.rss_mib = side.service.rss_mib()
+    finally:
+        for driver in drivers:
+            await driver.close()
+
+
+def _asks(side: _Side, requests: int, output_tokens: int, label: str) -> list[Ask]:
+    """A round's requests, the tenants taking turns."""
+    return [
+        Ask(
+            api_key=api_key,
+            system=system,
+            question=question(f"{label}, {number}.{tenant}"),
+            output_tokens=output_tokens,
+        )
+        for number in range(requests)
+        for tenant, (api_key, system) in enumerate(side.tenants)
+    ]
+
+
+async def _round(
+    driver: Driver, asks: Sequence[Ask], options: argparse.Namespace
+) -> tuple[list[Timing], float]:
+    """Send all requests, `concurrency` at a time; returns their timings and the wall time."""
+    waiting = list(reversed(asks))
+    timings: list[Timing] = []
+
+    async def work() -> None:
+        while waiting:
+            ask, timing = waiting.pop(), Timing()
+            timings.append(timing)
+            try:
+                async with asyncio.timeout(options.timeout_seconds):
+                    await driver.ask(ask, timing)
+            except (DriverError, OSError, TimeoutError) as error:
+                timing.error = f"{type(error).__name__}: {error}"
+            else:
+                if timing.output_tokens != ask.output_tokens or not timing.arrivals:
+                    timing.error = f"{timing.output_tokens} tokens instead of {ask.output_tokens}"
+
+    started = perf_counter()
+    await asyncio.gather(*(work() for _ in range(options.concurrency)))
+    return timings, perf_counter() - started
+
+
+def _summarize(timings: Sequence[Timing], wall_seconds: float) -> dict[str, float]:
+    """A round's figures. Raises `BenchError` if nothing succeeded."""
+    good = [timing for timing in timings if timing.error is None]
+    if not good:
+        raise BenchError(f"every request failed; the first: {timings[0].error}")
+    ttfts = [timing.ttft_seconds for timing in good]
+    gaps = [gap for timing in good for gap in timing.gaps_seconds]
+    prompt = sum(timing.prompt_tokens for timing in good)
+    return {
+        "output_tokens_per_s": sum(timing.output_tokens for timing in good) / wall_seconds,
+        "ttft_ms_p50": percentile(ttfts, 50) * 1000,
+        "ttft_ms_p99": percentile(ttfts, 99) * 1000,
+        "itl_ms_p50": percentile(gaps, 50) * 1000,
+        "itl_ms_p99": percentile(gaps, 99) * 1000,
+        "prompt_hit_ratio": sum(timing.cached_tokens for timing in good) / max(1, prompt),
+        "errors": float(len(timings) - len(good)),
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` % of all values do not exceed; 0 of nothing."""
+    if not values:
+        return 0.0
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+async def _peak_blocks(url: str) -> float | None:
+    """From the service's metrics; other servers have no such figure."""
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    found = re.search(r"^partywall_kv_blocks_peak_in_use (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def _figures(sides: Sequence[_Side]) -> dict[str, float]:
+    figures = {
+        f"{name}_{side.name}" if side.name else name: value
+        for side in sides
+        for name, value in side.figures().items()
+    }
+    if len(sides) == 2:
+        figures[_SPEEDUP] = figures["ttft_ms_p50_off"] / figures["ttft_ms_p50_on"]
+    return figures
+
+
+def _table(sides: Sequence[_Side]) -> Table:
+    columns = [f"prefix cache {side.name}" if side.name else "value" for side in sides]
+    table = Table("figure", *columns, title="serve", title_justify="left")
+    found = [side.figures() for side in sides]
+    for name in _BASE:
+        table.add_row(name, *(_shown(figures.get(name)) for figures in found))
+    if len(sides) == 2:
+        ratio = _figures(sides)[_SPEEDUP]
+        table.add_row(_SPEEDUP, f"{ratio:.2f}", "")
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "not known" if value is None else f"{value:,.2f}"

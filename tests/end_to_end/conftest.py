@@ -1,0 +1,58 @@
+"""One running service with the real model, started the way a user starts it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from bench.service import Service, running_service
+from engine.weights import DEFAULT_MODEL, resolve_model
+
+SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
+FP32_BLOCK_MIB = 2 * 30 * 3 * 16 * 64 * 4 / 2**20
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mt_bench_questions.jsonl"
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    return resolve_model(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+@pytest.fixture(scope="session")
+def reference(model_folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    """In fp32, with so few blocks that a crowd of requests preempts each other."""
+    kv_memory = f"{int(72 * FP32_BLOCK_MIB * 1024)}KiB"
+    with running_service(["--dtype", "float32", "--kv-memory", kv_memory]) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def api_key(service: Service) -> str:
+    return service.create_tenant("acme", SYSTEM)
+
+
+@pytest.fixture(scope="session")
+def questions() -> list[str]:
+    """The first turns of 20 MT-bench questions, or as many of our own where they are missing."""
+    if TRACE.exists():
+        lines = TRACE.read_text().splitlines()[:80:4]
+        return [json.loads(line)["turns"][0] for line in lines]
+    topics = ["rivers", "bread", "chess", "rust", "whales", "sleep", "maps", "glass", "tea", "moss"]
+    shapes = ["Explain {} to a child in 3 steps.", "List 5 odd facts about {}, with dates."]
+    return [shape.format(topic) for topic in topics for shape in shapes]

@@ -1,0 +1,111 @@
+"""Greedy fp32 answers over the WebSocket are those of `generate()`, whatever else is going on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from websockets.asyncio.client import ClientConnection, connect
+
+from bench.service import Service
+
+MAX_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def expected(questions: list[str], tokenizer: Tokenizer, reference: PreTrainedModel) -> list[str]:
+    return [_generate(question, tokenizer, reference) for question in questions]
+
+
+def _generate(question: str, tokenizer: Tokenizer, reference: PreTrainedModel) -> str:
+    messages = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    output = reference.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False
+    )
+    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+async def ask(socket: ClientConnection, question: str, **fields: Any) -> dict[str, Any]:
+    """One response on a socket of its own; its deltas must join to its text."""
+    message = {
+        "type": "response.create",
+        "input": question,
+        "temperature": 0,
+        "max_output_tokens": MAX_TOKENS,
+    }
+    await socket.send(json.dumps(message | fields))
+    deltas = ""
+    numbers = []
+    while True:
+        event = json.loads(await socket.recv())
+        assert event["type"] != "error", event
+        numbers.append(event["sequence_number"])
+        if event["type"] == "response.output_text.delta":
+            deltas += event["delta"]
+        elif event["type"] in ("response.completed", "response.incomplete", "response.failed"):
+            response: dict[str, Any] = event["response"]
+            assert numbers == list(range(len(numbers)))
+            assert response["output"][0]["content"][0]["text"] == deltas
+            return response
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return str(response["output"][0]["content"][0]["text"])
+
+
+def open_socket(service: Service, api_key: str) -> connect:
+    url = service.url.replace("http", "ws", 1) + "/v1/responses"
+    return connect(url, additional_headers={"Authorization": f"Bearer {api_key}"}, proxy=None)
+
+
+@pytest.mark.parametrize("attempt", ["cold", "cached"])
+async def test_one_by_one(
+    attempt: str, service: Service, api_key: str, questions: list[str], expected: list[str]
+) -> None:
+    # Within the pool's capacity the second round must hit: the last few questions are still there.
+    recent = 3
+    async with open_socket(service, api_key) as socket:
+        answers = [
+            await ask(socket, question, safety_identifier="one")
+            for question in (questions if attempt == "cold" else questions[-recent:])
+        ]
+    wanted = expected if attempt == "cold" else expected[-recent:]
+    assert [text_of(answer) for answer in answers] == wanted
+    if attempt == "cached":
+        cached = [a["usage"]["input_tokens_details"]["cached_tokens"] for a in answers]
+        assert all(count >= 16 for count in cached), cached
+
+
+@pytest.mark.parametrize("attempt", ["cold", "cached"])
+async def test_all_at_once_with_preemption(
+    attempt: str, service: Service, api_key: str, questions: list[str], expected: list[str]
+) -> None:
+    before = service.metric("partywall_preemptions_total")
+
+    async def one(question: str) -> str:
+        async with open_socket(service, api_key) as socket:
+            return text_of(await ask(socket, question, safety_identifier="all"))
+
+    answers = await asyncio.gather(*map(one, questions))
+    assert answers == expected
+    assert service.metric("partywall_preemptions_total") > before, attempt
+
+
+async def test_the_second_turn_hits_every_full_block_of_the_first(
+    service: Service, api_key: str
+) -> None:
+    async with open_socket(service, api_key) as socket:
+        first = await ask(socket, "Name three rivers.", max_output_tokens=20)
+        second = await ask(
+            socket, "And three lakes?", previous_response_id=first["id"], max_output_tokens=8
+        )
+    known = first["usage"]["total_tokens"]
+    cached = second["usage"]["input_tokens_details"]["cached_tokens"]
+    assert cached == known // 16 * 16
