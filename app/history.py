@@ -20,8 +20,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A finished response: all a continuation needs, and all a retrieval shows.
 
     `packed_ids` holds the prompt and every generated token, stop token included, as native
-    unsigned 32-bit integers. The first `shared_tokens` of them belong to a registered system
-    prompt. `system` is the text of the system message that heads the conversation.
+    unsigned 32-bit integers; a failed response keeps none and cannot be continued. The first
+    `shared_tokens` of them belong to a registered system prompt. `system` is the text of the system
+    message that heads the conversation.
     """
 
     packed_ids: bytes

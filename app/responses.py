@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from app.generation import Generation, Piece
 from app.history import History, SocketHistory, Turn, pack_ids
 from app.limits import ServiceLimits
 from app.metrics import Metrics
-from app.turns import Prompt, TurnBuilder, engine_request, or_default, output_budget
+from app.turns import Prompt, Said, TurnBuilder, engine_request, or_default, output_budget
 from app.wire_events import (
     Event,
     IncompleteDetails,
@@ -39,7 +39,7 @@ from app.wire_events import (
     TokenLogprob,
     Usage,
 )
-from app.wire_responses import LOGPROBS, CreateBody
+from app.wire_responses import LOGPROBS, CreateBody, PromptReference
 from engine.client import EngineClient
 
 _STATUS_OF_OUTCOME: dict[str, Status] = {
@@ -103,8 +103,8 @@ class Responses:
         if body.top_logprobs and not body.wants_logprobs:
             message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
             raise invalid_request(message, "top_logprobs")
-        previous = await self._previous(tenant, body, socket_history)
-        prompt = await self._prompt(tenant, body, previous)
+        previous = await self._previous(tenant, body.previous_response_id, socket_history)
+        prompt = await self._prompt(tenant, body.items, previous, body.instructions, body.prompt)
         info = self._engine.info
         max_tokens = output_budget(
             len(prompt.ids),
@@ -114,7 +114,7 @@ class Responses:
             ("input", "max_output_tokens"),
         )
         response_id = f"resp_{secrets.token_hex(16)}"
-        end_user = body.end_user or (previous.end_user if previous else None)
+        end_user = body.end_user or prompt.end_user
         request = engine_request(
             response_id,
             tenant,
@@ -150,15 +150,25 @@ class Responses:
             raise ApiError(404, message, code="response_not_found", param="response_id")
         return turn.response
 
+    async def conversation(
+        self,
+        tenant: Tenant,
+        items: Sequence[Said],
+        previous_response_id: str | None,
+        instructions: str | None,
+    ) -> Prompt:
+        """The prompt of a conversation that is not answered but compacted."""
+        previous = await self._previous(tenant, previous_response_id, None)
+        return await self._prompt(tenant, items, previous, instructions, None)
+
     async def _previous(
-        self, tenant: Tenant, body: CreateBody, socket_history: SocketHistory | None
+        self, tenant: Tenant, response_id: str | None, socket_history: SocketHistory | None
     ) -> Turn | None:
-        response_id = body.previous_response_id
         if response_id is None:
             return None
         turn = socket_history.load(response_id) if socket_history is not None else None
         turn = turn or await self.history.load(tenant.id, response_id)
-        if turn is None:
+        if turn is None or not turn.packed_ids:
             raise ApiError(
                 400,
                 f"Previous response with id '{response_id}' not found.",
@@ -167,21 +177,20 @@ class Responses:
             )
         return turn
 
-    async def _prompt(self, tenant: Tenant, body: CreateBody, previous: Turn | None) -> Prompt:
+    async def _prompt(
+        self,
+        tenant: Tenant,
+        items: Sequence[Said],
+        previous: Turn | None,
+        instructions: str | None,
+        reference: PromptReference | None,
+    ) -> Prompt:
         if previous is None:
             return await self._turns.begin(
-                tenant,
-                body.items,
-                instructions=body.instructions,
-                reference=body.prompt,
-                param="input",
+                tenant, items, instructions=instructions, reference=reference, param="input"
             )
         return await self._turns.resume(
-            tenant,
-            previous,
-            body.items,
-            instructions=body.instructions,
-            reference=body.prompt,
+            tenant, previous, items, instructions=instructions, reference=reference
         )
 
 
@@ -196,8 +205,9 @@ class _Keeper:
     prompt: Prompt
 
     async def keep(self, resource: ResponseResource, output_ids: list[int]) -> None:
+        failed = resource.status == "failed"
         turn = Turn(
-            packed_ids=pack_ids(self.prompt.ids + output_ids),
+            packed_ids=b"" if failed else pack_ids(self.prompt.ids + output_ids),
             shared_tokens=self.prompt.shared_tokens,
             system=self.prompt.system,
             end_user=self.end_user,
@@ -336,8 +346,7 @@ class ResponseRun:
         self._metrics.count_tokens(prompt, generation.cached_tokens, output)
         self._metrics.requests.labels("responses", status).inc()
         self._ended.set()
-        if not failed:
-            await self._keeper.keep(self.resource, generation.output_ids)
+        await self._keeper.keep(self.resource, generation.output_ids)
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 
 

@@ -23,6 +23,7 @@ from app.limits import ServiceLimits
 from app.metrics import Metrics
 from app.responses import ModelNames, Responses
 from app.routes.chat_completions import create_completion
+from app.routes.compact import compact_conversation
 from app.routes.models import get_model, list_models
 from app.routes.ops import healthz, metrics, readyz
 from app.routes.responses import cancel_response, create_response, get_response
@@ -90,6 +91,7 @@ def _routes() -> list[BaseRoute]:
     return [
         WebSocketRoute("/v1/responses", responses_socket),
         Route("/v1/responses", answering(create_response), methods=["POST"]),
+        Route("/v1/responses/compact", answering(compact_conversation), methods=["POST"]),
         Route("/v1/responses/{response_id}", answering(get_response), methods=["GET"]),
         Route("/v1/responses/{response_id}/cancel", answering(cancel_response), methods=["POST"]),
         Route("/v1/chat/completions", answering(create_completion), methods=["POST"]),

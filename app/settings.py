@@ -38,8 +38,9 @@ def _expanded(value: object) -> object:
 
 
 Count = Annotated[int, Field(ge=1)]
-AutoCount = Annotated[Count | None, BeforeValidator(_none_if_auto)]
-AutoSize = Annotated[ByteSize | None, BeforeValidator(_none_if_auto)]
+_AUTO = BeforeValidator(_none_if_auto)
+AutoCount = Annotated[Count | None, _AUTO]
+AutoSize = Annotated[ByteSize | None, _AUTO]
 Location = Annotated[Path, BeforeValidator(_expanded)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -70,7 +71,7 @@ class Settings(BaseSettings):
     )
     kv_memory: AutoSize = Field(
         None,
-        description="Memory of the KV cache, such as 2GiB; auto: a share of what is free.",
+        description="Memory of the KV cache, such as 2GiB; auto is a share of what is free.",
     )
     block_size: Count = Field(16, description="Tokens of KV in a block.")
     max_context_tokens: AutoCount = Field(
@@ -83,7 +84,8 @@ class Settings(BaseSettings):
 
     redis_url: str | None = Field(None, description="Redis or Valkey to use, not the embedded one.")
     data_dir: Location = Field(
-        default_factory=default_data_dir, description="Data of the embedded store."
+        default_factory=default_data_dir,
+        description="The embedded store, and the admin token's hash.",
     )
     demo_tenant: bool = Field(True, description="Create the tenant 'demo' on the first start.")
     admin_token_file: Location | None = Field(
@@ -91,7 +93,8 @@ class Settings(BaseSettings):
     )
 
     default_max_output_tokens: AutoCount = Field(
-        None, description="Output limit of requests that name none; auto: the rest of the context."
+        None,
+        description="Output limit of requests that name none; auto is the rest of the context.",
     )
     max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
     response_ttl_seconds: Count = Field(86_400, description="How long stored responses are kept.")
@@ -120,6 +123,11 @@ class Settings(BaseSettings):
     def uses_tls(self) -> bool:
         """Whether clients reach the service over TLS."""
         return self.ssl_certfile is not None
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether keys may cross a network in clear text."""
+        return not self.is_loopback and not self.uses_tls
 
     @property
     def is_loopback(self) -> bool:
@@ -162,3 +170,15 @@ def choices(field: str) -> tuple[str, ...]:
     """The values a field accepts, if it names them all."""
     annotation = Settings.model_fields[field].annotation
     return tuple(str(value) for value in get_args(annotation) if isinstance(value, str))
+
+
+def default_text(field: str) -> str:
+    """A field's default as a user would write it."""
+    default = Settings.model_fields[field].get_default(call_default_factory=True)
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, Path):
+        return str(default).replace(str(Path.home()), "~", 1)
+    if default is None:
+        return "auto" if _AUTO in Settings.model_fields[field].metadata else "none"
+    return str(default)

@@ -11,21 +11,29 @@ from tenants.records import Tenant
 from app.chat_template import ChatTemplate, Message
 from app.errors import ApiError, invalid_request
 from app.history import Turn
+from app.sealing import unseal
 from app.system_heads import SystemHeads, SystemText
 from app.wire import SamplingFields
 from app.wire_chat import ChatMessage
-from app.wire_responses import MessageItem, PromptReference
+from app.wire_responses import CompactionItem, MessageItem, PromptReference
 from engine.hashing import derive_key
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+
+Said = MessageItem | CompactionItem | ChatMessage
+"""An item of the conversation, from either API."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of one turn: ids, how many of them the tenant shares, and its system text."""
+    """The prompt of one turn: ids, how many of them the tenant shares, and its system text.
+
+    `end_user` is whom the conversation so far belongs to.
+    """
 
     ids: list[int]
     shared_tokens: int
     system: str | None
+    end_user: str | None = None
 
 
 class TurnBuilder:
@@ -38,7 +46,7 @@ class TurnBuilder:
     async def begin(
         self,
         tenant: Tenant,
-        items: Sequence[MessageItem | ChatMessage],
+        items: Sequence[Said],
         *,
         instructions: str | None = None,
         reference: PromptReference | None = None,
@@ -49,7 +57,7 @@ class TurnBuilder:
         The system text is the registered prompt that `reference` names, or `instructions`, or else
         the leading system message. Raises `ApiError` naming the field at fault.
         """
-        messages = _messages(items)
+        messages = _messages(tenant, items)
         system: SystemText | None = None
         if reference is not None:
             if instructions is not None:
@@ -69,7 +77,7 @@ class TurnBuilder:
         self,
         tenant: Tenant,
         previous: Turn,
-        items: Sequence[MessageItem],
+        items: Sequence[Said],
         *,
         instructions: str | None,
         reference: PromptReference | None,
@@ -87,16 +95,24 @@ class TurnBuilder:
                 "A continued conversation keeps its system text; start a new one to change it."
             )
             raise invalid_request(message, param)
-        ids = await self._template.continuation_ids(previous.ids, _messages(items), "input")
-        return Prompt(ids, previous.shared_tokens, previous.system)
+        ids = await self._template.continuation_ids(previous.ids, _messages(tenant, items), "input")
+        return Prompt(ids, previous.shared_tokens, previous.system, previous.end_user)
 
 
-def _messages(items: Sequence[MessageItem | ChatMessage]) -> list[Message]:
-    """Items as templates take them; developers speak as the system."""
-    return [
-        {"role": "system" if item.role == "developer" else item.role, "content": item.text}
-        for item in items
-    ]
+def _messages(tenant: Tenant, items: Sequence[Said]) -> list[Message]:
+    """Items as templates take them; developers and summaries speak as the system."""
+    return [_message(tenant, item, f"input[{index}]") for index, item in enumerate(items)]
+
+
+def _message(tenant: Tenant, item: Said, param: str) -> Message:
+    if isinstance(item, CompactionItem):
+        summary = unseal(tenant, item.encrypted_content)
+        if summary is None:
+            message = "This compaction item was not made by this service for this tenant."
+            raise invalid_request(message, f"{param}.encrypted_content")
+        return {"role": "system", "content": f"Summary of the conversation so far: {summary}"}
+    role = "system" if item.role == "developer" else item.role
+    return {"role": role, "content": item.text}
 
 
 def engine_request(

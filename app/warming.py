@@ -16,7 +16,7 @@ from tenants.store import StoreUnavailable, TenantStore
 from tenants.system_prompts import SystemPrompts, index_prompt
 
 from app.system_heads import SystemHeads
-from engine.client import EngineClient, EngineError
+from engine.client import EngineClient, EngineError, RequestRefused
 from engine.request import EngineRequest, Namespaces, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -69,30 +69,36 @@ class Warmer:
             self._wanted.set()
 
     async def _watch_store(self) -> None:
-        async for change in self._tenants.changes():
-            if change.kind == "prompts":
-                self._wanted.set()
+        while True:
+            try:
+                async for change in self._tenants.changes():
+                    if change.kind == "prompts":
+                        self._wanted.set()
+            except StoreUnavailable as error:
+                _log.warning("changes of the store are not heard: %s", error)
+            # What changed meanwhile went unheard, so everything is looked at again.
+            await asyncio.sleep(_RETRY_SECONDS)
+            self._wanted.set()
 
     async def _warm_all(self) -> None:
         for tenant in await self._tenants.list():
             for prompt in await self._prompts.list(tenant.id):
                 key = (tenant.id, prompt.name, str(prompt.version))
                 if key not in self._warm:
-                    await self.warm(tenant, prompt)
+                    try:
+                        await self.warm(tenant, prompt)
+                    except RequestRefused as error:
+                        _log.warning("prompt %s stays cold: %s", prompt.name, error)
                     self._warm.add(key)
 
     async def warm(self, tenant: Tenant, prompt: SystemPrompt) -> None:
         """Compute a prompt's blocks in its tenant's namespace, and save their index.
 
-        Raises `EngineError` or `StoreUnavailable`.
+        Raises `EngineError` (`RequestRefused` for a prompt longer than the context) or
+        `StoreUnavailable`.
         """
         head = await self._heads.head(tenant.id, prompt)
         info = self._engine.info
-        if len(head) >= info.max_context_tokens:
-            _log.warning(
-                "prompt %s of tenant %s is longer than the context", prompt.name, tenant.id
-            )
-            return
         namespaces = Namespaces(
             shared_key=tenant.namespace_key,
             private_key=tenant.namespace_key,

@@ -14,8 +14,10 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
@@ -70,7 +72,13 @@ Declined = Annotated[Any, AfterValidator(declining())]
 DeclinedFlag = Annotated[Any, AfterValidator(declining(False))]
 DeclinedList = Annotated[Any, AfterValidator(declining([]))]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+CacheKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 ServiceTier = Annotated[Any, AfterValidator(declining("auto", "default"))]
+
+
+def text_or_list(value: Any) -> str:
+    """The tag of a value that may be a string or a list; tags do not show in error paths."""
+    return "@text" if isinstance(value, str) else "@list"
 
 
 def _stop_strings(value: str | list[str]) -> str | list[str]:
@@ -110,12 +118,19 @@ class SamplingFields(Wire):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[str | list[str], AfterValidator(_stop_strings)] | None = None
+    stop: (
+        Annotated[
+            Annotated[str, Tag("@text")] | Annotated[list[str], Tag("@list")],
+            Discriminator(text_or_list),
+            AfterValidator(_stop_strings),
+        ]
+        | None
+    ) = None
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     user: Identifier | None = None
     safety_identifier: Identifier | None = None
-    prompt_cache_key: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    prompt_cache_key: CacheKey | None = None
     metadata: Metadata | None = None
     service_tier: ServiceTier = None
     parallel_tool_calls: bool | None = None

@@ -14,6 +14,7 @@ from app.wire import (
     SamplingFields,
     Wire,
     declining,
+    text_or_list,
 )
 from app.wire_events import TokenLogprob
 
@@ -40,17 +41,13 @@ Part = Annotated[
 ]
 
 
-def _text_or_list(value: Any) -> str:
-    return "@text" if isinstance(value, str) else "@list"
-
-
 class ChatMessage(Wire):
     """One message of the conversation; an answer's message fits unchanged."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
-        Discriminator(_text_or_list),
+        Discriminator(text_or_list),
     ]
     name: Declined = None
     refusal: Declined = None

@@ -124,6 +124,41 @@ class ResponseResource(Wire):
     prompt_cache_key: str | None
 
 
+class InputPart(Wire):
+    """The text of a message that a compaction kept."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class CompactedMessage(Wire):
+    """A system message that a compaction kept word for word."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Literal["completed"] = "completed"
+    role: Literal["system", "developer"]
+    content: list[InputPart]
+
+
+class Compaction(Wire):
+    """The sealed summary of a conversation."""
+
+    type: Literal["compaction"] = "compaction"
+    id: str
+    encrypted_content: str
+
+
+class CompactedResource(Wire):
+    """A compacted conversation: its output is the input of the next request."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[CompactedMessage | Compaction]
+    usage: Usage
+
+
 LifecycleKind = Literal[
     "response.created",
     "response.in_progress",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from app.wire import (
+    CacheKey,
     Declined,
     DeclinedFlag,
     DeclinedList,
     Identifier,
     SamplingFields,
+    ServiceTier,
     Wire,
     declining,
+    text_or_list,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -53,13 +55,9 @@ Part = Annotated[
 ]
 
 
-def _text_or_list(value: Any) -> str:
-    return "@text" if isinstance(value, str) else "@list"
-
-
 Content = Annotated[
     Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
-    Discriminator(_text_or_list),
+    Discriminator(text_or_list),
 ]
 
 
@@ -81,13 +79,35 @@ class MessageItem(Wire):
         return "".join(part.text for part in self.content)
 
 
-def _checked_item(value: Any) -> Any:
-    if _type_tag(value, "message") != "@message":
-        raise PydanticCustomError("unsupported_value", "only items of type message are served")
-    return value
+class CompactionItem(Wire):
+    """A conversation's sealed summary, as `POST /v1/responses/compact` returned it."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: Identifier | None = None
 
 
-InputItem = Annotated[MessageItem, BeforeValidator(_checked_item)]
+def _item_tag(value: Any) -> str:
+    return _type_tag(value, "message")
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("@message")] | Annotated[CompactionItem, Tag("@compaction")],
+    Discriminator(
+        _item_tag,
+        custom_error_type="unsupported_value",
+        custom_error_message="only items of type message and compaction are served",
+    ),
+]
+Input = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[InputItem], Field(min_length=1), Tag("@list")],
+    Discriminator(text_or_list),
+]
+
+
+def _items(value: str | list[MessageItem | CompactionItem]) -> list[MessageItem | CompactionItem]:
+    """Input as items; a bare string is one user message."""
+    return [MessageItem(role="user", content=value)] if isinstance(value, str) else value
 
 
 class PromptReference(Wire):
@@ -121,11 +141,7 @@ class CreateBody(SamplingFields):
     """The body of `POST /v1/responses`."""
 
     model: str | None = None
-    input: Annotated[
-        Annotated[str, Tag("@text")]
-        | Annotated[list[InputItem], Field(min_length=1), Tag("@list")],
-        Discriminator(_text_or_list),
-    ]
+    input: Input
     instructions: str | None = None
     previous_response_id: Identifier | None = None
     prompt: PromptReference | None = None
@@ -158,11 +174,27 @@ class CreateBody(SamplingFields):
         return self.include is not None and LOGPROBS in self.include
 
     @property
-    def items(self) -> list[MessageItem]:
-        """The input as items; a bare string is one user message."""
-        if isinstance(self.input, str):
-            return [MessageItem(role="user", content=self.input)]
-        return self.input
+    def items(self) -> list[MessageItem | CompactionItem]:
+        """The input as items."""
+        return _items(self.input)
+
+
+class CompactBody(Wire):
+    """The body of `POST /v1/responses/compact`."""
+
+    model: Identifier
+    input: Input | None = None
+    previous_response_id: Identifier | None = None
+    instructions: str | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_options: Declined = None
+    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    service_tier: ServiceTier = None
+
+    @property
+    def items(self) -> list[MessageItem | CompactionItem]:
+        """The input as items; none where a previous response is compacted as it is."""
+        return [] if self.input is None else _items(self.input)
 
 
 class CreateMessage(CreateBody):

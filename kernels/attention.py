@@ -89,11 +89,12 @@ def attend(
 
 
 _MODULES = {
+    "cpu": "kernels.cpu",
     "reference": "kernels.reference",
 }
 
 
 def _backend(name: Backend | None, device: torch.device) -> _Module:
     # Imported on first use: a machine without a GPU never loads Triton, one with it never Numba.
-    name = name or ("triton" if device.type == "cuda" else "reference")
+    name = name or ("triton" if device.type == "cuda" else "cpu")
     return cast(_Module, import_module(_MODULES[name]))

@@ -22,7 +22,7 @@ import contextlib
 import logging
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from app.auth import authenticate, select_subprotocol
 from app.context import Service

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from transformers import PreTrainedTokenizerBase
 
+from engine.admission import check_request
 from engine.client import EngineUnavailable
 from engine.hashing import block_hashes
 from engine.request import EngineInfo, EngineRequest, EngineStats, TokenDelta, TokenLogprobs
@@ -96,6 +97,7 @@ class ScriptedEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         if self.down:
             raise EngineUnavailable("down")
+        check_request(request, self.info)
         self.requests.append(request)
         self.active.add(request.request_id)
         self.most_active = max(self.most_active, len(self.active))

@@ -56,6 +56,14 @@ async def test_prompts_are_warmed_when_registered_and_after_a_restart(world: Wor
     await eventually(lambda: len(world.prompts.indexes) == 2)
 
 
+async def test_a_prompt_that_never_fits_stays_cold_and_stops_no_other(world: World) -> None:
+    world.prompts.put("acme", "endless", "word " * 1000)
+    world.prompts.put("acme", "law", "You are the lawyer of acme. " * 4)
+    world.store.queue.put_nowait(Change("prompts", "acme"))
+    await eventually(lambda: len(world.prompts.indexes) == 1)
+    assert world.prompts.indexes[0]["name"] == "law"
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
 async def test_operators_need_no_key(world: World, path: str) -> None:
     assert (await get(world, path)).status_code == 200

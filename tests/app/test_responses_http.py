@@ -64,7 +64,9 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
         ({"text": {"format": {"type": "json_object"}}}, "invalid_value", "text.format.type"),
         ({"truncation": "auto"}, "unsupported_value", "truncation"),
         ({"include": ["reasoning.encrypted_content"]}, "invalid_value", "include[0]"),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"stop": [""]}, "invalid_value", "stop"),
+        ({"stop": ["a", 1]}, "invalid_type", "stop[1]"),
         ({"stop": list("abcde")}, "invalid_value", "stop"),
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias.x"),
         ({"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias.99999"),
@@ -122,7 +124,8 @@ async def test_history_items_are_accepted_as_they_were_sent(
     assert (await create(http, items)).status_code == 200
     text = world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
     assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>assistant\nYou said: hello<|im_end|>\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>assistant\nYou said: hello<|im_end|>\n"
         "<|im_start|>assistant\nhm<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
@@ -180,7 +183,7 @@ async def test_logprobs_come_with_text_bytes_and_alternatives(http: httpx.AsyncC
     include = ["message.output_text.logprobs"]
     body = (await create(http, "é", include=include, top_logprobs=2)).json()
     logprobs = body["output"][0]["content"][0]["logprobs"]
-    assert bytes(sum((entry["bytes"] for entry in logprobs), [])).decode() == "You said: é"
+    assert b"".join(bytes(entry["bytes"]) for entry in logprobs).decode() == "You said: é"
     assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs)
     assert logprobs[0]["token"] == "Y"
 
@@ -238,6 +241,23 @@ async def test_cancelling_over_http_ends_the_stream(http: httpx.AsyncClient, wor
     assert (await cancel).json()["status"] == "cancelled"
     again = await http.post(f"/v1/responses/{response_id}/cancel")
     assert again.json() == event["response"]
+
+
+async def test_a_failed_response_is_retrievable_but_cannot_be_continued(
+    http: httpx.AsyncClient, world: World
+) -> None:
+    world.engine.die_after = 3
+    assert (await create(http)).status_code == 500
+    failed = (await http.get(f"/v1/responses/{world.engine.requests[-1].request_id}")).json()
+    assert failed["status"] == "failed"
+    assert failed["error"]["code"] == "server_error"
+    again = await create(http, previous_response_id=failed["id"])
+    assert again.json()["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_stream_ends_with_the_done_marker(http: httpx.AsyncClient) -> None:
+    answer = await create(http, stream=True)
+    assert answer.text.endswith("data: [DONE]\n\n")
 
 
 async def test_unknown_responses_are_404(http: httpx.AsyncClient) -> None:

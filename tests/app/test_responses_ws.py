@@ -241,6 +241,19 @@ async def test_a_message_that_is_too_large_is_an_error(world: World) -> None:
         assert (await ws.error())["error"]["code"] == "message_too_large"
 
 
+@pytest.mark.parametrize("limits", [ServiceLimits(max_socket_seconds=0.3)])
+async def test_an_old_socket_ends_its_responses_before_it_closes(world: World) -> None:
+    world.engine.hold_after = 2
+    async with socket(world) as ws:
+        await ws.create("one")
+        await ws.create("two")
+        for _ in range(2):
+            assert (await ws.turn())[-1]["response"]["status"] == "cancelled"
+        assert (await ws.error())["error"]["code"] == "websocket_connection_limit_reached"
+        with pytest.raises(ConnectionClosed):
+            await ws.receive()
+
+
 @pytest.mark.parametrize("limits", [ServiceLimits(max_socket_seconds=0.1)])
 async def test_an_old_socket_is_told_so_and_closed(world: World) -> None:
     async with socket(world) as ws:

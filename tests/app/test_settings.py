@@ -1,14 +1,24 @@
 """Settings: one name in three places, and errors that say which one is wrong."""
 
+from pathlib import Path
+
 import pytest
 
-from app.settings import Settings, SettingsError, env_name, load_settings, option_name
+from app.settings import (
+    Settings,
+    SettingsError,
+    default_text,
+    env_name,
+    load_settings,
+    option_name,
+)
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for field in Settings.model_fields:
         monkeypatch.delenv(env_name(field), raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
 
 
 def test_a_setting_has_one_name_everywhere() -> None:
@@ -80,3 +90,11 @@ def test_only_loopback_counts_as_private(host: str, expected: bool) -> None:
 
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in Settings.model_fields.values())
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_the_readme_lists_the_setting_with_its_default_and_meaning(field: str) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    description = Settings.model_fields[field].description
+    row = f"| `{option_name(field)}` | `{default_text(field)}` | {description}"
+    assert row in readme

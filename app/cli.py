@@ -1,0 +1,38 @@
+"""The command `partywall`. Each command lies in `app.commands` and imports what it needs itself."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from app.commands import chat, prompt, serve, tenant
+from app.commands.errors import CommandError
+
+app = typer.Typer(
+    name="partywall",
+    help="A streaming chat backend: one open-weight model, many tenants, one shared KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(prompt.app, name="prompt")
+
+
+def main() -> None:
+    """Entry point; errors of the user's making are one line and exit status 1 (or 2: usage)."""
+    try:
+        app()
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

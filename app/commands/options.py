@@ -1,0 +1,66 @@
+"""Command-line options made from the settings, so that both always have the same names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from app.settings import Settings, choices, default_text, env_name, option_name
+
+
+def settings_command(fields: list[str] | None = None) -> Callable[[Callable[..., None]], Any]:
+    """Give a command an option for each of `fields` (all settings, unless told otherwise).
+
+    The command takes the options that were given as keyword arguments, as text: checking them is
+    `load_settings`' business, whose errors name option and variable alike.
+    """
+    names = list(Settings.model_fields) if fields is None else fields
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+
+        def run(**values: Any) -> None:
+            command(**{name: value for name, value in values.items() if value is not None})
+
+        parameters = [*own, *(_parameter(name) for name in names)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__doc__ = command.__doc__
+        run.__name__ = command.__name__
+        return run
+
+    return decorate
+
+
+def given_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are settings."""
+    return {name: value for name, value in values.items() if name in Settings.model_fields}
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    field = Settings.model_fields[name]
+    flag = field.annotation is bool
+    option = option_name(name)
+    declaration = f"{option}/{option_name('no_' + name)}" if flag else option
+    annotation = bool if flag else str
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            annotation | None,
+            typer.Option(
+                declaration,
+                metavar=None if flag else "|".join(choices(name)) or "VALUE",
+                help=f"{field.description} [dim]{env_name(name)}[/dim]",
+                show_default=default_text(name),
+            ),
+        ],
+    )

@@ -1,0 +1,109 @@
+"""`POST /v1/responses/compact`: a long conversation replaced by the model's summary of it.
+
+System messages are kept word for word; the rest becomes one sealed `compaction` item, which a later
+request sends back as the first of its input.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+from tenants.records import Tenant
+
+from app.context import Service
+from app.errors import ApiError, invalid_request
+from app.generation import Generation
+from app.sealing import seal
+from app.turns import engine_request, output_budget
+from app.wire import SamplingFields
+from app.wire_events import (
+    CompactedMessage,
+    CompactedResource,
+    Compaction,
+    InputPart,
+    InputTokensDetails,
+    Usage,
+)
+from app.wire_responses import CompactBody, MessageItem
+
+_SUMMARY_TOKENS = 512
+_REQUEST = (
+    "Summarize our conversation so far, so that it can go on without its text. "
+    "Keep names, facts, decisions and open questions. Write only the summary."
+)
+
+
+async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
+    """The compacted conversation as JSON.
+
+    Raises `ApiError` naming the field at fault, 500 if the engine fails, and whatever starting a
+    response raises.
+    """
+    service.names.check(body.model)
+    if body.input is None and body.previous_response_id is None:
+        raise invalid_request(
+            "Give 'input' or 'previous_response_id'.", "input", "missing_required_parameter"
+        )
+    asking = [*body.items, MessageItem(role="user", content=_REQUEST)]
+    prompt = await service.responses.conversation(
+        tenant, asking, body.previous_response_id, body.instructions
+    )
+    info = service.engine.info
+    remaining = output_budget(len(prompt.ids), None, _SUMMARY_TOKENS, info, ("input", "input"))
+    compaction_id = f"resp_{secrets.token_hex(16)}"
+    request = engine_request(
+        compaction_id,
+        tenant,
+        prompt,
+        SamplingFields(temperature=0.0, prompt_cache_key=body.prompt_cache_key),
+        info,
+        end_user=prompt.end_user,
+        max_tokens=remaining,
+        logprobs=None,
+    )
+    generation = Generation(service.engine, request, service.tokenizer, (), service.metrics)
+    await generation.admit(service.limits.admission_grace_seconds)
+    await _finish(generation)
+    kept = [
+        _kept("developer" if item.role == "developer" else "system", item.text)
+        for item in body.items
+        if isinstance(item, MessageItem) and item.role in ("system", "developer")
+    ]
+    if body.previous_response_id is not None and prompt.system is not None:
+        kept.insert(0, _kept("system", prompt.system))
+    sealed = seal(tenant, generation.text)
+    item = Compaction(id=f"cmp_{secrets.token_hex(16)}", encrypted_content=sealed)
+    resource = CompactedResource(
+        id=compaction_id,
+        created_at=int(time.time()),
+        output=[*kept, item],
+        usage=_usage(generation),
+    )
+    return msgspec.json.encode(resource.model_dump())
+
+
+async def _finish(generation: Generation) -> None:
+    async with aclosing(generation.pieces()) as pieces:
+        async for _ in pieces:
+            pass
+    if generation.outcome not in ("stop", "length"):
+        raise ApiError(500, generation.error or "The engine stopped.", code="server_error")
+
+
+def _kept(role: Literal["system", "developer"], text: str) -> CompactedMessage:
+    message_id = f"msg_{secrets.token_hex(16)}"
+    return CompactedMessage(id=message_id, role=role, content=[InputPart(text=text)])
+
+
+def _usage(generation: Generation) -> Usage:
+    prompt, output = len(generation.request.prompt), len(generation.output_ids)
+    return Usage(
+        input_tokens=prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=generation.cached_tokens),
+        output_tokens=output,
+        total_tokens=prompt + output,
+    )

@@ -1,0 +1,21 @@
+"""`POST /v1/responses/compact`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.auth import authenticate
+from app.compaction import compact
+from app.context import Service
+from app.http_io import json_response, read_json, unless_gone
+from app.wire import parse
+from app.wire_responses import CompactBody
+
+
+async def compact_conversation(request: Request) -> ASGIApp:
+    """Replace a conversation by its summary."""
+    service: Service = request.app.state.service
+    tenant = await authenticate(service.tenants, request)
+    body = parse(CompactBody, await read_json(request, service.limits.max_body_bytes))
+    return json_response(await unless_gone(request, compact(service, tenant, body)))

@@ -1,0 +1,160 @@
+"""From settings to a running service, and back to a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+from starlette.applications import Starlette
+from transformers import PreTrainedTokenizerBase
+
+from app.admin_token import AdminToken, load_admin_token, write_private
+from app.limits import ServiceLimits
+from app.metrics import Metrics
+from app.routes.admin import admin_routes
+from app.server import bind, run_server, service_url
+from app.service import create_app
+from app.settings import Settings
+from app.stores import Stores, open_stores
+from app.tokenizers import load_tokenizer
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.process import ProcessEngine
+from engine.weights import resolve_model
+
+DEMO_TENANT = "demo"
+_FLUSH_SECONDS = 0.1
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """What an operator learns when the service is ready; secrets only where this start made them."""
+
+    url: str
+    pid: int
+    tenant: str | None
+    api_key: str | None
+    admin_token: str | None
+
+
+def engine_config(settings: Settings, folder: Path) -> EngineConfig:
+    """The engine's part of the settings."""
+    return EngineConfig(
+        model_path=str(folder),
+        device=settings.device,
+        dtype=settings.dtype,
+        kv_memory_bytes=settings.kv_memory,
+        block_size=settings.block_size,
+        max_context_tokens=settings.max_context_tokens,
+        step_token_budget=settings.step_token_budget,
+        max_running_requests=settings.max_running_requests,
+        prefix_cache=settings.prefix_cache,
+        threads=settings.threads,
+    )
+
+
+def service_limits(settings: Settings) -> ServiceLimits:
+    """The service's part of the settings."""
+    return ServiceLimits(
+        send_deadline_seconds=settings.send_deadline_seconds,
+        max_message_bytes=settings.max_message_bytes,
+        max_body_bytes=settings.max_message_bytes,
+        response_ttl_seconds=settings.response_ttl_seconds,
+        default_max_output_tokens=settings.default_max_output_tokens,
+    )
+
+
+async def run_service(
+    settings: Settings, progress: Progress, welcome: Callable[[Welcome], None]
+) -> None:
+    """Start everything, serve until SIGTERM or SIGINT, and stop everything.
+
+    `progress` is told what the start is doing, `welcome` what an operator needs once requests are
+    served. Raises `OSError` for an address that cannot be bound, `EngineError` for a model that
+    cannot be served, `StoreUnavailable` for a store that does not answer, and `CancelledError` when
+    it is stopped before it is ready.
+    """
+    if settings.ready_file is not None:
+        settings.ready_file.unlink(missing_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        starting = stack.enter_context(_cancelled_by_signals())
+        listener = stack.enter_context(contextlib.closing(bind(settings)))
+        folder = await asyncio.to_thread(
+            resolve_model, settings.model, settings.cache_dir, progress
+        )
+        stores = await stack.enter_async_context(open_stores(settings.redis_url, settings.data_dir))
+        progress(f"loading {settings.model}")
+        engine = ProcessEngine(engine_config(settings, folder))
+        tokenizer = await _start_engine(engine, folder, stack)
+        admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
+        tenants = hide_demo_tenant(stores.tenants) if is_exposed(settings) else stores.tenants
+        app = create_app(
+            engine,
+            tenants,
+            stores.prompts,
+            stores.conversations,
+            tokenizer,
+            model_id(settings.model, folder),
+            service_limits(settings),
+            admin_routes(stores.tenants, stores.prompts, admin_token, settings.max_message_bytes),
+        )
+
+        async def on_ready() -> None:
+            await engine.stats()
+            api_key = await _create_demo_tenant(settings, stores)
+            _announce(settings, listener, api_key, admin_token, welcome)
+
+        starting.close()
+        await run_server(
+            app, settings, listener, on_ready=on_ready, drain=lambda: _drain(app, engine, settings)
+        )
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals() -> Iterator[contextlib.ExitStack]:
+    """Until the yielded stack is closed, SIGTERM and SIGINT cancel the current task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    with contextlib.ExitStack() as handlers:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+            handlers.callback(loop.remove_signal_handler, number)
+        yield handlers
+
+
+async def _start_engine(
+    engine: ProcessEngine, folder: Path, stack: contextlib.AsyncExitStack
+) -> PreTrainedTokenizerBase:
+    """Start the engine, which the stack will close, and load the tokenizer meanwhile."""
+    start = asyncio.create_task(engine.start())
+
+    async def close() -> None:
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await engine.close()
+
+    stack.push_async_callback(close)
+    tokenizer = await asyncio.to_thread(load_tokenizer, folder)
+    await start
+    return tokenizer
+
+
+async def _drain(app: Starlette, engine: EngineClient, settings: Settings) -> None:
+    """End every stream with its terminal event, and give the events time to leave."""
+    await engine.close()
+    registry = app.state.service.metrics.registry
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(settings.drain_seconds):
+            while registry.get_sample_value("partywall_streams_running"):
+                await asyncio.sleep(_FLUSH_SECONDS)
+    await asyncio.sleep(_FLUSH_SECONDS)

@@ -1,0 +1,202 @@
+"""Paged attention on a CPU: a compiled kernel for short query runs, torch for long ones."""
+
+from __future__ import annotations
+
+import threading
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import cpu_paged
+from kernels.attention import AttentionBatch
+from kernels.reference import gather
+
+LONGEST_SHORT_RUN = 16
+"""Queries of one sequence up to which the block walk beats gathering the sequence for torch."""
+
+_ROWS_IN_SCORES = 256
+"""Queries whose scores are materialised together where scores need a soft cap."""
+
+# Numba's fallback threading layer aborts the process when two Python threads launch at once.
+_launch = threading.Lock()
+
+
+def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """See `kernels.attention.prepare`: the first call on a machine compiles (seconds), later ones
+    load from Numba's cache."""
+    kv = torch.zeros(1, 2, num_kv_heads, 1, head_dim, dtype=dtype)
+    token = torch.zeros(1, num_kv_heads, head_dim, dtype=dtype)
+    one = torch.ones(1, dtype=torch.int32)
+    batch = AttentionBatch(
+        block_tables=torch.zeros(1, 1, dtype=torch.int32),
+        query_starts=torch.tensor([0, 1], dtype=torch.int32),
+        context_lens=one,
+        slots=torch.zeros(1, dtype=torch.int64),
+        max_query_len=1,
+        max_context_len=1,
+    )
+    write_kv(token, token, kv, batch.slots)
+    query = torch.zeros(1, num_heads, head_dim, dtype=dtype)
+    attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    assert key.dtype == value.dtype == kv.dtype
+    key, value = _rows(key), _rows(value)
+    cpu_paged.store(
+        _flat(kv),
+        kv.stride()[:4],
+        kv.shape[3],
+        _flat(key),
+        key.stride()[:2],
+        _flat(value),
+        value.stride()[:2],
+        slots.numpy(),
+        kv.shape[2],
+        kv.shape[4],
+    )
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """See `kernels.attention.attend`."""
+    output = torch.empty(query.shape, dtype=torch.float32)
+    _attend_short(query, kv, batch, scale, sliding_window, softcap, output)
+    if batch.max_query_len > LONGEST_SHORT_RUN:
+        starts, context_lens = batch.query_starts.tolist(), batch.context_lens.tolist()
+        for seq, context_len in enumerate(context_lens):
+            rows = slice(starts[seq], starts[seq + 1])
+            if rows.stop - rows.start > LONGEST_SHORT_RUN:
+                output[rows] = _attend_long(
+                    query[rows],
+                    kv,
+                    batch.block_tables[seq],
+                    context_len,
+                    scale,
+                    sliding_window,
+                    softcap,
+                )
+    return output.to(query.dtype)
+
+
+def _attend_short(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    output: Tensor,
+) -> None:
+    with _launch:
+        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+        cpu_paged.attend_short(
+            query.float().contiguous().numpy(),
+            _flat(kv),
+            kv.stride()[:4],
+            kv.shape[3],
+            kv.shape[2],
+            batch.block_tables.numpy(),
+            batch.query_starts.numpy(),
+            batch.context_lens.numpy(),
+            LONGEST_SHORT_RUN,
+            np.float32(scale),
+            sliding_window or 0,
+            np.float32(softcap or 0.0),
+            output.numpy(),
+        )
+
+
+def _attend_long(
+    query: Tensor,  # [query_len, num_heads, head_dim]
+    kv: Tensor,
+    block_table: Tensor,
+    context_len: int,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """One sequence's chunk: copy out its visible keys, then torch's flash attention."""
+    query_len, num_heads, head_dim = query.shape
+    first = 0
+    if sliding_window is not None:
+        oldest = max(0, context_len - query_len - sliding_window + 1)
+        first = oldest // kv.shape[3] * kv.shape[3]
+    keys, values = gather(kv, block_table[first // kv.shape[3] :], context_len - first)
+    num_kv_heads, num_keys, _ = keys.shape
+    # [num_kv_heads, group, query_len, head_dim]: the heads of a group share keys without a copy.
+    grouped = query.view(query_len, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    shape = (num_kv_heads, grouped.shape[1], num_keys, head_dim)
+    keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
+    if softcap is not None:
+        attended = _attend_capped(grouped, keys, values, scale, sliding_window, softcap)
+    elif query_len == num_keys and sliding_window is None:
+        attended = functional.scaled_dot_product_attention(
+            grouped, keys, values, is_causal=True, scale=scale
+        )
+    else:
+        mask = _visible(query_len, num_keys, sliding_window)
+        attended = functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=mask, scale=scale
+        )
+    return attended.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim)
+
+
+def _attend_capped(
+    query: Tensor,  # [num_kv_heads, group, query_len, head_dim]
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float,
+) -> Tensor:
+    query_len = query.shape[2]
+    visible = _visible(query_len, keys.shape[2], sliding_window)
+    keys, values = keys.float().transpose(-1, -2), values.float()
+    parts = []
+    for start in range(0, query_len, _ROWS_IN_SCORES):
+        rows = slice(start, start + _ROWS_IN_SCORES)
+        scores = query[:, :, rows].float() @ keys
+        scores = scores.mul_(scale / softcap).tanh_().mul_(softcap)
+        scores = scores.masked_fill_(~visible[rows], float("-inf"))
+        parts.append(scores.softmax(dim=-1) @ values)
+    return torch.cat(parts, dim=2)
+
+
+def _visible(query_len: int, num_keys: int, sliding_window: int | None) -> Tensor:
+    """[query_len, num_keys] bool; the last query sees the last key."""
+    visible = torch.ones(query_len, num_keys, dtype=torch.bool).tril_(num_keys - query_len)
+    if sliding_window is not None:
+        visible.triu_(num_keys - query_len - sliding_window + 1)
+    return visible
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _flat(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """All memory that `tensor` spans, gaps included, as one array without a copy.
+
+    Numba knows no bfloat16: it gets the bits.
+    """
+    assert tensor.stride(-1) == 1
+    span = 1 + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    flat = tensor.as_strided((span if tensor.numel() else 0,), (1,))
+    array: npt.NDArray[np.generic] = (
+        flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat
+    ).numpy()
+    return array

@@ -1,0 +1,78 @@
+"""`POST /v1/responses/compact`, and its item as the start of a new chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.app.conftest import MODEL, World
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "We launch on Tuesday."},
+    {"role": "assistant", "content": "Understood."},
+]
+
+
+async def compacted(world: World, **fields: Any) -> Any:
+    world.engine.answer = "They launch on Tuesday."
+    try:
+        return await world.client().responses.compact(model=MODEL, **fields)
+    finally:
+        world.engine.answer = None
+
+
+def as_input(result: Any) -> list[dict[str, Any]]:
+    return [item.model_dump(exclude_none=True) for item in result.output]
+
+
+async def test_a_compacted_conversation_goes_on_from_its_summary(world: World) -> None:
+    result = await compacted(world, input=CONVERSATION, prompt_cache_key="launch")
+    assert result.object == "response.compaction"
+    assert [item.type for item in result.output] == ["message", "compaction"]
+    assert result.usage.output_tokens == len("They launch on Tuesday.") + 1
+    follow_up: Any = [*as_input(result), {"role": "user", "content": "When?"}]
+    await world.client().responses.create(model=MODEL, input=follow_up)
+    text = world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
+    assert "system\nBe brief.<|im_end|>" in text
+    assert "Summary of the conversation so far: They launch on Tuesday." in text
+    assert "We launch" not in text
+
+
+async def test_a_stored_response_is_compacted_by_its_id(world: World) -> None:
+    first = await world.client().responses.create(
+        model=MODEL, input="We launch on Tuesday.", instructions="Be brief."
+    )
+    result = await compacted(world, previous_response_id=first.id)
+    assert [item.type for item in result.output] == ["message", "compaction"]
+    assert as_input(result)[0]["content"] == [{"type": "input_text", "text": "Be brief."}]
+    asked = world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
+    assert "We launch on Tuesday." in asked
+    assert "Summarize our conversation" in asked
+
+
+async def test_a_compaction_item_is_bound_to_its_tenant(world: World) -> None:
+    items: Any = as_input(await compacted(world, input=CONVERSATION))
+    forged: Any = [{"type": "compaction", "encrypted_content": "bm90IG91cnM="}]
+    for tenant, given in (("umbra", items), ("acme", forged)):
+        with pytest.raises(openai.BadRequestError, match="compaction item") as refused:
+            await world.client(tenant).responses.create(model=MODEL, input=given)
+        assert str(refused.value.param).endswith("encrypted_content")
+
+
+async def test_a_compaction_without_model_or_input_is_refused(world: World) -> None:
+    async with httpx.AsyncClient(base_url=world.base_url, headers=world.headers()) as http:
+        for body, param in (({"input": "x"}, "model"), ({"model": MODEL}, "input")):
+            answer = await http.post("/v1/responses/compact", json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
+
+
+async def test_compacting_stays_in_the_end_users_namespace(world: World) -> None:
+    first = await world.client().responses.create(model=MODEL, input="secret", user="ann")
+    answered = world.engine.requests[-1].namespaces
+    await compacted(world, previous_response_id=first.id)
+    assert world.engine.requests[-1].namespaces.private_key == answered.private_key

@@ -1,0 +1,175 @@
+"""The server's own behaviours, with a bare ASGI application behind real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from app.server import ABORT_EXTENSION, bind, run_server, service_url
+from app.settings import Settings, load_settings
+
+
+def settings(**given: Any) -> Settings:
+    return load_settings(port=0, drain_seconds=1, **given)
+
+
+class Probe:
+    """An application that notes what happens to it and does what its path says."""
+
+    def __init__(self) -> None:
+        self.disconnects: asyncio.Queue[int] = asyncio.Queue()
+        self.drained = False
+        self.stopped = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            if scope["path"] == "/abort":
+                scope["extensions"][ABORT_EXTENSION]["abort"]()
+            else:
+                await send({"type": "http.response.body", "body": b", whole"})
+        else:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await self._websocket(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        flood = None
+        if scope["path"] == "/abort":
+            scope["extensions"][ABORT_EXTENSION]["abort"]()
+        elif scope["path"] == "/flood":
+            flood = asyncio.create_task(self._flood(send))
+        message = await receive()
+        await self.disconnects.put(message["code"])
+        if flood is not None:
+            flood.cancel()
+
+    async def _flood(self, send: Send) -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                await send({"type": "websocket.send", "bytes": bytes(100_000)})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.stopped = True
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+@contextlib.asynccontextmanager
+async def running(app: ASGIApp, settings: Settings) -> AsyncIterator[str]:
+    """Serve until the block ends, which happens the way an operator ends it: by SIGTERM."""
+    listener = bind(settings)
+    ready = asyncio.Event()
+
+    async def on_ready() -> None:
+        ready.set()
+
+    async def drain() -> None:
+        if isinstance(app, Probe):
+            app.drained = not app.stopped
+
+    serving = asyncio.create_task(
+        run_server(app, settings, listener, on_ready=on_ready, drain=drain)
+    )
+    async with asyncio.timeout(10):
+        await ready.wait()
+    try:
+        yield service_url(settings, listener)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await serving
+
+
+@pytest.fixture
+def probe() -> Probe:
+    return Probe()
+
+
+async def test_any_free_port_is_known_before_serving(probe: Probe) -> None:
+    async with running(probe, settings()) as url, httpx.AsyncClient(trust_env=False) as client:
+        assert not url.endswith(":0")
+        assert (await client.get(url)).text == "half, whole"
+
+
+async def test_a_taken_port_is_an_error_at_once() -> None:
+    with contextlib.closing(bind(settings())) as taken:
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            bind(load_settings(port=taken.getsockname()[1]))
+
+
+async def test_an_http_request_can_drop_its_connection(probe: Probe) -> None:
+    async with running(probe, settings()) as url, httpx.AsyncClient(trust_env=False) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(f"{url}/abort")
+
+
+async def test_a_websocket_can_drop_its_connection(probe: Probe) -> None:
+    async with running(probe, settings()) as url:
+        async with connect(url.replace("http", "ws") + "/abort", proxy=None) as socket:
+            with pytest.raises(ConnectionClosed) as caught:
+                await socket.recv()
+        assert caught.value.rcvd is None
+
+
+async def test_a_reader_that_neither_reads_nor_answers_pings_is_dropped(probe: Probe) -> None:
+    quick = settings(ping_interval_seconds=0.1, ping_timeout_seconds=0.1)
+    async with running(probe, quick) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(_upgrade(url, "/flood"))
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert await probe.disconnects.get() in (1005, 1006, 1011)
+        writer.close()
+
+
+def _upgrade(url: str, path: str) -> bytes:
+    lines = [
+        f"GET {path} HTTP/1.1",
+        f"Host: {url.removeprefix('http://')}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version: 13",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def test_shutdown_drains_before_it_closes_sockets(probe: Probe) -> None:
+    async with running(probe, settings()) as url:
+        socket = await connect(url.replace("http", "ws"), proxy=None)
+    assert probe.drained
+    assert probe.stopped
+    with pytest.raises(ConnectionClosed):
+        await socket.recv()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"host": "127.0.0.1"}, "http://127.0.0.1:"),
+        ({"host": "::1"}, "http://[::1]:"),
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:"),
+        ({"host": "localhost"}, "http://localhost:"),
+    ],
+)
+def test_the_url_is_one_that_a_client_here_can_use(given: dict[str, Any], expected: str) -> None:
+    chosen = settings(**given)
+    with contextlib.closing(bind(chosen)) as listener:
+        assert service_url(chosen, listener).startswith(expected)
