@@ -40,6 +40,7 @@ class ChatOptions:
     prompt: str | None = None
     user: str | None = None
     max_output_tokens: int | None = None
+    temperature: float | None = None
 
 
 def socket_url(url: str) -> str:
@@ -122,6 +123,8 @@ class Chat:
             message["model"] = options.model
         if options.user is not None:
             message["user"] = options.user
+        if options.temperature is not None:
+            message["temperature"] = options.temperature
         if options.max_output_tokens is not None:
             message["max_output_tokens"] = options.max_output_tokens
         return message

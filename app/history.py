@@ -11,7 +11,9 @@ from array import array
 from collections import OrderedDict
 
 import msgspec
-from tenants.store import Conversations, StoreUnavailable
+
+from tenants.conversations import Conversations
+from tenants.store import StoreUnavailable
 
 _log = logging.getLogger(__name__)
 

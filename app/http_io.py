@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.context import Service
 from app.errors import ApiError, as_api_error, internal_error
 from app.sse import until_gone
 from app.wire import decode_json
@@ -77,8 +78,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
-def answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """An endpoint whose exceptions become answers in the protocol's shape."""
+def answering(endpoint: Endpoint, route: str) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """An endpoint whose exceptions become answers in the protocol's shape, counted for `route`."""
 
     async def answer(request: Request) -> ASGIApp:
         try:
@@ -90,6 +91,8 @@ def answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
             if known is None:
                 _log.exception("%s %s failed", request.method, request.url.path)
                 known = internal_error()
+            service: Service = request.app.state.service
+            service.metrics.count_refused(route, known.status)
             return error_response(known)
 
     return answer

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from tenants.records import Tenant
 
 from app.errors import ApiError, as_api_error, internal_error, invalid_request
 from app.history import SocketHistory
@@ -18,6 +17,7 @@ from app.responses import ResponseRun, Responses
 from app.streams import Outbox
 from app.wire_events import encode_event
 from app.wire_responses import CreateMessage
+from tenants.records import Tenant
 
 _log = logging.getLogger(__name__)
 
@@ -151,6 +151,7 @@ class Lanes:
             if known is None:
                 _log.exception("a response on a socket failed")
                 known = internal_error()
+            self._responses.metrics.count_refused("responses", known.status)
             await self._outbox.put(error_event(known, message.stream_id))
         finally:
             if entry.run is not None:

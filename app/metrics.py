@@ -83,6 +83,10 @@ class Metrics:
         for name, gauge in self._engine_counts.items():
             gauge.set(getattr(stats, name))
 
+    def count_refused(self, route: str, status: int) -> None:
+        """Account for a request that was answered with an error."""
+        self.requests.labels(route, str(status)).inc()
+
     def count_tokens(self, prompt: int, cached: int, output: int) -> None:
         """Account for one finished response."""
         self.tokens.labels("prompt").inc(prompt)

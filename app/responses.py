@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
-from tenants.records import Tenant
 from transformers import PreTrainedTokenizerBase
 
 from app.errors import ApiError, invalid_request
@@ -41,6 +40,7 @@ from app.wire_events import (
 )
 from app.wire_responses import LOGPROBS, CreateBody, PromptReference
 from engine.client import EngineClient
+from tenants.records import Tenant
 
 _STATUS_OF_OUTCOME: dict[str, Status] = {
     "stop": "completed",
@@ -88,7 +88,7 @@ class Responses:
         self._turns = turns
         self._names = names
         self._limits = limits
-        self._metrics = metrics
+        self.metrics = metrics
         self._running: dict[tuple[str, str], ResponseRun] = {}
 
     async def start(
@@ -126,12 +126,12 @@ class Responses:
             logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
         )
         generation = Generation(
-            self._engine, request, self._tokenizer, body.stop_strings, self._metrics
+            self._engine, request, self._tokenizer, body.stop_strings, self.metrics
         )
         await generation.admit(self._limits.admission_grace_seconds)
         keeper = _Keeper(self.history, socket_history, tenant.id, end_user, prompt)
         resource = _resource(response_id, self._names.model_id, body)
-        run = ResponseRun(resource, generation, keeper, self._running, self._metrics)
+        run = ResponseRun(resource, generation, keeper, self._running, self.metrics)
         self._running[tenant.id, response_id] = run
         return run
 

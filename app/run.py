@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import logging
 import os
 import signal
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from socket import socket
 
 from starlette.applications import Starlette
 from transformers import PreTrainedTokenizerBase
 
-from app.admin_token import AdminToken, load_admin_token, write_private
+from app.admin_token import load_admin_token, write_private
 from app.limits import ServiceLimits
-from app.metrics import Metrics
 from app.routes.admin import admin_routes
 from app.server import bind, run_server, service_url
 from app.service import create_app
 from app.settings import Settings
-from app.stores import Stores, open_stores
-from app.tokenizers import load_tokenizer
+from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
+from app.tokenizer import load_tokenizer
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.process import ProcessEngine
 from engine.weights import resolve_model
+from tenants.store import TenantStore
 
-DEMO_TENANT = "demo"
 _FLUSH_SECONDS = 0.1
 
 Progress = Callable[[str], None]
@@ -38,7 +35,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """What an operator learns when the service is ready; secrets only where this start made them."""
+    """What an operator learns when the service is ready; only secrets that this start made."""
 
     url: str
     pid: int
@@ -53,7 +50,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         model_path=str(folder),
         device=settings.device,
         dtype=settings.dtype,
-        kv_memory_bytes=settings.kv_memory,
+        kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
         block_size=settings.block_size,
         max_context_tokens=settings.max_context_tokens,
         step_token_budget=settings.step_token_budget,
@@ -92,27 +89,44 @@ async def run_service(
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )
-        stores = await stack.enter_async_context(open_stores(settings.redis_url, settings.data_dir))
+        stores = await stack.enter_async_context(
+            open_stores(
+                settings.redis_url,
+                settings.data_dir,
+                settings.pepper_file,
+                owner=True,
+                tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
+            )
+        )
         progress(f"loading {settings.model}")
         engine = ProcessEngine(engine_config(settings, folder))
         tokenizer = await _start_engine(engine, folder, stack)
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
-        tenants = hide_demo_tenant(stores.tenants) if is_exposed(settings) else stores.tenants
         app = create_app(
             engine,
-            tenants,
+            stores.tenants,
             stores.prompts,
             stores.conversations,
             tokenizer,
-            model_id(settings.model, folder),
+            _model_id(settings.model, folder),
             service_limits(settings),
             admin_routes(stores.tenants, stores.prompts, admin_token, settings.max_message_bytes),
         )
 
         async def on_ready() -> None:
             await engine.stats()
-            api_key = await _create_demo_tenant(settings, stores)
-            _announce(settings, listener, api_key, admin_token, welcome)
+            wanted = settings.demo_tenant and not settings.is_exposed
+            tenant, api_key = await _demo_tenant(stores.tenants) if wanted else (None, None)
+            what = Welcome(
+                url=service_url(settings, listener),
+                pid=os.getpid(),
+                tenant=tenant,
+                api_key=api_key,
+                admin_token=admin_token.created,
+            )
+            if settings.ready_file is not None:
+                write_private(settings.ready_file, json.dumps(asdict(what)) + "\n")
+            welcome(what)
 
         starting.close()
         await run_server(
@@ -155,6 +169,23 @@ async def _drain(app: Starlette, engine: EngineClient, settings: Settings) -> No
     registry = app.state.service.metrics.registry
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(settings.drain_seconds):
-            while registry.get_sample_value("partywall_streams_running"):
+            while registry.get_sample_value("partywall_streams_running"):  # noqa: ASYNC110
                 await asyncio.sleep(_FLUSH_SECONDS)
     await asyncio.sleep(_FLUSH_SECONDS)
+
+
+async def _demo_tenant(tenants: TenantStore) -> tuple[str | None, str | None]:
+    """The demo tenant's id, if there is one, and its API key where this start created it.
+
+    It is created in an empty store only: an operator who deleted it does not want it back.
+    """
+    ids = [tenant.id for tenant in await tenants.list_tenants()]
+    if ids:
+        return (DEMO_TENANT if DEMO_TENANT in ids else None), None
+    _, api_key = await tenants.create_tenant(DEMO_TENANT)
+    return DEMO_TENANT, api_key
+
+
+def _model_id(model: str, folder: Path) -> str:
+    """What clients call the model: its name or hub id, or the last part of a local folder."""
+    return folder.name if Path(model).expanduser().is_dir() else model

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -47,6 +48,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self.close_sent:
             extensions: dict[str, Any] = self.scope["extensions"]
             extensions[ABORT_EXTENSION] = {"abort": self.transport.abort}
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send; a refused upgrade is complete, which uvicorn would log as an error."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
 
     def keepalive_timeout(self) -> None:
         """Close with 1011, then drop a transport whose buffer does not drain."""

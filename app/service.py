@@ -11,8 +11,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from tenants.store import Conversations, TenantStore
-from tenants.system_prompts import SystemPrompts
 from transformers import PreTrainedTokenizerBase
 
 from app.chat_template import ChatTemplate
@@ -32,6 +30,9 @@ from app.system_heads import SystemHeads
 from app.turns import TurnBuilder
 from app.warming import Warmer
 from engine.client import EngineClient
+from tenants.conversations import Conversations
+from tenants.store import TenantStore
+from tenants.system_prompts import SystemPrompts
 
 
 def create_app(
@@ -90,14 +91,24 @@ def create_app(
 def _routes() -> list[BaseRoute]:
     return [
         WebSocketRoute("/v1/responses", responses_socket),
-        Route("/v1/responses", answering(create_response), methods=["POST"]),
-        Route("/v1/responses/compact", answering(compact_conversation), methods=["POST"]),
-        Route("/v1/responses/{response_id}", answering(get_response), methods=["GET"]),
-        Route("/v1/responses/{response_id}/cancel", answering(cancel_response), methods=["POST"]),
-        Route("/v1/chat/completions", answering(create_completion), methods=["POST"]),
-        Route("/v1/models", answering(list_models), methods=["GET"]),
-        Route("/v1/models/{model:path}", answering(get_model), methods=["GET"]),
-        Route("/healthz", answering(healthz), methods=["GET"]),
-        Route("/readyz", answering(readyz), methods=["GET"]),
-        Route("/metrics", answering(metrics), methods=["GET"]),
+        Route("/v1/responses", answering(create_response, "responses"), methods=["POST"]),
+        Route(
+            "/v1/responses/compact", answering(compact_conversation, "compact"), methods=["POST"]
+        ),
+        Route("/v1/responses/{response_id}", answering(get_response, "responses"), methods=["GET"]),
+        Route(
+            "/v1/responses/{response_id}/cancel",
+            answering(cancel_response, "responses"),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/chat/completions",
+            answering(create_completion, "chat_completions"),
+            methods=["POST"],
+        ),
+        Route("/v1/models", answering(list_models, "models"), methods=["GET"]),
+        Route("/v1/models/{model:path}", answering(get_model, "models"), methods=["GET"]),
+        Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
+        Route("/readyz", answering(readyz, "ops"), methods=["GET"]),
+        Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
     ]

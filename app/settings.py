@@ -87,6 +87,9 @@ class Settings(BaseSettings):
         default_factory=default_data_dir,
         description="The embedded store, and the admin token's hash.",
     )
+    pepper_file: Location | None = Field(
+        None, description="Secret that API key hashes depend on; by default data_dir has one."
+    )
     demo_tenant: bool = Field(True, description="Create the tenant 'demo' on the first start.")
     admin_token_file: Location | None = Field(
         None, description="File that holds the admin token; by default the first start makes one."
@@ -111,7 +114,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Settings:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile go together")
-        for name in ("ssl_certfile", "ssl_keyfile", "admin_token_file"):
+        for name in ("ssl_certfile", "ssl_keyfile", "admin_token_file", "pepper_file"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name}: there is no file {path}")

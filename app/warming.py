@@ -11,13 +11,13 @@ import logging
 import secrets
 import time
 
-from tenants.records import SystemPrompt, Tenant
-from tenants.store import StoreUnavailable, TenantStore
-from tenants.system_prompts import SystemPrompts, index_prompt
-
 from app.system_heads import SystemHeads
 from engine.client import EngineClient, EngineError, RequestRefused
 from engine.request import EngineRequest, Namespaces, SamplingParams
+from tenants.errors import PromptNotFound, StoreUnavailable
+from tenants.records import SystemPrompt, Tenant
+from tenants.store import TenantStore
+from tenants.system_prompts import SystemPrompts, index_prompt
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0
@@ -38,7 +38,7 @@ class Warmer:
         self._prompts = prompts
         self._heads = heads
         self._wanted = asyncio.Event()
-        self._warm: set[tuple[str, str, str]] = set()
+        self._warm: set[tuple[str, str, int]] = set()
 
     async def run(self) -> None:
         """Warm until cancelled."""
@@ -69,33 +69,35 @@ class Warmer:
             self._wanted.set()
 
     async def _watch_store(self) -> None:
-        while True:
-            try:
-                async for change in self._tenants.changes():
-                    if change.kind == "prompts":
-                        self._wanted.set()
-            except StoreUnavailable as error:
-                _log.warning("changes of the store are not heard: %s", error)
-            # What changed meanwhile went unheard, so everything is looked at again.
-            await asyncio.sleep(_RETRY_SECONDS)
-            self._wanted.set()
+        async for change in self._tenants.changes():
+            if change.kind != "keys":
+                self._wanted.set()
 
     async def _warm_all(self) -> None:
-        for tenant in await self._tenants.list():
+        registered: set[tuple[str, str, int]] = set()
+        for tenant in await self._tenants.list_tenants():
             for prompt in await self._prompts.list(tenant.id):
-                key = (tenant.id, prompt.name, str(prompt.version))
-                if key not in self._warm:
-                    try:
-                        await self.warm(tenant, prompt)
-                    except RequestRefused as error:
-                        _log.warning("prompt %s stays cold: %s", prompt.name, error)
+                key = (tenant.id, prompt.name, prompt.version)
+                registered.add(key)
+                if key not in self._warm and await self._warmed(tenant, prompt):
                     self._warm.add(key)
+        self._warm &= registered
+
+    async def _warmed(self, tenant: Tenant, prompt: SystemPrompt) -> bool:
+        """Warm one prompt; whether that is done with, for it may be gone or never fit."""
+        try:
+            await self.warm(tenant, prompt)
+        except RequestRefused as error:
+            _log.warning("prompt %s of tenant %s stays cold: %s", prompt.name, tenant.id, error)
+        except PromptNotFound:
+            return False
+        return True
 
     async def warm(self, tenant: Tenant, prompt: SystemPrompt) -> None:
         """Compute a prompt's blocks in its tenant's namespace, and save their index.
 
-        Raises `EngineError` (`RequestRefused` for a prompt longer than the context) or
-        `StoreUnavailable`.
+        Raises `EngineError` (`RequestRefused` for a prompt longer than the context),
+        `PromptNotFound` for one that was deleted meanwhile, or `StoreUnavailable`.
         """
         head = await self._heads.head(tenant.id, prompt)
         info = self._engine.info

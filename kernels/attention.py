@@ -32,7 +32,12 @@ class _Module(Protocol):
     """What every backend module provides."""
 
     def prepare(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        block_size: int,
     ) -> None: ...
 
     def write_kv(self, key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None: ...
@@ -49,10 +54,15 @@ class _Module(Protocol):
 
 
 def prepare(
-    device: torch.device, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    device: torch.device,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int = 16,
 ) -> None:
     """Compile what attention of these shapes needs, so that no request waits for a compiler."""
-    _backend(None, device).prepare(num_heads, num_kv_heads, head_dim, dtype)
+    _backend(None, device).prepare(num_heads, num_kv_heads, head_dim, dtype, block_size)
 
 
 def write_kv(
@@ -91,6 +101,7 @@ def attend(
 _MODULES = {
     "cpu": "kernels.cpu",
     "reference": "kernels.reference",
+    "triton": "kernels.gpu",
 }
 
 

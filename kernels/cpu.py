@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import cpu_paged
+from kernels import cpu_cache, cpu_paged
 from kernels.attention import AttentionBatch
 from kernels.reference import gather
 
@@ -21,14 +21,22 @@ LONGEST_SHORT_RUN = 16
 _ROWS_IN_SCORES = 256
 """Queries whose scores are materialised together where scores need a soft cap."""
 
+_ELEMENTS = {
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.uint16,
+    torch.float16: torch.int16,
+}
+
 # Numba's fallback threading layer aborts the process when two Python threads launch at once.
 _launch = threading.Lock()
 
 
-def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+def prepare(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+) -> None:
     """See `kernels.attention.prepare`: the first call on a machine compiles (seconds), later ones
     load from Numba's cache."""
-    kv = torch.zeros(1, 2, num_kv_heads, 1, head_dim, dtype=dtype)
+    kv = torch.zeros(1, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
     token = torch.zeros(1, num_kv_heads, head_dim, dtype=dtype)
     one = torch.ones(1, dtype=torch.int32)
     batch = AttentionBatch(
@@ -48,7 +56,7 @@ def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     assert key.dtype == value.dtype == kv.dtype
     key, value = _rows(key), _rows(value)
-    cpu_paged.store(
+    cpu_cache.store(
         _flat(kv),
         kv.stride()[:4],
         kv.shape[3],
@@ -189,14 +197,12 @@ def _rows(tensor: Tensor) -> Tensor:
 def _flat(tensor: Tensor) -> npt.NDArray[np.generic]:
     """All memory that `tensor` spans, gaps included, as one array without a copy.
 
-    Numba knows no bfloat16: it gets the bits.
+    Numba knows no 16-bit floats: it gets their bits, told apart by sign (see `cpu_paged`).
     """
     assert tensor.stride(-1) == 1
     span = 1 + sum(
         (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     flat = tensor.as_strided((span if tensor.numel() else 0,), (1,))
-    array: npt.NDArray[np.generic] = (
-        flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat
-    ).numpy()
+    array: npt.NDArray[np.generic] = flat.view(_ELEMENTS[tensor.dtype]).numpy()
     return array

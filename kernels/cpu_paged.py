@@ -14,18 +14,26 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, prange
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from kernels.cpu_vector import KEYS, add_scores, add_values, power_of_two
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[Any]
 KV = npt.NDArray[Any]
 
 SPLIT = 256
-"""Keys in a split: a multiple of `KEYS`, and never chosen by the batch."""
+"""Keys in a split: a multiple of `_KEYS`, and never chosen by the batch."""
 
-_WIDE, _NARROW, _SINGLE = 64, 16, 1  # lanes of a pass over part of the head
+_KEYS = 4
+"""Keys, or values, that one pass over the query rows handles together."""
+
+_REGISTER_LANES = 16
+_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_SPLIT_LENGTH = ir.Constant(_INT64, SPLIT)
+_CONTRACT = ("contract",)
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _LOWEST = np.float32(-87)
@@ -45,7 +53,7 @@ def _compiled(**options: Any) -> Callable[[_Function], _Function]:
 def _exp(x: Any) -> Any:
     """e ** x for x <= 0 to one or two units in the last place, in a form that vectorises."""
     x = max(x, _LOWEST)
-    power = math.floor(x * _LOG2_E + _HALF)
+    power = np.floor(x * _LOG2_E + _HALF)
     rest = x - power * _LN2_HIGH
     rest = rest - power * _LN2_LOW
     series = _TAYLOR[7]
@@ -54,7 +62,7 @@ def _exp(x: Any) -> Any:
     series = series * rest + _TAYLOR[4]
     series = series * rest + _TAYLOR[3]
     series = series * rest + _TAYLOR[2]
-    return (series * rest * rest + rest + _ONE) * power_of_two(power)
+    return (series * rest * rest + rest + _ONE) * _power_of_two(power)
 
 
 @_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
@@ -81,7 +89,7 @@ def _attend_split(
     query: Floats,  # [rows, head_dim]; row r is query r // group of the sequence
     kv: KV,
     value_shift: int,
-    offsets: Integers,  # [keys padded to a multiple of KEYS]
+    offsets: Integers,  # [keys padded to a multiple of _KEYS]
     num_keys: int,
     visible: Integers,  # [rows, 2] first and end
     scale: Any,
@@ -92,20 +100,8 @@ def _attend_split(
     """One split of one KV head: scores, softmax, weighted values."""
     num_rows, head_dim = query.shape
     scores = np.zeros((num_rows, SPLIT), np.float32)
-    dim = 0
-    while dim < head_dim:
-        if dim + _WIDE <= head_dim:
-            for key in range(0, num_keys, KEYS):
-                add_scores(query, num_rows, dim, head_dim, kv, offsets, key, scores, SPLIT, _WIDE)
-            dim += _WIDE
-        elif dim + _NARROW <= head_dim:
-            for key in range(0, num_keys, KEYS):
-                add_scores(query, num_rows, dim, head_dim, kv, offsets, key, scores, SPLIT, _NARROW)
-            dim += _NARROW
-        else:
-            for key in range(0, num_keys, KEYS):
-                add_scores(query, num_rows, dim, head_dim, kv, offsets, key, scores, SPLIT, _SINGLE)
-            dim += _SINGLE
+    for key in range(0, num_keys, _KEYS):
+        _add_scores(query, num_rows, head_dim, kv, offsets, key, scores)
     for row in range(num_rows):
         first, end = visible[row]
         statistics[row, 0], statistics[row, 1] = np.float32(-np.inf), _ZERO
@@ -117,34 +113,18 @@ def _attend_split(
         scores[row, max(first, end) :] = _ZERO
     output[:] = _ZERO
     offsets += value_shift
-    dim = 0
-    while dim < head_dim:
-        if dim + _WIDE <= head_dim:
-            for key in range(0, num_keys, KEYS):
-                add_values(scores, num_rows, SPLIT, dim, head_dim, kv, offsets, key, output, _WIDE)
-            dim += _WIDE
-        elif dim + _NARROW <= head_dim:
-            for key in range(0, num_keys, KEYS):
-                add_values(
-                    scores, num_rows, SPLIT, dim, head_dim, kv, offsets, key, output, _NARROW
-                )
-            dim += _NARROW
-        else:
-            for key in range(0, num_keys, KEYS):
-                add_values(
-                    scores, num_rows, SPLIT, dim, head_dim, kv, offsets, key, output, _SINGLE
-                )
-            dim += _SINGLE
+    for key in range(0, num_keys, _KEYS):
+        _add_values(scores, num_rows, head_dim, kv, offsets, key, output)
 
 
 @_compiled()
 def _key_offsets(
     table: Integers, first: int, end: int, block_size: int, strides: Any, head: int
 ) -> Integers:
-    """Where keys `first` to `end` of a sequence lie; the last is repeated to fill up `KEYS`."""
+    """Where keys `first` to `end` of a sequence lie; the last is repeated to fill up `_KEYS`."""
     stride_block, _, stride_head, stride_token = strides
     count = end - first
-    padded = (count + KEYS - 1) // KEYS * KEYS
+    padded = (count + _KEYS - 1) // _KEYS * _KEYS
     offsets = np.empty(padded, np.int64)
     for index in range(padded):
         position = first + min(index, count - 1)
@@ -266,8 +246,9 @@ def attend_short(
 ) -> None:
     """Attend every sequence of at most `longest` queries; other rows of `output` stay untouched.
 
-    `query` and `output` are [num_tokens, num_heads, head_dim], `kv` is flat (see `cpu_vector`) with
-    `strides` of (block, key to value, head, token) in elements. `window` and `softcap` are 0 for none.
+    `query` and `output` are [num_tokens, num_heads, head_dim]; `kv` is flat (see `cpu_vector`) with
+    `strides` of (block, key to value, head, token) in elements; `window` and `softcap` are 0 for
+    none.
     """
     _, num_heads, head_dim = query.shape
     group = num_heads // num_kv_heads
@@ -317,28 +298,184 @@ def attend_short(
                     )
 
 
-@_compiled()
-def store(
-    kv: KV,
-    strides: Any,
-    block_size: int,
-    key: KV,
-    key_strides: Any,
-    value: KV,
-    value_strides: Any,
-    slots: Integers,
-    num_kv_heads: int,
-    head_dim: int,
+# Vector code follows.
+
+
+@intrinsic
+def _add_scores(  # type: ignore[no-untyped-def]
+    typing, query, num_rows, head_dim, kv, offsets, index, scores
+):
+    """`scores[row, index + i] += query[row] . key` for `_KEYS` keys i, at `kv[offsets[index + i]]`.
+
+    `query` is [num_rows, head_dim], `scores` [num_rows, SPLIT].
+    """
+    int64 = types.int64
+    signature = types.void(query, int64, int64, kv, offsets, int64, scores)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        query, _, _, kv, offsets, _, scores = _pointers(context, build, signature, args)
+        _, num_rows, head_dim, _, _, index, _ = args
+        starts = [_element(build, offsets, index, i) for i in range(_KEYS)]
+
+        def add(dim: Any, lanes: int) -> None:
+            width = min(lanes, _REGISTER_LANES)
+            parts = range(0, lanes, width)
+            element = signature.args[3].dtype
+            keys = [
+                [_load_kv(build, kv, build.add(start, dim), part, element, width) for part in parts]
+                for start in starts
+            ]
+            with cgutils.for_range(build, num_rows, intp=_INT64) as loop:
+                first = build.add(build.mul(loop.index, head_dim), dim)
+                row = [
+                    build.load(_vector_at(build, query, first, part, width), align=4)
+                    for part in parts
+                ]
+                sums = _sum_each(build, [_multiply_add(build, row, key) for key in keys])
+                column = build.add(build.mul(loop.index, _SPLIT_LENGTH), index)
+                target = _vector_at(build, scores, column, 0, _KEYS)
+                build.store(build.fadd(build.load(target, align=4), sums), target, align=4)
+
+        _for_parts_of_head(build, head_dim, add)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _add_values(  # type: ignore[no-untyped-def]
+    typing, weights, num_rows, head_dim, kv, offsets, index, output
+):
+    """`output[row] += weights[row, index + i] * value` for `_KEYS` values i.
+
+    `weights` is [num_rows, SPLIT], `output` [num_rows, head_dim].
+    """
+    int64 = types.int64
+    signature = types.void(weights, int64, int64, kv, offsets, int64, output)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        weights, _, _, kv, offsets, _, output = _pointers(context, build, signature, args)
+        _, num_rows, head_dim, _, _, index, _ = args
+        starts = [_element(build, offsets, index, i) for i in range(_KEYS)]
+
+        def add(dim: Any, lanes: int) -> None:
+            element = signature.args[3].dtype
+            values = [
+                _load_kv(build, kv, build.add(start, dim), 0, element, lanes) for start in starts
+            ]
+            with cgutils.for_range(build, num_rows, intp=_INT64) as loop:
+                first = build.add(build.mul(loop.index, head_dim), dim)
+                target = _vector_at(build, output, first, 0, lanes)
+                total = build.load(target, align=4)
+                column = build.add(build.mul(loop.index, _SPLIT_LENGTH), index)
+                for i, value in enumerate(values):
+                    weight = _spread(build, _element(build, weights, column, i), lanes)
+                    product = build.fmul(weight, value, flags=_CONTRACT)
+                    total = build.fadd(total, product, flags=_CONTRACT)
+                build.store(total, target, align=4)
+
+        _for_parts_of_head(build, head_dim, add)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _power_of_two(typing, exponent):  # type: ignore[no-untyped-def]
+    """2 ** `exponent` for a whole float32 between -126 and 127, by its bits."""
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        biased = build.add(build.fptosi(args[0], _INT32), ir.Constant(_INT32, 127))
+        return build.bitcast(build.shl(biased, ir.Constant(_INT32, 23)), _FLOAT)
+
+    return types.float32(types.float32), generate
+
+
+def _for_parts_of_head(
+    build: ir.IRBuilder, head_dim: Any, emit: Callable[[Any, int], None]
 ) -> None:
-    """Copy keys and values into their slots. All arrays but `slots` are flat, of one element type."""
-    stride_block, stride_kv, stride_head, stride_token = strides
-    for token in range(slots.shape[0]):
-        block = slots[token] // block_size
-        start = block * stride_block + (slots[token] - block * block_size) * stride_token
-        for head in range(num_kv_heads):
-            to = start + head * stride_head
-            key_from = token * key_strides[0] + head * key_strides[1]
-            value_from = token * value_strides[0] + head * value_strides[1]
-            kv[to : to + head_dim] = key[key_from : key_from + head_dim]
-            to += stride_kv
-            kv[to : to + head_dim] = value[value_from : value_from + head_dim]
+    """Emit code for the head in passes of 64, then 16 lanes, then one: any length fits."""
+    start: Any = ir.Constant(_INT64, 0)
+    for lanes in (64, 16, 1):
+        step = ir.Constant(_INT64, lanes)
+        stop = build.mul(build.sdiv(head_dim, step), step)
+        with cgutils.for_range_slice(build, start, stop, step, intp=_INT64) as (dim, _):
+            emit(dim, lanes)
+        start = stop
+
+
+def _pointers(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> list[Any]:
+    """The data pointer of every array argument, `None` for the others."""
+    return [
+        context.make_array(kind)(context, build, value).data
+        if isinstance(kind, types.Array)
+        else None
+        for kind, value in zip(signature.args, args, strict=True)
+    ]
+
+
+def _element(build: ir.IRBuilder, array: Any, index: Any, shift: int) -> Any:
+    return build.load(build.gep(array, [build.add(index, ir.Constant(_INT64, shift))]))
+
+
+def _vector_at(build: ir.IRBuilder, array: Any, index: Any, shift: int, lanes: int) -> Any:
+    start = build.gep(array, [build.add(index, ir.Constant(_INT64, shift))])
+    return build.bitcast(start, ir.VectorType(_FLOAT, lanes).as_pointer())
+
+
+def _load_kv(build: ir.IRBuilder, kv: Any, index: Any, shift: int, element: Any, lanes: int) -> Any:
+    """`lanes` elements of the KV memory, widened to float32."""
+    if element == types.float32:
+        return build.load(_vector_at(build, kv, index, shift, lanes), align=4)
+    start = build.gep(kv, [build.add(index, ir.Constant(_INT64, shift))])
+    bits = ir.VectorType(ir.IntType(16), lanes)
+    loaded = build.load(build.bitcast(start, bits.as_pointer()), align=2)
+    floats = ir.VectorType(_FLOAT, lanes)
+    if element == types.int16:
+        return build.fpext(build.bitcast(loaded, ir.VectorType(ir.HalfType(), lanes)), floats)
+    wide = ir.VectorType(_INT32, lanes)
+    high = build.shl(build.zext(loaded, wide), ir.Constant(wide, [16] * lanes))
+    return build.bitcast(high, floats)
+
+
+def _multiply_add(build: ir.IRBuilder, left: list[Any], right: list[Any]) -> Any:
+    """The lane-wise sum of the products of two lists of vectors."""
+    total = build.fmul(left[0], right[0], flags=_CONTRACT)
+    for a, b in zip(left[1:], right[1:], strict=True):
+        total = build.fadd(total, build.fmul(a, b, flags=_CONTRACT), flags=_CONTRACT)
+    return total
+
+
+def _sum_each(build: ir.IRBuilder, vectors: list[Any]) -> Any:
+    """One vector with the sum over each of `vectors`: a transposing tree of shuffles.
+
+    `group` lanes of every vector in the list belong to one sum; each round halves the groups, and
+    joins two vectors to one as long as there are several.
+    """
+    group = vectors[0].type.count
+    while len(vectors) > 1 or group > 1:
+        if len(vectors) > 1:
+            lanes = range(2 * vectors[0].type.count)
+            vectors = [
+                _shuffle(build, a, b, list(lanes))
+                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        if group > 1:
+            lanes = range(vectors[0].type.count)
+            low = [lane for lane in lanes if lane % group < group // 2]
+            high = [lane for lane in lanes if lane % group >= group // 2]
+            vectors = [
+                build.fadd(_shuffle(build, v, v, low), _shuffle(build, v, v, high)) for v in vectors
+            ]
+            group //= 2
+    return vectors[0]
+
+
+def _shuffle(build: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
+    return build.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
+
+
+def _spread(build: ir.IRBuilder, scalar: Any, lanes: int) -> Any:
+    empty = ir.Constant(ir.VectorType(_FLOAT, lanes), ir.Undefined)
+    first = build.insert_element(empty, scalar, ir.Constant(_INT32, 0))
+    return _shuffle(build, first, first, [0] * lanes)

@@ -8,7 +8,9 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 
 
-def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+def prepare(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+) -> None:
     """See `kernels.attention.prepare`; nothing here needs compiling."""
 
 

@@ -1,1 +1,1 @@
-"""Who may use the service, and how much: records, keys and system prompts, kept in Redis."""
+"""Who may use the service: tenants, their keys, system prompts and conversations, kept in Redis."""

@@ -1,64 +1,99 @@
-"""A small cache that knows how old its answers are, and outlives the store behind it."""
+"""Local copies of what the store holds: read through, of bounded age, number and staleness."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from tenants.errors import StoreUnavailable
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
-class StaleCache(Generic[Key, Value]):
-    """Answers for `fresh_seconds` without asking, and for `stale_seconds` while nobody answers."""
+class ReadThroughCache(Generic[K, V]):
+    """Answers from memory for `fresh_seconds`; for `stale_seconds` while the store is down.
 
-    def __init__(self, fresh_seconds: float, stale_seconds: float, max_entries: int) -> None:
+    What was found and what was not are kept apart, each up to `max_entries`: asking for things
+    that do not exist must not drive out those that do, which are what an outage is survived with.
+    """
+
+    def __init__(
+        self,
+        fresh_seconds: float,
+        stale_seconds: float,
+        *,
+        keep_missing: bool,
+        max_entries: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fresh_seconds = fresh_seconds
         self._stale_seconds = stale_seconds
         self._max_entries = max_entries
-        self._entries: OrderedDict[Key, tuple[float, Value]] = OrderedDict()
-        self._generation = 0
+        self._keep_missing = keep_missing
+        self._clock = clock
+        # Each value with the time it was loaded at; the longest unloaded first.
+        self._found: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._missing: OrderedDict[K, tuple[float, None]] = OrderedDict()
+        # Copies from before this time are not fresh, however young.
+        self._trusted_since = float("-inf")
+        self._drops = 0
 
-    async def get(self, key: Key, load: Callable[[], Awaitable[Value]]) -> Value:
-        """The value of `key`, from `load` where it is not known or not fresh.
+    async def get(self, key: K, load: Callable[[], Awaitable[V | None]]) -> V | None:
+        """The value of `key`, by `load` unless a fresh copy is here.
 
-        Raises `StoreUnavailable` where `load` does and no stale answer is left.
+        Raises what `load` raises, but for `StoreUnavailable` while a copy is not too stale.
         """
-        known = self._entries.get(key)
-        now = time.monotonic()
-        if known is not None and now - known[0] < self._fresh_seconds:
-            return known[1]
-        generation = self._generation
+        now = self._clock()
+        entry = self._entry(key)
+        if entry is not None and self._is_fresh(entry[0], now):
+            return entry[1]
+        drops = self._drops
         try:
             value = await load()
         except StoreUnavailable:
-            if known is not None and now - known[0] < self._stale_seconds:
-                return known[1]
+            # Looked up again: a notice may have dropped it meanwhile.
+            entry = self._entry(key)
+            if entry is not None and now - entry[0] < self._stale_seconds:
+                return entry[1]
             raise
-        # A value read before a flush may be what the flush was meant to drop.
-        if generation == self._generation:
-            self._entries[key] = (time.monotonic(), value)
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._max_entries:
-                self._entries.popitem(last=False)
+        # A value read before a change may arrive after the notice of it: use it, do not keep it.
+        if drops == self._drops:
+            self._keep(key, value, now)
         return value
 
-    def drop(self, key: Key) -> None:
-        """Forget one answer."""
-        self._entries.pop(key, None)
+    def drop_if(self, doomed: Callable[[K, V | None], bool]) -> None:
+        """Forget the copies that `doomed(key, value)` picks; a missing one's value is `None`."""
+        self._drops += 1
+        for key in [key for key, (_, value) in self._found.items() if doomed(key, value)]:
+            del self._found[key]
+        for key in [key for key in self._missing if doomed(key, None)]:
+            del self._missing[key]
 
     def expire(self) -> None:
-        """Ask again for everything; old answers serve only while nobody answers."""
-        self._generation += 1
-        long_ago = time.monotonic() - self._fresh_seconds
-        for key, (at, value) in self._entries.items():
-            self._entries[key] = (min(at, long_ago), value)
+        """Look at everything again before using it; copies still serve while the store is down."""
+        self._drops += 1
+        self._trusted_since = self._clock()
 
-    def flush(self) -> None:
-        """Forget everything."""
-        self._generation += 1
-        self._entries.clear()
+    def _is_fresh(self, loaded_at: float, now: float) -> bool:
+        return loaded_at > self._trusted_since and now - loaded_at < self._fresh_seconds
+
+    def _entry(self, key: K) -> tuple[float, V | None] | None:
+        return self._found.get(key) or self._missing.get(key)
+
+    def _keep(self, key: K, value: V | None, now: float) -> None:
+        self._found.pop(key, None)
+        self._missing.pop(key, None)
+        if value is not None:
+            self._found[key] = (now, value)
+            _trim(self._found, self._max_entries)
+        elif self._keep_missing:
+            self._missing[key] = (now, None)
+            _trim(self._missing, self._max_entries)
+
+
+def _trim(entries: OrderedDict[K, V], max_entries: int) -> None:
+    while len(entries) > max_entries:
+        entries.popitem(last=False)

@@ -1,58 +1,89 @@
-"""What changed in the store, told to every service that listens."""
+"""Notices of every write, over one pub/sub channel, so that local copies are dropped at once.
+
+Notices can be lost while a connection is; then all local copies are looked at again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Literal
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
 
 import msgspec
+from redis.asyncio.client import PubSub
 
 from tenants import keyspace
-from tenants.connection import StoreConnection
-from tenants.errors import StoreUnavailable
+from tenants.connection import TIMEOUT_SECONDS, UNREACHABLE, Command, GuardedRedis
+from tenants.records import Change
 
-_RECONNECT_SECONDS = 1.0
-_POLL_SECONDS = 5.0
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Something of a tenant changed. `kind` is "connection" after changes may have been missed."""
-
-    kind: Literal["tenant", "keys", "prompts", "connection"]
-    tenant_id: str = ""
-    name: str = ""
+_log = logging.getLogger(__name__)
+_RECONNECT_SECONDS = 0.5
+_SILENCE_SECONDS = 5.0
+_decoder = msgspec.json.Decoder(Change)
 
 
-async def publish(connection: StoreConnection, change: Change) -> int:
-    """Tell the listeners; returns how many there are."""
-    async with connection.use() as redis:
-        return int(await redis.publish(keyspace.CHANGES, msgspec.json.encode(change)))
+def encode(change: Change) -> bytes:
+    """A notice as it travels."""
+    return msgspec.json.encode(change)
 
 
-async def listen(connection: StoreConnection) -> AsyncIterator[Change]:
-    """Every change from now on, across lost connections, until the iteration is left.
+def publication(change: Change) -> Command:
+    """The command that sends a notice."""
+    return ("PUBLISH", keyspace.CHANGES, encode(change))
 
-    Starts with a "connection" change, and gives one again whenever the connection was lost.
+
+async def count_subscribers(redis: GuardedRedis) -> int:
+    """How many processes listen. Raises `StoreUnavailable`."""
+    reply = await redis.execute("PUBSUB", "NUMSUB", keyspace.CHANGES)
+    # redis-py gives pairs or a flat list, by version.
+    return int(reply[0][1] if isinstance(reply[0], tuple | list) else reply[1])
+
+
+async def listen(redis: GuardedRedis) -> AsyncGenerator[Change, None]:
+    """Every notice from now on, after telling the listeners of `redis`; never ends by itself.
+
+    Yields `resync` once listening has begun, and again after each lost connection.
     """
     while True:
+        pubsub = redis.pubsub()
         try:
-            async with aclosing(_listen_once(connection)) as changes:
-                async for change in changes:
+            async with contextlib.aclosing(_notices(pubsub)) as notices:
+                async for change in notices:
+                    redis.notify(change)
                     yield change
-        except StoreUnavailable:
-            await asyncio.sleep(_RECONNECT_SECONDS)
+        except UNREACHABLE as error:
+            _log.warning("changes of the store are not heard: %s", error)
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+        redis.notify(Change(kind="resync"))
+        await asyncio.sleep(_RECONNECT_SECONDS)
 
 
-async def _listen_once(connection: StoreConnection) -> AsyncIterator[Change]:
-    async with connection.use() as redis, redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+async def _notices(pubsub: PubSub) -> AsyncGenerator[Change, None]:
+    """`resync` and then the notices of one connection, until it is lost."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         await pubsub.subscribe(keyspace.CHANGES)
-        yield Change(kind="connection")
-        while True:
-            message = await pubsub.get_message(timeout=_POLL_SECONDS)
-            if message is not None:
-                yield msgspec.json.decode(message["data"], type=Change)
-            else:
-                # A server that has silently gone says nothing; a ping makes the loss an error.
-                await redis.ping()
+        while await pubsub.get_message(timeout=TIMEOUT_SECONDS) is None:
+            pass
+    yield Change(kind="resync")
+    pinged = False
+    while True:
+        message = await pubsub.get_message(timeout=_SILENCE_SECONDS)
+        if message is None:
+            if pinged:
+                raise TimeoutError("no answer to a ping")
+            await pubsub.ping()
+            pinged = True
+            continue
+        pinged = False
+        if message["type"] == "message":
+            yield _decode(message["data"])
+
+
+def _decode(notice: bytes) -> Change:
+    try:
+        return _decoder.decode(notice)
+    except msgspec.DecodeError:
+        _log.warning("a notice of a shape unknown to this version: %.100r", notice)
+        return Change(kind="resync")

@@ -1,91 +1,182 @@
-"""The way to Redis: short timeouts, no retries, and a circuit that opens when it is down."""
+"""A Redis connection that fails fast: a dead or stalled server costs a caller a second at most."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from tenants.errors import StoreMisconfigured, StoreUnavailable
+from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
+from tenants.records import Change
 
-_TIMEOUT_SECONDS = 0.5
-_CONNECTIONS = 32
-_CIRCUIT_OPEN_SECONDS = 1.0
-_OLDEST = {"redis": 7, "valkey": 8}
-_UNREACHABLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError)
+Argument = str | bytes | int | float
+Command = tuple[Argument, ...]
+
+TIMEOUT_SECONDS = 1.0
+UNREACHABLE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+_COOL_DOWN_SECONDS = 0.5
+_MAX_CONNECTIONS = 64
+_MIN_MAJOR = {"redis": 7, "valkey": 8}
+# The server answers, and says that it cannot work now.
+_REFUSALS = (ReadOnlyError, OutOfMemoryError, ClusterDownError)
 
 
-class StoreConnection:
-    """A pool of connections to one Redis or Valkey.
+class Script:
+    """A Lua script, which the server knows by its SHA-1 once it has run."""
 
-    After a failure every call fails at once for a second: a stalled server must not hold each
-    request for a timeout of its own.
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class GuardedRedis:
+    """Redis behind deadlines and a circuit breaker; any trouble with it is `StoreUnavailable`.
+
+    After a failure every call fails at once for half a second; then one call is let through, and
+    its success closes the circuit. Nothing is retried: a write that timed out may have happened.
     """
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._redis = redis
-        self._open_until = 0.0
+        self._timeout_seconds = timeout_seconds
+        self._open_until: float | None = None
+        self._listeners: list[Callable[[Change], None]] = []
 
-    @asynccontextmanager
-    async def use(self) -> AsyncIterator[Redis]:
-        """The client, for a few commands. Raises `StoreUnavailable` where the server is gone."""
-        if time.monotonic() < self._open_until:
-            raise StoreUnavailable("the tenant store did not answer a moment ago")
+    async def execute(self, *command: Argument) -> Any:
+        """One command's reply."""
+        with self._guard():
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def pipeline(self, *commands: Command) -> list[Any]:
+        """Several commands in one round trip, each on its own."""
+        return await self._run(commands, transaction=False)
+
+    async def transaction(self, *commands: Command) -> list[Any]:
+        """Several commands on keys of one slot, all or none."""
+        return await self._run(commands, transaction=True)
+
+    async def run_script(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()
+    ) -> Any:
+        """Run a script on keys of one slot."""
         try:
-            yield self._redis
-        except _UNREACHABLE as error:
-            self._open_until = time.monotonic() + _CIRCUIT_OPEN_SECONDS
-            raise StoreUnavailable(f"the tenant store does not answer: {error}") from error
+            return await self.execute("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return await self.execute("EVAL", script.text, len(keys), *keys, *arguments)
 
-    async def ping(self) -> None:
-        """Raise `StoreUnavailable` unless the server answers."""
-        async with self.use() as redis:
-            await redis.ping()
+    def pubsub(self) -> PubSub:
+        """A subscription on a connection of its own, outside of the guard."""
+        return self._redis.pubsub()
+
+    def add_listener(self, listener: Callable[[Change], None]) -> None:
+        """Have `listener` called with every change that is written or heard of here."""
+        self._listeners.append(listener)
+
+    def notify(self, change: Change) -> None:
+        """Tell the listeners, which keep copies of what is in the store."""
+        for listener in self._listeners:
+            listener(change)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         await self._redis.aclose()
 
+    async def _run(self, commands: Sequence[Command], transaction: bool) -> list[Any]:
+        if not commands:
+            return []
+        with self._guard():
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                self._redis.pipeline(transaction=transaction) as pipeline,
+            ):
+                for command in commands:
+                    pipeline.execute_command(*command)
+                replies: list[Any] = await pipeline.execute()
+                return replies
 
-async def open_connection(url: str) -> StoreConnection:
-    """Connect to `redis://`, `rediss://` or `unix://`.
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        now = time.monotonic()
+        if self._open_until is not None:
+            if now < self._open_until:
+                raise StoreUnavailable("Redis did not answer a moment ago")
+            # This call is the probe; others keep failing fast while it is under way.
+            self._open_until = now + self._timeout_seconds
+        try:
+            yield
+        except UNREACHABLE as error:
+            self._open_until = time.monotonic() + _COOL_DOWN_SECONDS
+            raise StoreUnavailable(f"Redis does not answer: {error or 'timeout'}") from error
+        except ResponseError as error:
+            self._open_until = None
+            if isinstance(error, _REFUSALS) or str(error).startswith("MISCONF"):
+                raise StoreUnavailable(f"Redis refuses: {error}") from error
+            raise
+        else:
+            self._open_until = None
 
-    Raises `StoreUnavailable` if nobody answers and `StoreMisconfigured` for a URL that is none, or
-    for a server older than Redis 7 or Valkey 8.
+
+async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> GuardedRedis:
+    """Connect to `redis://`, `rediss://` or `unix://` and check that the server will do.
+
+    Raises `InvalidField` for a malformed URL, `StoreUnavailable` when nothing answers there,
+    `StoreUnsupported` for anything older than Redis 7 or Valkey 8.
     """
     try:
         pool = BlockingConnectionPool.from_url(
             url,
-            max_connections=_CONNECTIONS,
-            timeout=_TIMEOUT_SECONDS,
-            socket_timeout=_TIMEOUT_SECONDS,
-            socket_connect_timeout=_TIMEOUT_SECONDS,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=timeout_seconds,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=timeout_seconds,
             retry=Retry(NoBackoff(), 0),
         )
     except ValueError as error:
-        raise StoreMisconfigured(f"redis_url: {error}") from error
-    connection = StoreConnection(Redis.from_pool(pool))
+        raise InvalidField("redis_url", str(error)) from None
+    redis = GuardedRedis(Redis.from_pool(pool), timeout_seconds)
     try:
-        async with connection.use() as redis:
-            _check_version(await redis.info("server"))
-    except RedisError as error:
-        await connection.close()
-        raise StoreMisconfigured(f"redis_url: {error}") from error
-    except BaseException:
-        await connection.close()
+        await _check_version(redis)
+    except StoreUnavailable as error:
+        await redis.close()
+        raise StoreUnavailable(f"no Redis at {_without_password(url)}: {error}") from error
+    except StoreUnsupported:
+        await redis.close()
         raise
-    return connection
+    return redis
 
 
-def _check_version(info: dict[str, str]) -> None:
-    name = "valkey" if "valkey_version" in info else "redis"
-    version = str(info[f"{name}_version"])
-    if int(version.split(".")[0]) < _OLDEST[name]:
-        raise StoreMisconfigured(f"{name} {version} is too old: Redis 7 or Valkey 8 is needed")
+async def _check_version(redis: GuardedRedis) -> None:
+    info = await redis.execute("INFO", "server")
+    product = str(info.get("server_name", "redis"))
+    version = str(info.get(f"{product}_version", info.get("redis_version", "")))
+    major = version.partition(".")[0]
+    oldest = _MIN_MAJOR.get(product, _MIN_MAJOR["redis"])
+    if not major.isdecimal() or int(major) < oldest:
+        raise StoreUnsupported(
+            f"Redis 7 or Valkey 8 (or newer) is needed; this is {product} {version}"
+        )
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    _, at, address = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"***@{address}" if at else address, query="").geturl()

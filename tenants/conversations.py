@@ -1,24 +1,61 @@
-"""Stored responses: what a later turn continues from, also after a restart."""
+"""Stored responses: what a later turn continues from, also after a restart of the service."""
 
 from __future__ import annotations
 
+import re
+
 from tenants import keyspace
-from tenants.connection import StoreConnection
+from tenants.connection import GuardedRedis, Script
+from tenants.errors import InvalidField
+
+_RESPONSE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+# KEYS: meta, response. ARGV: the blob, milliseconds to keep it.
+_SAVE = Script("""
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return 1
+""")
 
 
 class Conversations:
-    """Opaque records by tenant and response id; another tenant's id is simply not found."""
+    """Blobs by tenant and response id; what is in a blob is the service's business.
 
-    def __init__(self, connection: StoreConnection) -> None:
-        self._connection = connection
+    All methods raise `StoreUnavailable` while Redis is down.
+    """
 
-    async def save(self, tenant_id: str, response_id: str, blob: bytes, ttl_seconds: int) -> None:
-        """Keep a record for `ttl_seconds`."""
-        async with self._connection.use() as redis:
-            await redis.set(keyspace.response(tenant_id, response_id), blob, ex=ttl_seconds)
+    def __init__(self, redis: GuardedRedis) -> None:
+        self._redis = redis
+
+    async def save(self, tenant_id: str, response_id: str, blob: bytes, ttl_seconds: float) -> None:
+        """Keep a blob for `ttl_seconds`, in place of an earlier one.
+
+        Nothing is kept of a tenant that was deleted while it was being answered. Raises
+        `InvalidField` ("response_id", "ttl_seconds").
+        """
+        if not _RESPONSE_ID.fullmatch(response_id):
+            raise InvalidField("response_id", "1 to 128 characters out of A-Z, a-z, 0-9, '_', '-'")
+        milliseconds = int(ttl_seconds * 1000)
+        if milliseconds <= 0:
+            raise InvalidField("ttl_seconds", "must be greater than 0")
+        await self._redis.run_script(
+            _SAVE,
+            [keyspace.meta(tenant_id), keyspace.response(tenant_id, response_id)],
+            [blob, milliseconds],
+        )
 
     async def load(self, tenant_id: str, response_id: str) -> bytes | None:
-        """A record, or `None`."""
-        async with self._connection.use() as redis:
-            blob: bytes | None = await redis.get(keyspace.response(tenant_id, response_id))
+        """The tenant's blob, or `None`: never another tenant's."""
+        if not _RESPONSE_ID.fullmatch(response_id):
+            return None
+        blob: bytes | None = await self._redis.execute(
+            "GET", keyspace.response(tenant_id, response_id)
+        )
         return blob
+
+    async def delete(self, tenant_id: str, response_id: str) -> bool:
+        """Forget a blob; whether there was one."""
+        if not _RESPONSE_ID.fullmatch(response_id):
+            return False
+        removed = await self._redis.execute("DEL", keyspace.response(tenant_id, response_id))
+        return bool(removed)

@@ -1,39 +1,90 @@
-"""What can go wrong between the service and the tenant store."""
+"""Everything that can go wrong here, typed; messages name the field or the thing at fault."""
 
 from __future__ import annotations
 
 
-class StoreUnavailable(Exception):
-    """Redis does not answer right now; nothing was changed, or it is not known whether it was."""
+class StoreError(Exception):
+    """Base of this package's errors."""
 
 
-class StoreMisconfigured(Exception):
-    """The store can never be used like this: a server too old, another pepper, a folder in use."""
+class StoreUnavailable(StoreError):
+    """Redis does not answer, or refuses to work right now; a write may or may not have happened."""
 
 
-class TenantError(Exception):
-    """A call that cannot be done; `field` names what is at fault."""
+class StoreUnsupported(StoreError):
+    """The server is too old, or not one that the store can use."""
 
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
+
+class PepperMismatch(StoreError):
+    """The keys in this Redis were made with another pepper: none of them would be recognized."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the pepper is not the one that this store's API keys were made with; start with the "
+            "original pepper file, or with an empty store"
+        )
+
+
+class StoreInUse(StoreError):
+    """Another process owns the embedded store of a data directory; `pid` names it."""
+
+    def __init__(self, data_dir: str, pid: int | None) -> None:
+        owner = "another process" if pid is None else f"process {pid}"
+        super().__init__(f"the data directory {data_dir} is in use by {owner}")
+        self.pid = pid
+
+
+class StoreFailed(StoreError):
+    """The embedded store could not be started."""
+
+
+class StoreConflict(StoreError):
+    """Others kept changing the same thing; nothing was changed here. Trying again helps."""
+
+
+class TenantExists(StoreError):
+    """A tenant with this id is there already."""
+
+    def __init__(self, tenant_id: str) -> None:
+        super().__init__(f"tenant {tenant_id!r} exists already")
+        self.tenant_id = tenant_id
+
+
+class TenantNotFound(StoreError):
+    """There is no tenant with this id."""
+
+    def __init__(self, tenant_id: str) -> None:
+        super().__init__(f"there is no tenant {tenant_id!r}")
+        self.tenant_id = tenant_id
+
+
+class PromptNotFound(StoreError):
+    """The tenant has no system prompt with this name, or not in this version."""
+
+    def __init__(self, name: str, version: int | None = None) -> None:
+        suffix = "" if version is None else f" in version {version}"
+        super().__init__(f"there is no prompt {name!r}{suffix}")
+        self.name = name
+        self.version = version
+
+
+class InvalidField(StoreError):
+    """A value that cannot be accepted; `field` names it."""
+
+    def __init__(self, field: str, complaint: str) -> None:
+        super().__init__(f"{field}: {complaint}")
         self.field = field
 
 
-class InvalidName(TenantError):
-    """A name outside the allowed alphabet or length."""
+class MissingVariable(InvalidField):
+    """A placeholder of a prompt was given no value."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"variables.{name}", "the prompt needs a value for it")
 
 
-class TenantExists(TenantError):
-    """The tenant's id is taken."""
+class UnknownVariable(InvalidField):
+    """A value was given for a placeholder that the prompt does not hold."""
 
-
-class TenantNotFound(TenantError):
-    """There is no such tenant."""
-
-
-class PromptNotFound(TenantError):
-    """The tenant has no such system prompt."""
-
-
-class VariableError(TenantError):
-    """A prompt's variable without a value, or a value without a variable."""
+    def __init__(self, name: str) -> None:
+        super().__init__(f"variables.{name}", "the prompt has no such placeholder")

@@ -11,7 +11,7 @@ import functools
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tenants.connection import Command, GuardedRedis, Script
 from tenants.errors import (
     InvalidField,
     PepperMismatch,
-    StoreError,
+    StoreConflict,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
@@ -153,9 +153,9 @@ class TenantStore:
 
     async def list_tenants(self) -> list[Tenant]:
         """All tenants by id."""
-        ids = sorted(member.decode() for member in await self._redis.execute(
-            "SMEMBERS", keyspace.TENANTS
-        ))
+        ids = sorted(
+            member.decode() for member in await self._redis.execute("SMEMBERS", keyspace.TENANTS)
+        )
         blobs = await self._redis.pipeline(*(("GET", keyspace.meta(one)) for one in ids))
         return [_tenant_decoder.decode(blob) for blob in blobs if blob is not None]
 
@@ -220,7 +220,9 @@ class TenantStore:
                 await self._redis.pipeline(*_lookups(record, kept, old))
                 self._redis.notify(change)
                 return api_key
-        raise StoreError(f"the keys of tenant {tenant_id!r} are being changed by others; try again")
+        raise StoreConflict(
+            f"the keys of tenant {tenant_id!r} are being changed by others; try again"
+        )
 
     async def authenticate(self, api_key: str) -> Tenant | None:
         """The tenant that holds `api_key`, or `None`.
@@ -233,7 +235,7 @@ class TenantStore:
         owner = await self._owners.get(digest, functools.partial(self._find_owner, digest))
         return owner.tenant if owner is not None and owner.key.is_live(time.time()) else None
 
-    def changes(self) -> AsyncIterator[Change]:
+    def changes(self) -> AsyncGenerator[Change, None]:
         """Every change from now on, see `tenants.changes.listen`.
 
         While somebody iterates, copies kept here are dropped the moment they are out of date.

@@ -31,12 +31,20 @@ def chat(
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer, in tokens.")
     ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Randomness; 0 always takes the likeliest token.")
+    ] = 0.6,
 ) -> None:
     """Chat in the terminal; piped input is taken as one question a line."""
     if system is not None and prompt is not None:
         raise typer.BadParameter("--system and --prompt exclude each other")
     options = ChatOptions(
-        model=model, system=system, prompt=prompt, user=user, max_output_tokens=max_output_tokens
+        model=model,
+        system=system,
+        prompt=prompt,
+        user=user,
+        max_output_tokens=max_output_tokens,
+        temperature=temperature,
     )
     try:
         status = run_chat(url, api_key, options)

@@ -22,7 +22,7 @@ def settings_command(fields: list[str] | None = None) -> Callable[[Callable[...,
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
             parameter
-            for parameter in inspect.signature(command).parameters.values()
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.commands.errors import CommandError
 from app.commands.options import settings_command
+from app.commands.store import store_options
 from app.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _serve(settings: Settings) -> None:
 
     from app.run import run_service
     from engine.errors import EngineError
-    from tenants.store import StoreUnavailable
+    from tenants.errors import StoreError
 
     def progress(line: str) -> None:
         print(f"{line} ...", flush=True)
@@ -50,7 +51,7 @@ def _serve(settings: Settings) -> None:
         uvloop.run(run_service(settings, progress, welcome))
     except asyncio.CancelledError:
         print("stopped before it was ready", file=sys.stderr)
-    except (EngineError, StoreUnavailable, OSError, ValueError) as error:
+    except (EngineError, StoreError, OSError, ValueError) as error:
         raise CommandError(str(error)) from error
 
 
@@ -73,10 +74,10 @@ def _welcome_text(what: Welcome, settings: Settings) -> str:
         lines.append(f"  API key of the tenant '{what.tenant}': {what.api_key}  (shown once)")
         lines += ["", "Chat with it from another terminal:", f"  {_chat_line(what)}"]
     elif what.tenant is not None:
-        rotate = f"{_program()} tenant rotate-key {what.tenant}"
+        rotate = f"{_program()} tenant rotate-key {what.tenant}{store_options(settings)}"
         lines.append(f"  lost the key of the tenant '{what.tenant}'? {rotate}")
     else:
-        lines.append(f"  make a tenant: {_program()} tenant create NAME")
+        lines.append(f"  make a tenant: {_program()} tenant create NAME{store_options(settings)}")
     return "\n".join([*lines, ""])
 
 

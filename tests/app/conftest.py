@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
 from starlette.applications import Starlette
-from tenants.records import Tenant
-from tenants.store import Conversations, TenantStore
-from tenants.system_prompts import SystemPrompts
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.limits import ServiceLimits
 from app.service import create_app
+from tenants.connection import GuardedRedis, open_redis
+from tenants.conversations import Conversations
+from tenants.embedded import EmbeddedStore
+from tenants.records import SystemPrompt, Tenant
+from tenants.store import TenantStore
+from tenants.system_prompts import SystemPrompts
 from tests.app.scripted_engine import ScriptedEngine
 
 MODEL = "acme/Scripted-1"
@@ -63,12 +68,29 @@ class World:
     base_url: str
     app: Starlette
     engine: ScriptedEngine
-    store: TenantStore
+    server: EmbeddedStore
+    redis: GuardedRedis
     prompts: SystemPrompts
-    conversations: Conversations
     tenants: dict[str, Tenant]
     keys: dict[str, str]
     clients: list[AsyncOpenAI] = field(default_factory=list)
+
+    async def register(self, tenant_id: str, name: str, text: str) -> SystemPrompt:
+        """Put a prompt, and wait until the service has warmed it."""
+        prompt = await self.prompts.put(tenant_id, name, text)
+        async with asyncio.timeout(10):
+            while await self.prompts.newest_index(tenant_id, prompt) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return prompt
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """A store that does not answer any more."""
+        os.kill(self.server.server_pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.server.server_pid, signal.SIGCONT)
 
     @property
     def ws_url(self) -> str:
@@ -114,17 +136,33 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.fixture(scope="session")
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
+    with EmbeddedStore(tmp_path_factory.mktemp("store")) as server:
+        yield server
+
+
 @pytest.fixture
 async def world(
-    engine: ScriptedEngine, tokenizer: PreTrainedTokenizerBase, limits: ServiceLimits
+    engine: ScriptedEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: ServiceLimits,
+    store_server: EmbeddedStore,
 ) -> AsyncIterator[World]:
-    store, prompts, conversations = TenantStore(), SystemPrompts(), Conversations()
-    tenants = {name: Tenant(id=name, secret=name.encode() * 8) for name in ("acme", "umbra")}
-    keys = {name: f"pw_{name}.secret" for name in tenants}
-    store.keys = {keys[name]: tenant for name, tenant in tenants.items()}
+    redis = await open_redis(store_server.url, timeout_seconds=0.5)
+    await redis.execute("FLUSHALL")
+    store, prompts, conversations = (
+        TenantStore(redis, b"pepper" * 6),
+        SystemPrompts(redis),
+        Conversations(redis),
+    )
+    tenants, keys = {}, {}
+    for name in ("acme", "umbra"):
+        tenants[name], keys[name] = await store.create_tenant(name)
     app = create_app(engine, store, prompts, conversations, tokenizer, MODEL, limits)
     async with serving(app) as base_url:
-        world = World(base_url, app, engine, store, prompts, conversations, tenants, keys)
+        world = World(base_url, app, engine, store_server, redis, prompts, tenants, keys)
         yield world
         for client in world.clients:
             await client.close()
+    await redis.close()

@@ -55,7 +55,7 @@ async def test_a_cache_key_narrows_sharing_and_never_widens_it(world: World) -> 
 async def test_users_of_a_tenant_share_its_registered_prompt_and_nothing_after(
     world: World,
 ) -> None:
-    world.prompts.put("acme", "law", LAW)
+    await world.register("acme", "law", LAW)
     await respond(world, prompt={"id": "law"}, safety_identifier="ann", input="a secret " * 9)
     for fields in (
         {"prompt": {"id": "law"}},
@@ -73,7 +73,7 @@ async def test_users_of_a_tenant_share_its_registered_prompt_and_nothing_after(
 
 
 async def test_only_the_part_before_the_first_variable_is_shared(world: World) -> None:
-    world.prompts.put("acme", "greet", "You help customers of {{shop}} in {{city}}.")
+    await world.register("acme", "greet", "You help customers of {{shop}} in {{city}}.")
     reference = {"id": "greet", "variables": {"shop": "Ada's", "city": "Ulm"}}
     await respond(world, prompt=reference)
     request = world.engine.requests[-1]
@@ -93,15 +93,15 @@ async def test_only_the_part_before_the_first_variable_is_shared(world: World) -
 async def test_prompt_variables_must_match(
     world: World, variables: dict[str, str], param: str
 ) -> None:
-    world.prompts.put("acme", "greet", "You help customers of {{shop}} in {{city}}.")
+    await world.register("acme", "greet", "You help customers of {{shop}} in {{city}}.")
     with pytest.raises(openai.BadRequestError) as refused:
         await respond(world, prompt={"id": "greet", "variables": variables})
     assert refused.value.param == param
 
 
 async def test_a_named_version_is_served(world: World) -> None:
-    world.prompts.put("acme", "law", "old")
-    world.prompts.put("acme", "law", "new")
+    await world.register("acme", "law", "old")
+    await world.register("acme", "law", "new")
     await respond(world, prompt={"id": "law", "version": "1"})
     assert "old" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
     await respond(world, prompt={"id": "law"})

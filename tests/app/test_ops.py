@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import httpx
+import openai
 import pytest
-from tenants.store import Change
 
 from tests.app.conftest import MODEL, World, eventually
 
@@ -22,8 +22,8 @@ async def test_readiness_follows_the_engine_loop_and_health_does_not(world: Worl
 
 
 async def test_a_dead_store_leaves_the_service_ready_but_degraded(world: World) -> None:
-    world.store.down = True
-    answer = await get(world, "/readyz")
+    with world.outage():
+        answer = await get(world, "/readyz")
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
 
 
@@ -41,27 +41,40 @@ async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     assert "partywall_engine_up 0.0" in (await get(world, "/metrics")).text
 
 
+async def test_refused_requests_are_counted_by_status(world: World) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await world.client().responses.create(model=MODEL, input="x", previous_response_id="no")
+    text = (await get(world, "/metrics")).text
+    assert 'partywall_requests_total{outcome="400",route="responses"} 1.0' in text
+
+
 async def test_prompts_are_warmed_when_registered_and_after_a_restart(world: World) -> None:
-    world.prompts.put("acme", "law", "You are the lawyer of acme. " * 4)
-    world.store.queue.put_nowait(Change("prompts", "acme"))
-    await eventually(lambda: len(world.prompts.indexes) == 1)
+    prompt = await world.register("acme", "law", "You are the lawyer of acme. " * 4)
     request = world.engine.requests[0]
     assert request.sampling.max_tokens == 0
     assert request.namespaces.shared_tokens == len(request.prompt)
+    index = await world.prompts.newest_index("acme", prompt)
+    assert index is not None
+    assert len(index.block_hashes) == len(request.prompt) // 16
     response = await world.client().responses.create(model=MODEL, input="x", prompt={"id": "law"})
     assert response.usage is not None
     hits = response.usage.input_tokens_details.cached_tokens
     assert hits == len(request.prompt) // 16 * 16 > 0
     await world.engine.restart()
-    await eventually(lambda: len(world.prompts.indexes) == 2)
+    await eventually(lambda: len(world.engine.requests) == 3)
+    assert world.engine.requests[2].prompt == request.prompt
 
 
 async def test_a_prompt_that_never_fits_stays_cold_and_stops_no_other(world: World) -> None:
-    world.prompts.put("acme", "endless", "word " * 1000)
-    world.prompts.put("acme", "law", "You are the lawyer of acme. " * 4)
-    world.store.queue.put_nowait(Change("prompts", "acme"))
-    await eventually(lambda: len(world.prompts.indexes) == 1)
-    assert world.prompts.indexes[0]["name"] == "law"
+    endless = await world.prompts.put("acme", "endless", "word " * 1000)
+    await world.register("acme", "law", "You are the lawyer of acme. " * 4)
+    assert await world.prompts.newest_index("acme", endless) is None
+
+
+async def test_a_prompt_put_again_after_its_deletion_is_warmed_again(world: World) -> None:
+    await world.register("acme", "law", "You are the lawyer of acme.")
+    await world.prompts.delete("acme", "law")
+    await world.register("acme", "law", "You are the lawyer of acme.")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])

@@ -297,11 +297,11 @@ async def test_http_errors_all_have_the_shape_and_a_request_id(
 async def test_a_store_outage_keeps_conversations_in_memory(
     http: httpx.AsyncClient, world: World
 ) -> None:
-    world.conversations.down = True
-    first = (await create(http, "one")).json()
-    second = await create(http, "two", previous_response_id=first["id"])
-    assert second.status_code == 200
-    unknown = await create(http, "three", previous_response_id="resp_elsewhere")
+    with world.outage():
+        first = (await create(http, "one")).json()
+        second = await create(http, "two", previous_response_id=first["id"])
+        assert second.status_code == 200
+        unknown = await create(http, "three", previous_response_id="resp_elsewhere")
     assert unknown.status_code == 503
     assert unknown.json()["error"]["code"] == "store_unavailable"
 

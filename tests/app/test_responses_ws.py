@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tenants.store import StoreUnavailable
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.limits import ServiceLimits
+from tenants import api_keys
 from tests.app.conftest import World, eventually
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -286,17 +286,21 @@ async def test_an_upgrade_without_a_valid_key_is_refused(
     assert b"invalid_api_key" in refused.value.response.body
 
 
-async def test_an_upgrade_during_a_store_outage_is_refused_with_503(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unavailable(key: str) -> None:
-        raise StoreUnavailable("down")
-
-    monkeypatch.setattr(world.store, "authenticate", unavailable)
-    with pytest.raises(InvalidStatus) as refused:
-        async with socket(world):
+async def test_an_upgrade_during_a_store_outage_is_refused_with_503(world: World) -> None:
+    stranger = {"authorization": f"Bearer {api_keys.generate()}"}
+    with world.outage(), pytest.raises(InvalidStatus) as refused:
+        async with socket(world, additional_headers=stranger):
             pass
     assert refused.value.response.status_code == 503
+
+
+async def test_a_known_tenant_chats_through_a_store_outage(world: World) -> None:
+    async with socket(world) as ws:
+        await ws.create("one")
+        first = (await ws.turn())[-1]["response"]
+        with world.outage():
+            await ws.create("two", previous_response_id=first["id"])
+            assert text_of(await ws.turn()) == "You said: two"
 
 
 async def test_unstored_state_lives_with_its_socket(world: World) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.server import ABORT_EXTENSION, bind, run_server, service_url
 from app.settings import Settings, load_settings
@@ -40,6 +40,10 @@ class Probe:
                 scope["extensions"][ABORT_EXTENSION]["abort"]()
             else:
                 await send({"type": "http.response.body", "body": b", whole"})
+        elif scope["path"] == "/refuse":
+            await receive()
+            await send({"type": "websocket.http.response.start", "status": 401, "headers": []})
+            await send({"type": "websocket.http.response.body", "body": b"no"})
         else:
             await receive()
             await send({"type": "websocket.accept"})
@@ -125,6 +129,15 @@ async def test_a_websocket_can_drop_its_connection(probe: Probe) -> None:
             with pytest.raises(ConnectionClosed) as caught:
                 await socket.recv()
         assert caught.value.rcvd is None
+
+
+async def test_a_refused_upgrade_is_no_error_in_the_log(
+    probe: Probe, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(probe, settings()) as url:
+        with pytest.raises(InvalidStatus, match="401"):
+            await connect(url.replace("http", "ws") + "/refuse", proxy=None)
+    assert caplog.records == []
 
 
 async def test_a_reader_that_neither_reads_nor_answers_pings_is_dropped(probe: Probe) -> None:

