@@ -112,19 +112,26 @@ class Server(uvicorn.Server):
 def bind(settings: Settings) -> socket.socket:
     """A bound socket that does not listen yet, so that a taken port is known before a long start.
 
-    Raises `OSError`.
+    Raises `OSError`, which names the address.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise _cannot_listen(settings, error) from error
     return listener
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> OSError:
+    return OSError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}")
 
 
 def service_url(settings: Settings, listener: socket.socket) -> str:

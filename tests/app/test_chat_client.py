@@ -171,6 +171,7 @@ async def test_ctrl_c_cancels_the_answer_and_not_the_program(
 
 async def test_ctrl_c_at_the_prompt_leaves_the_program_running(terminal: Terminal) -> None:
     await terminal.until("> ")
+    await asyncio.sleep(0.2)  # readline shows its prompt a moment before it heeds signals
     terminal.process.send_signal(signal.SIGINT)
     await terminal.until("> ")
     terminal.type("hello\n")

@@ -297,6 +297,7 @@ async def test_http_errors_all_have_the_shape_and_a_request_id(
 async def test_a_store_outage_keeps_conversations_in_memory(
     http: httpx.AsyncClient, world: World
 ) -> None:
+    await http.get("/v1/models")  # from here on the tenant is known
     with world.outage():
         first = (await create(http, "one")).json()
         second = await create(http, "two", previous_response_id=first["id"])

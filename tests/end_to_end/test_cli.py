@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 PROGRAM = [sys.executable, "-m", "app.cli"]
@@ -196,7 +197,6 @@ def test_a_prompt_is_warm_when_put_returns(
         (("tenant", "create", "No Such Id"), "id"),
         (("tenant", "create", "demo"), "demo"),
         (("prompt", "show", "demo", "nothing"), "nothing"),
-        (("prompt", "put", "demo", "p", "--file", "/nowhere"), "/nowhere"),
         (("serve", "--port", "many"), "--port"),
         (("serve", "--model", "/no/such/folder"), "/no/such/folder"),
     ],
@@ -207,6 +207,11 @@ def test_mistakes_are_told_in_one_line(
     printed = partywall(*arguments, status=1).strip()
     assert printed.splitlines()[-1].startswith("error: ")
     assert said in printed
+
+
+def test_wrong_usage_has_a_status_of_its_own(partywall: CommandLine) -> None:
+    assert "/nowhere" in partywall("prompt", "put", "demo", "p", "--file", "/nowhere", status=2)
+    assert "--colour" in partywall("serve", "--colour", "red", status=2)
 
 
 def test_a_taken_port_is_told_before_the_model_loads(
@@ -241,12 +246,17 @@ def test_stopping_ends_a_running_stream_and_leaves_a_store_that_starts_again(
     ) as socket_:
         request = {"type": "response.create", "input": "Count to a thousand.", "ignore_eos": True}
         socket_.send(json.dumps(request | {"max_output_tokens": 900}))
-        events = []
-        for message in socket_:
-            events.append(json.loads(message)["type"])
+        events: list[str] = []
+        close_code = None
+        while close_code is None:
+            try:
+                events.append(json.loads(socket_.recv(timeout=30))["type"])
+            except ConnectionClosed as closed:
+                close_code = closed.rcvd and closed.rcvd.code
             if len(events) == 8:
                 service.process.send_signal(signal.SIGTERM)
     assert events[-1] == "response.failed"
+    assert close_code == 1012
     assert service.process.wait(STOP_SECONDS) == 0
     assert "Traceback" not in service.log.read_text()
 

@@ -36,8 +36,7 @@ class Outcome:
     """What was seen of a case; `error` is the largest absolute difference from the reference."""
 
     error: float
-    kv_exact: bool
-    strangers_untouched: bool
+    memory_exact: bool  # the new tokens' slots hold their KV, all else is as it was
 
 
 RAGGED_DECODE = ((1, 1), (16, 1), (37, 1))
@@ -115,8 +114,7 @@ def run(case: Case) -> Outcome:
     actual = attend(query, kv, batch, **options, backend="triton")
     return Outcome(
         error=(actual.double() - expected).abs().max().item(),
-        kv_exact=_same(kv, expected_memory[:, 1]),
-        strangers_untouched=_same(memory, expected_memory),
+        memory_exact=_same(memory, expected_memory),
     )
 
 
@@ -174,4 +172,5 @@ def main() -> None:
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # fills what `torch.empty` returns with NaN
     main()

@@ -1,0 +1,196 @@
+"""Compiles the Triton kernels for GPUs that need not be there, and reports what they use.
+
+`python -m kernels.compile_check [--arch 80 90 100] [--json]` prints registers, shared memory and
+spills of every kernel; the exit status is 1 if a kernel spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels import triton_decode, triton_prefill
+from kernels.triton_cache import write_slots
+from kernels.triton_walk import dot_type
+
+_ARCHITECTURES = (80, 90, 100)
+_POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel with the arguments it is compiled for."""
+
+    name: str
+    kernel: Any
+    dtype: torch.dtype
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one compiled kernel takes of a GPU."""
+
+    kernel: str
+    arch: int
+    registers: int  # of a thread
+    shared_bytes: int  # of a program
+    spill_bytes: int  # of a thread, stores and loads together
+
+
+def variants(dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...]) -> Iterator[Variant]:
+    """Every kernel at the shapes of real models: 3 to 8 query heads a KV head, options on and off."""
+    for dtype in dtypes:
+        for head_dim, group in ((head_dim, 3 if head_dim == 64 else 8) for head_dim in head_dims):
+            label = f"{str(dtype).removeprefix('torch.')} {head_dim}"
+            cache = {"BLOCK_SIZE": _BLOCK_SIZE, "HEAD_DIM": head_dim, "DIM_PAD": head_dim}
+            cache["HEADS"] = 8
+            yield Variant(f"write_slots {label}", write_slots, dtype, cache, {})
+            for suffix, window, softcap in (("", 0, 0.0), (" window softcap", 4096, 50.0)):
+                name = label + suffix
+                walk = {
+                    "GROUP": group,
+                    "WINDOW": window,
+                    "SOFTCAP": softcap,
+                    "BLOCK_SIZE": _BLOCK_SIZE,
+                    "HEAD_DIM": head_dim,
+                    "DIM_PAD": head_dim,
+                    "DOT_TYPE": dot_type(dtype),
+                }
+                yield _walking(
+                    f"attend_chunk {name}",
+                    triton_prefill.attend_chunk,
+                    dtype,
+                    walk,
+                    triton_prefill.tiling(group, head_dim, dtype),
+                )
+                decode = walk | {"SPLIT": triton_decode.SPLIT}
+                for whole in (True, False):
+                    yield _walking(
+                        f"attend_split {name}{' whole' if whole else ''}",
+                        triton_decode.attend_split,
+                        dtype,
+                        decode | {"WHOLE": whole},
+                        triton_decode.tiling(group, head_dim, dtype),
+                    )
+            merge = {"WINDOW": 0, "HEAD_DIM": head_dim, "DIM_PAD": head_dim}
+            merge["SPLIT"] = triton_decode.SPLIT
+            yield Variant(f"merge_splits {label}", triton_decode.merge_splits, dtype, merge, {})
+
+
+def compile_variant(variant: Variant, arch: int) -> Usage:
+    """Compile for compute capability `arch` (90: sm_90). Raises what Triton or `ptxas` raises."""
+    kernel, names = variant.kernel, variant.kernel.arg_names
+    signature = {name: _type(name, variant) for name in names}
+    # What a launch knows of real tensors: addresses and strides divide by 16 elements or bytes.
+    aligned = {
+        (position,): [["tt.divisibility", 16]]
+        for position, name in enumerate(names)
+        if name.endswith("_ptr") or (name.endswith("_stride") and name not in _unaligned(kernel))
+    }
+    source = ASTSource(kernel, signature, variant.constants, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
+    report = _assemble(compiled.asm["ptx"], arch)
+    registers = re.search(r"Used (\d+) registers", report)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    if registers is None or spills is None:
+        raise RuntimeError(f"ptxas said nothing of {variant.name}: {report}")
+    return Usage(
+        variant.name,
+        arch,
+        int(registers[1]),
+        compiled.metadata.shared,
+        int(spills[1]) + int(spills[2]),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compile, print, and tell by the exit status whether all kernels are free of spills."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.compile_check", description=__doc__)
+    parser.add_argument("--arch", type=int, nargs="+", default=_ARCHITECTURES)
+    parser.add_argument("--head-dim", type=int, nargs="+", default=(64, 128, 256))
+    parser.add_argument(
+        "--dtype", nargs="+", choices=("float16", "bfloat16"), default=("float16", "bfloat16")
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    options = parser.parse_args(arguments)
+    if knobs.runtime.interpret:
+        parser.error("TRITON_INTERPRET is set: an interpreted kernel cannot be compiled")
+    dtypes = tuple(getattr(torch, name) for name in options.dtype)
+    usages = [
+        compile_variant(variant, arch)
+        for arch in options.arch
+        for variant in variants(dtypes, tuple(options.head_dim))
+    ]
+    if options.json:
+        print(json.dumps([asdict(usage) for usage in usages], indent=1))
+    else:
+        print(f"{'kernel':<52} {'arch':>6} {'registers':>9} {'shared B':>9} {'spill B':>8}")
+        for usage in usages:
+            print(
+                f"{usage.kernel:<52} {'sm_' + str(usage.arch):>6} {usage.registers:>9} "
+                f"{usage.shared_bytes:>9} {usage.spill_bytes:>8}"
+            )
+    return int(any(usage.spill_bytes for usage in usages))
+
+
+def _walking(
+    name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], tiling: Any
+) -> Variant:
+    options = tiling.options()
+    constants = constants | {"ROWS": tiling.rows, "TILE": options.pop("TILE")}
+    return Variant(name, kernel, dtype, constants, options)
+
+
+def _type(name: str, variant: Variant) -> str:
+    if name in variant.constants:
+        return "constexpr"
+    if name in ("tables_ptr", "query_starts_ptr", "context_lens_ptr"):
+        return "*i32"
+    if name == "slots_ptr":
+        return "*i64"
+    if name == "partial_ptr":
+        return "*fp32"
+    if name.endswith("_ptr"):
+        return _POINTERS[variant.dtype]
+    return "fp32" if name == "scale" else "i32"
+
+
+def _unaligned(kernel: Any) -> set[str]:
+    return {"table_stride", "partial_seq_stride", "partial_head_stride", "partial_split_stride"}
+
+
+def _assemble(ptx: str, arch: int) -> str:
+    """What the assembler reports of a kernel."""
+    suffix = "a" if arch >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ptx")
+        file.write_text(ptx)
+        ptxas = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
+        done = subprocess.run(
+            [ptxas.path, "-v", f"--gpu-name=sm_{arch}{suffix}", "-o", Path(folder, "cubin"), file],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(main())

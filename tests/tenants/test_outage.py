@@ -1,0 +1,279 @@
+"""A store that dies, stalls and comes back: known tenants stay known, nothing waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tenants import api_keys
+from tenants.connection import open_redis
+from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
+from tests.tenants.conftest import OpenRoom, Room, eventually, listening
+from tests.tenants.server import Server
+
+
+async def known_room(open_room: OpenRoom, server: Server, **ages: float) -> tuple[Room, str]:
+    """A room that has just seen a tenant's key and prompt."""
+    room = await open_room(server.url, timeout=0.3, **ages)
+    _, key = await room.store.create_tenant("acme")
+    await room.prompts.put("acme", "law", "one")
+    await room.store.authenticate(key)
+    await room.prompts.get("acme", "law")
+    await room.prompts.find_by_text("acme", "one")
+    return room, key
+
+
+async def test_known_keys_and_prompts_outlive_the_store_and_others_are_unavailable(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    server.kill()
+    for _ in range(3):
+        assert await room.store.authenticate(key) is not None
+        assert await room.prompts.get("acme", "law") is not None
+        assert await room.prompts.find_by_text("acme", "one") is not None
+        with pytest.raises(StoreUnavailable):
+            await room.store.authenticate(api_keys.generate())
+        with pytest.raises(StoreUnavailable):
+            await room.prompts.get("acme", "tax")
+        assert await room.store.authenticate("no key at all") is None
+
+
+async def test_writes_and_lists_say_that_the_store_is_down(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, _ = await known_room(open_room, server)
+    server.kill()
+    for call in (
+        lambda: room.store.ping(),
+        lambda: room.store.create_tenant("umbra"),
+        lambda: room.store.list_tenants(),
+        lambda: room.store.rotate_key("acme"),
+        lambda: room.store.delete_tenant("acme"),
+        lambda: room.prompts.put("acme", "law", "two"),
+        lambda: room.prompts.list("acme"),
+        lambda: room.prompts.delete("acme", "law"),
+        lambda: room.conversations.save("acme", "resp_1", b"blob", 60),
+        lambda: room.conversations.load("acme", "resp_1"),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await call()
+
+
+async def test_everything_works_again_when_the_server_is_back(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    server.kill()
+    with pytest.raises(StoreUnavailable):
+        await room.store.ping()
+    server.start()
+
+    async def back() -> bool:
+        try:
+            await room.store.ping()
+        except StoreUnavailable:
+            return False
+        return True
+
+    await eventually(back)
+    new = await room.store.rotate_key("acme")
+    assert await room.store.authenticate(new) is not None
+    assert await room.store.authenticate(key) is None
+
+
+async def test_a_known_key_is_forgotten_after_the_time_it_may_be_stale(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0, stale_seconds=0.2)
+    server.kill()
+
+    async def forgotten() -> bool:
+        try:
+            await room.store.authenticate(key)
+        except StoreUnavailable:
+            return True
+        return False
+
+    await eventually(forgotten)
+
+
+async def test_a_stalled_server_holds_nobody_up(server: Server, open_room: OpenRoom) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    server.stall()
+    # One after the other: with a deadline for each call but no circuit breaker they would need
+    # 300 times 0.3 seconds.
+    async with asyncio.timeout(30):
+        for _ in range(300):
+            assert await room.store.authenticate(key) is not None
+        with pytest.raises(StoreUnavailable):
+            await room.store.ping()
+
+
+async def test_many_callers_at_once_do_not_queue_up_behind_a_stalled_server(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    server.stall()
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            found = await asyncio.gather(*(room.store.authenticate(key) for _ in range(500)))
+            assert None not in found
+
+
+async def test_more_callers_than_connections_are_all_served(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room = await open_room(server.url)
+    await room.store.create_tenant("acme")
+    saves = (room.conversations.save("acme", f"resp_{n}", b"blob", 60) for n in range(500))
+    await asyncio.gather(*saves)
+    loads = (room.conversations.load("acme", f"resp_{n}") for n in range(500))
+    assert set(await asyncio.gather(*loads)) == {b"blob"}
+
+
+async def test_a_caller_that_is_cancelled_harms_no_other(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    for after in range(30):
+        task = asyncio.create_task(room.store.authenticate(key))
+        for _ in range(after):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        tenant = await room.store.authenticate(key)
+        assert tenant is not None
+        assert await room.store.get_tenant("acme") == tenant
+
+
+async def test_a_revocation_that_went_unheard_counts_once_the_connection_is_back(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=3600)
+    async with listening(room) as heard:
+        assert await room.store.authenticate(key) is not None
+        server.kill()
+        server.start()
+        operator = await open_room(server.url)
+        await operator.store.rotate_key("acme")
+        async with asyncio.timeout(20):
+            while (await heard.get()).kind != "resync":
+                pass
+
+        async def dead() -> bool:
+            return await room.store.authenticate(key) is None
+
+        await eventually(dead)
+        # And from then on notices arrive as before.
+        await operator.prompts.put("acme", "law", "two")
+        async with asyncio.timeout(20):
+            while (await heard.get()).kind != "prompts":
+                pass
+
+
+async def test_losing_the_notices_does_not_lose_known_tenants(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=3600)
+    async with listening(room):
+        assert await room.store.authenticate(key) is not None
+        server.kill()
+
+        async def noticed() -> bool:
+            try:
+                await room.store.ping()
+            except StoreUnavailable:
+                return True
+            return False
+
+        await eventually(noticed)
+        for _ in range(50):
+            assert await room.store.authenticate(key) is not None
+            await asyncio.sleep(0.02)
+
+
+async def test_a_notice_that_nobody_understands_is_taken_as_any_change(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, _ = await known_room(open_room, server)
+    async with listening(room) as heard:
+        for notice in (b"\xff\x00", b"{}", b'{"kind": "moon", "tenant_id": "acme"}'):
+            await room.redis.execute("PUBLISH", "pw:changes", notice)
+            assert (await asyncio.wait_for(heard.get(), 20)).kind == "resync"
+
+
+async def test_a_server_that_is_not_there_is_an_error_without_the_password() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        await open_redis("redis://user:hunter2@127.0.0.1:1/0", 0.3)
+    assert "127.0.0.1:1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:6379", "http://127.0.0.1", "redis://h:port"])
+async def test_a_url_that_is_none_is_refused_by_name(url: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        await open_redis(url)
+    assert caught.value.field == "redis_url"
+
+
+@asynccontextmanager
+async def posing_as(info: str) -> AsyncIterator[str]:
+    """A server that only says what it is, as one that nobody can install any more would."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                length = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(length + 2))[:-2].upper())
+            if words[0] == b"INFO":
+                writer.write(f"${len(info)}\r\n{info}\r\n".encode())
+            else:
+                writer.write(b"-ERR unknown command\r\n")
+        writer.close()
+
+    with tempfile.TemporaryDirectory(prefix="pw-") as folder:
+        path = str(Path(folder) / "s")
+        server = await asyncio.start_unix_server(answer, path)
+        try:
+            yield f"unix://{path}"
+        finally:
+            server.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "version"),
+    [
+        ("# Server\r\nredis_version:6.2.14\r\n", "6.2.14"),
+        ("# Server\r\nredis_version:5.0.3\r\nredis_mode:standalone\r\n", "5.0.3"),
+        (
+            "# Server\r\nredis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.2.5\r\n",
+            "7.2.5",
+        ),
+    ],
+)
+async def test_a_server_that_is_too_old_is_refused_with_its_version(
+    info: str, version: str
+) -> None:
+    async with posing_as(info) as url:
+        with pytest.raises(StoreUnsupported, match=version):
+            await open_redis(url, 5)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        "# Server\r\nredis_version:7.0.0\r\n",
+        "# Server\r\nredis_version:8.4.0\r\n",
+        "# Server\r\nredis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1\r\n",
+    ],
+)
+async def test_a_server_that_is_new_enough_is_taken(info: str) -> None:
+    async with posing_as(info) as url:
+        await (await open_redis(url, 5)).close()
