@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from tenants.records import Tenant
 
 from app.context import Service
 from app.errors import ApiError, invalid_request
@@ -27,6 +26,7 @@ from app.wire_chat import (
     PromptTokensDetails,
 )
 from app.wire_events import TokenLogprob
+from tenants.records import Tenant
 
 
 async def start_completion(service: Service, tenant: Tenant, body: ChatBody) -> Completion:
@@ -66,7 +66,7 @@ async def start_completion(service: Service, tenant: Tenant, body: ChatBody) -> 
     generation = Generation(
         service.engine, request, service.tokenizer, body.stop_strings, service.metrics
     )
-    await generation.admit(service.limits.admission_grace_seconds)
+    generation.start()
     return Completion(service, body, generation)
 
 

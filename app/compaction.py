@@ -12,7 +12,6 @@ from contextlib import aclosing
 from typing import Literal
 
 import msgspec
-from tenants.records import Tenant
 
 from app.context import Service
 from app.errors import ApiError, invalid_request
@@ -29,6 +28,7 @@ from app.wire_events import (
     Usage,
 )
 from app.wire_responses import CompactBody, MessageItem
+from tenants.records import Tenant
 
 _SUMMARY_TOKENS = 512
 _REQUEST = (
@@ -66,7 +66,7 @@ async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
         logprobs=None,
     )
     generation = Generation(service.engine, request, service.tokenizer, (), service.metrics)
-    await generation.admit(service.limits.admission_grace_seconds)
+    generation.start()
     await _finish(generation)
     kept = [
         _kept("developer" if item.role == "developer" else "system", item.text)

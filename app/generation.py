@@ -65,28 +65,18 @@ class Generation:
         """Everything shown so far."""
         return self._detokenizer.text
 
-    async def admit(self, grace_seconds: float) -> None:
-        """Hand the request to the engine, and wait a moment for its refusal.
-
-        Raises `RequestRefused` or `EngineUnavailable` if the engine says so within the grace.
-        """
+    def start(self) -> None:
+        """Hand the request to the engine. The caller must iterate `pieces` or call `close`."""
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = self._engine.generate(self.request)
         self._deltas = cast("AsyncGenerator[TokenDelta, None]", deltas)
         self._metrics.streams_running.inc()
         self._next = self._fetch(self._deltas)
-        try:
-            await asyncio.wait({self._next}, timeout=grace_seconds)
-            if self._next.done():
-                self._next.result()
-        except BaseException:
-            await self.close()
-            raise
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer's text as it comes; `admit` goes first.
+        """The answer's text as it comes; `start` goes first.
 
-        Engine errors from here on set `outcome`, since the stream has begun.
+        Engine errors set `outcome`, since the stream has begun.
         """
         assert self._deltas is not None
         assert self._next is not None
@@ -129,6 +119,9 @@ class Generation:
 
     def _fetch(self, deltas: AsyncGenerator[TokenDelta, None]) -> asyncio.Task[TokenDelta]:
         async def fetch() -> TokenDelta:
+            if self._cancelled:
+                # The engine may not know the request yet, and ignores aborts of unknown ones.
+                return TokenDelta(request_id=self.request.request_id, finish_reason="aborted")
             try:
                 return await anext(deltas)
             except StopAsyncIteration:

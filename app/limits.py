@@ -10,8 +10,7 @@ class ServiceLimits:
     """Bounds of the service; every name carries its unit.
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context. `admission_grace_seconds` is how long a stream's first event waits for
-    the engine's refusal, so that a refusal is still an HTTP error and not a failed stream.
+    the rest of the context.
     """
 
     send_deadline_seconds: float = 15.0
@@ -26,6 +25,4 @@ class ServiceLimits:
     response_ttl_seconds: int = 86_400
     history_cache_tokens: int = 4_000_000
     default_max_output_tokens: int | None = None
-    admission_grace_seconds: float = 0.1
     readiness_timeout_seconds: float = 2.0
-    engine_watch_seconds: float = 5.0

@@ -128,7 +128,7 @@ class Responses:
         generation = Generation(
             self._engine, request, self._tokenizer, body.stop_strings, self.metrics
         )
-        await generation.admit(self._limits.admission_grace_seconds)
+        generation.start()
         keeper = _Keeper(self.history, socket_history, tenant.id, end_user, prompt)
         resource = _resource(response_id, self._names.model_id, body)
         run = ResponseRun(resource, generation, keeper, self._running, self.metrics)

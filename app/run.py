@@ -116,7 +116,11 @@ async def run_service(
         async def on_ready() -> None:
             await engine.stats()
             wanted = settings.demo_tenant and not settings.is_exposed
-            tenant, api_key = await _demo_tenant(stores.tenants) if wanted else (None, None)
+            tenant, api_key = None, None
+            if wanted:
+                tenant, api_key = await _demo_tenant(
+                    stores.tenants, admin_token.created is not None
+                )
             what = Welcome(
                 url=service_url(settings, listener),
                 pid=os.getpid(),
@@ -174,14 +178,17 @@ async def _drain(app: Starlette, engine: EngineClient, settings: Settings) -> No
     await asyncio.sleep(_FLUSH_SECONDS)
 
 
-async def _demo_tenant(tenants: TenantStore) -> tuple[str | None, str | None]:
+async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:
     """The demo tenant's id, if there is one, and its API key where this start created it.
 
-    It is created in an empty store only: an operator who deleted it does not want it back.
+    It is created on the first start, or in an empty store: an operator who deleted it later does
+    not want it back.
     """
     ids = [tenant.id for tenant in await tenants.list_tenants()]
-    if ids:
-        return (DEMO_TENANT if DEMO_TENANT in ids else None), None
+    if DEMO_TENANT in ids:
+        return DEMO_TENANT, None
+    if ids and not first_start:
+        return None, None
     _, api_key = await tenants.create_tenant(DEMO_TENANT)
     return DEMO_TENANT, api_key
 

@@ -6,8 +6,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenants.records import Tenant
-
 from app.chat_template import ChatTemplate, Message
 from app.errors import ApiError, invalid_request
 from app.history import Turn
@@ -16,8 +14,10 @@ from app.system_heads import SystemHeads, SystemText
 from app.wire import SamplingFields
 from app.wire_chat import ChatMessage
 from app.wire_responses import CompactionItem, MessageItem, PromptReference
+from engine.admission import check_request
 from engine.hashing import derive_key
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from tenants.records import Tenant
 
 Said = MessageItem | CompactionItem | ChatMessage
 """An item of the conversation, from either API."""
@@ -126,11 +126,15 @@ def engine_request(
     max_tokens: int,
     logprobs: int | None,
 ) -> EngineRequest:
-    """What the engine is asked. Raises `ApiError` for token ids outside the vocabulary."""
+    """What the engine is asked.
+
+    Raises `ApiError` for token ids outside the vocabulary, and `RequestRefused` for whatever else
+    the engine would refuse: a stream begins only once nothing can be refused any more.
+    """
     private_key = tenant.user_key(end_user) if end_user is not None else tenant.namespace_key
     if fields.prompt_cache_key is not None:
         private_key = derive_key(private_key, "prompt_cache_key", fields.prompt_cache_key)
-    return EngineRequest(
+    request = EngineRequest(
         request_id=request_id,
         tenant=tenant.id,
         prompt=prompt.ids,
@@ -141,6 +145,8 @@ def engine_request(
         ),
         sampling=_sampling(fields, info, max_tokens, logprobs),
     )
+    check_request(request, info)
+    return request
 
 
 def _sampling(

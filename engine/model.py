@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -83,20 +84,22 @@ class PagedModel:
         return dtype
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocate the KV memory (zeroed, so that no block ever shows what memory held before)."""
+        """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
         layout = self.layout
-        self.memory = torch.zeros(
-            (
-                num_blocks,
-                layout.num_layers,
-                2,
-                layout.num_kv_heads,
-                self.block_size,
-                layout.head_dim,
-            ),
-            dtype=self.dtype,
-            device=self.device,
+        shape = (
+            num_blocks,
+            layout.num_layers,
+            2,
+            layout.num_kv_heads,
+            self.block_size,
+            layout.head_dim,
         )
+        if self.device.type == "cpu":
+            # Anonymous pages are zero, and take memory only once a block is first written.
+            pages = mmap(-1, num_blocks * layout.block_bytes(self.block_size, self.dtype))
+            self.memory = torch.frombuffer(pages, dtype=self.dtype).view(shape)
+        else:
+            self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import cpu_cache, cpu_paged
+from kernels import cpu_paged
 from kernels.attention import AttentionBatch
 from kernels.reference import gather
 
-LONGEST_SHORT_RUN = 16
+LONGEST_SHORT_RUN = 8
 """Queries of one sequence up to which the block walk beats gathering the sequence for torch."""
 
 _ROWS_IN_SCORES = 256
@@ -55,19 +55,9 @@ def prepare(
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     assert key.dtype == value.dtype == kv.dtype
-    key, value = _rows(key), _rows(value)
-    cpu_cache.store(
-        _flat(kv),
-        kv.stride()[:4],
-        kv.shape[3],
-        _flat(key),
-        key.stride()[:2],
-        _flat(value),
-        value.stride()[:2],
-        slots.numpy(),
-        kv.shape[2],
-        kv.shape[4],
-    )
+    blocks, offsets = slots // kv.shape[3], slots % kv.shape[3]
+    kv[:, 0].transpose(1, 2)[blocks, offsets] = key
+    kv[:, 1].transpose(1, 2)[blocks, offsets] = value
 
 
 def attend(
@@ -107,21 +97,20 @@ def _attend_short(
     softcap: float | None,
     output: Tensor,
 ) -> None:
+    layout = cpu_paged.Layout(*kv.stride()[:4], kv.shape[3])
+    options = cpu_paged.Options(np.float32(scale), sliding_window or 0, np.float32(softcap or 0.0))
     with _launch:
         numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
         cpu_paged.attend_short(
             query.float().contiguous().numpy(),
             _flat(kv),
-            kv.stride()[:4],
-            kv.shape[3],
+            layout,
             kv.shape[2],
             batch.block_tables.numpy(),
             batch.query_starts.numpy(),
             batch.context_lens.numpy(),
             LONGEST_SHORT_RUN,
-            np.float32(scale),
-            sliding_window or 0,
-            np.float32(softcap or 0.0),
+            options,
             output.numpy(),
         )
 
@@ -188,10 +177,6 @@ def _visible(query_len: int, num_keys: int, sliding_window: int | None) -> Tenso
     if sliding_window is not None:
         visible.triu_(num_keys - query_len - sliding_window + 1)
     return visible
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _flat(tensor: Tensor) -> npt.NDArray[np.generic]:

@@ -4,25 +4,31 @@ The kernel walks the block table and reads every key and value once, where it li
 cut into splits of a fixed length, each with its own softmax, and the partial results are merged in
 order (Flash-Decoding, Dao et al. 2023). So all cores share a long context, and a sequence's result
 depends neither on its batch-mates nor on the number of threads.
+
+The two inner loops are LLVM's portable vector code: Numba's own vectoriser keeps neither a key in
+registers across query rows nor 16-bit floats from being widened once a row, and takes four times
+as long. They stay in this file because Numba's disk cache notices changes in one file only.
 """
+# ruff: noqa: ARG001 (an intrinsic gets the types of its arguments; the values come to `generate`)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[Any]
 KV = npt.NDArray[Any]
+"""A flat view of the KV memory: float32, or the bits of bfloat16 as uint16, or those of float16 as
+int16, since Numba has neither."""
 
 SPLIT = 256
 """Keys in a split: a multiple of `_KEYS`, and never chosen by the batch."""
@@ -30,16 +36,24 @@ SPLIT = 256
 _KEYS = 4
 """Keys, or values, that one pass over the query rows handles together."""
 
-_REGISTER_LANES = 16
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_SPLIT_LENGTH = ir.Constant(_INT64, SPLIT)
-_CONTRACT = ("contract",)
 
-_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
-_LOWEST = np.float32(-87)
-_LOG2_E = np.float32(1.44269504)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_TAYLOR = tuple(np.float32(1 / math.factorial(order)) for order in range(8))
+class Layout(NamedTuple):
+    """Where a token's KV lies in the flat memory: strides in elements, block size in tokens."""
+
+    block: int
+    value: int
+    head: int
+    token: int
+    block_size: int
+
+
+class Options(NamedTuple):
+    """How scores are formed. `window` and `softcap` are 0 for none."""
+
+    scale: np.float32
+    window: int
+    softcap: np.float32
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,92 +63,63 @@ def _compiled(**options: Any) -> Callable[[_Function], _Function]:
     return decorate
 
 
-@_compiled(fastmath={"contract", "nnan", "nsz"})
-def _exp(x: Any) -> Any:
-    """e ** x for x <= 0 to one or two units in the last place, in a form that vectorises."""
-    x = max(x, _LOWEST)
-    power = np.floor(x * _LOG2_E + _HALF)
-    rest = x - power * _LN2_HIGH
-    rest = rest - power * _LN2_LOW
-    series = _TAYLOR[7]
-    series = series * rest + _TAYLOR[6]
-    series = series * rest + _TAYLOR[5]
-    series = series * rest + _TAYLOR[4]
-    series = series * rest + _TAYLOR[3]
-    series = series * rest + _TAYLOR[2]
-    return (series * rest * rest + rest + _ONE) * _power_of_two(power)
-
-
-@_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
-def _softmax(scores: Floats, first: int, end: int, scale: Any, softcap: Any) -> tuple[Any, Any]:
-    """Turn `scores[first:end]` into unnormalised weights; returns their maximum and their sum."""
-    highest = scores[first] * scale
-    for key in range(first, end):
-        scores[key] *= scale
-        highest = max(highest, scores[key])
-    if softcap > _ZERO:
-        for key in range(first, end):
-            scores[key] = softcap * np.float32(math.tanh(scores[key] / softcap))
-        highest = softcap * np.float32(math.tanh(highest / softcap))
-    total = _ZERO
-    for key in range(first, end):
-        weight = _exp(scores[key] - highest)
-        scores[key] = weight
-        total += weight
-    return highest, total
-
-
-@_compiled()
-def _attend_split(
-    query: Floats,  # [rows, head_dim]; row r is query r // group of the sequence
+@_compiled(parallel=True)
+def attend_short(
+    query: Floats,
     kv: KV,
-    value_shift: int,
-    offsets: Integers,  # [keys padded to a multiple of _KEYS]
-    num_keys: int,
-    visible: Integers,  # [rows, 2] first and end
-    scale: Any,
-    softcap: Any,
-    output: Floats,  # [rows, head_dim], unnormalised
-    statistics: Floats,  # [rows, 2] maximum and sum
+    layout: Layout,
+    num_kv_heads: int,
+    tables: Integers,
+    query_starts: Integers,
+    context_lens: Integers,
+    longest: int,
+    options: Options,
+    output: Floats,
 ) -> None:
-    """One split of one KV head: scores, softmax, weighted values."""
-    num_rows, head_dim = query.shape
-    scores = np.zeros((num_rows, SPLIT), np.float32)
-    for key in range(0, num_keys, _KEYS):
-        _add_scores(query, num_rows, head_dim, kv, offsets, key, scores)
-    for row in range(num_rows):
-        first, end = visible[row]
-        statistics[row, 0], statistics[row, 1] = np.float32(-np.inf), _ZERO
-        if first < end:
-            statistics[row, 0], statistics[row, 1] = _softmax(
-                scores[row], first, end, scale, softcap
-            )
-        scores[row, :first] = _ZERO
-        scores[row, max(first, end) :] = _ZERO
-    output[:] = _ZERO
-    offsets += value_shift
-    for key in range(0, num_keys, _KEYS):
-        _add_values(scores, num_rows, head_dim, kv, offsets, key, output)
+    """Attend every sequence of at most `longest` queries; other rows of `output` stay untouched.
 
-
-@_compiled()
-def _key_offsets(
-    table: Integers, first: int, end: int, block_size: int, strides: Any, head: int
-) -> Integers:
-    """Where keys `first` to `end` of a sequence lie; the last is repeated to fill up `_KEYS`."""
-    stride_block, _, stride_head, stride_token = strides
-    count = end - first
-    padded = (count + _KEYS - 1) // _KEYS * _KEYS
-    offsets = np.empty(padded, np.int64)
-    for index in range(padded):
-        position = first + min(index, count - 1)
-        block = position // block_size
-        offsets[index] = (
-            table[block] * stride_block
-            + (position - block * block_size) * stride_token
-            + head * stride_head
+    `query` and `output` are [num_tokens, num_heads, head_dim] and contiguous; the rest is as in
+    `kernels.attention.AttentionBatch`.
+    """
+    _, num_heads, head_dim = query.shape
+    group = num_heads // num_kv_heads
+    first_split, first_item, first_row, owner = _plan(
+        query_starts, context_lens, longest, num_kv_heads, group, options.window
+    )
+    num_seqs = context_lens.shape[0]
+    partial = np.empty((first_row[num_seqs], head_dim), np.float32)
+    statistics = np.empty((first_row[num_seqs], 2), np.float32)
+    for item in prange(owner.shape[0]):
+        seq = owner[item]
+        split, head = divmod(item - first_item[seq], num_kv_heads)
+        queries = query[
+            query_starts[seq] : query_starts[seq + 1], head * group : (head + 1) * group
+        ]
+        num_rows = queries.shape[0] * group
+        row = first_row[seq] + (item - first_item[seq]) * num_rows
+        _attend_split(
+            queries,
+            kv,
+            layout,
+            tables[seq],
+            context_lens[seq],
+            first_split[seq] + split,
+            head,
+            options,
+            partial[row : row + num_rows],
+            statistics[row : row + num_rows],
         )
-    return offsets
+    for seq in prange(num_seqs):
+        start, end = query_starts[seq], query_starts[seq + 1]
+        splits = (first_item[seq + 1] - first_item[seq]) // num_kv_heads
+        if splits > 0:
+            step = num_heads * (end - start)
+            for head in range(num_heads):
+                for token in range(start, end):
+                    row = first_row[seq] + head // group * group * (end - start)
+                    row += (token - start) * group + head % group
+                    rows = slice(row, row + splits * step, step)
+                    _merge(output[token, head], partial[rows], statistics[rows])
 
 
 @_compiled()
@@ -146,7 +131,7 @@ def _plan(
     group: int,
     window: int,
 ) -> tuple[Integers, Integers, Integers, Integers]:
-    """Cut the batch into (sequence, split, KV head) items.
+    """Cut the batch into items: (sequence, split, KV head), in this order.
 
     Returns per sequence its first split, its first item and its first row of partial results (the
     latter two with a final total), and per item its sequence.
@@ -172,133 +157,129 @@ def _plan(
 
 
 @_compiled()
-def _run_item(
-    query: Floats,
+def _attend_split(
+    query: Floats,  # [query_len, group, head_dim]
     kv: KV,
-    strides: Any,
-    block_size: int,
+    layout: Layout,
     table: Integers,
     context_len: int,
-    head: int,
-    group: int,
     split: int,
-    window: int,
-    scale: Any,
-    softcap: Any,
-    output: Floats,
-    statistics: Floats,
+    head: int,
+    options: Options,
+    output: Floats,  # [query_len * group, head_dim], unnormalised
+    statistics: Floats,  # [query_len * group, 2] maximum and sum
 ) -> None:
-    """Attend the queries of one sequence to one split of one KV head."""
-    query_len, _, head_dim = query.shape
-    begin = split * SPLIT
-    if window > 0:
-        begin = max(begin, context_len - query_len - window + 1)
+    """Attend the queries of one sequence and one KV head to the keys of one split."""
+    query_len, group, head_dim = query.shape
+    num_rows = query_len * group
     end = min(context_len, (split + 1) * SPLIT)
-    rows = np.empty((query_len * group, head_dim), np.float32)
-    visible = np.empty((query_len * group, 2), np.int64)
-    for row in range(query_len * group):
-        rows[row] = query[row // group, head * group + row % group]
+    begin = split * SPLIT
+    if options.window > 0:
+        begin = max(begin, context_len - query_len - options.window + 1)
+    offsets = _key_offsets(table, begin, end, head, layout)
+    rows = np.ascontiguousarray(query).reshape(num_rows, head_dim)
+    scores = np.zeros((num_rows, SPLIT), np.float32)
+    for key in range(0, offsets.shape[0], _KEYS):
+        _add_scores(rows, num_rows, head_dim, kv, offsets, key, scores)
+    for row in range(num_rows):
         position = context_len - query_len + row // group
-        first = max(begin, position - window + 1) if window > 0 else begin
-        visible[row, 0] = min(first, end) - begin
-        visible[row, 1] = min(position + 1, end) - begin
-    offsets = _key_offsets(table, begin, end, block_size, strides, head)
-    _attend_split(
-        rows, kv, strides[1], offsets, offsets.shape[0], visible, scale, softcap, output, statistics
-    )
+        first = max(begin, position - options.window + 1) if options.window > 0 else begin
+        last = min(position + 1, end)
+        statistics[row, 0], statistics[row, 1] = np.float32(-np.inf), _ZERO
+        if first < last:
+            statistics[row, 0], statistics[row, 1] = _softmax(
+                scores[row], first - begin, last - begin, options
+            )
+            scores[row, : first - begin] = _ZERO
+            scores[row, last - begin :] = _ZERO
+        else:
+            scores[row] = _ZERO
+    output[:] = _ZERO
+    offsets += layout.value
+    for key in range(0, offsets.shape[0], _KEYS):
+        _add_values(scores, num_rows, head_dim, kv, offsets, key, output)
 
 
 @_compiled()
-def _merge(
-    output: Floats, partial: Floats, statistics: Floats, row: int, stride: int, splits: int
-) -> None:
-    """Weigh the partial results `row`, `row + stride`, ... of one query row into `output`."""
+def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layout) -> Integers:
+    """Where keys `begin` to `end` of a sequence lie; the last is repeated to fill up `_KEYS`."""
+    padded = (end - begin + _KEYS - 1) // _KEYS * _KEYS
+    offsets = np.empty(padded, np.int64)
+    for index in range(padded):
+        position = min(begin + index, end - 1)
+        block = position // layout.block_size
+        offsets[index] = (
+            table[block] * layout.block
+            + (position - block * layout.block_size) * layout.token
+            + head * layout.head
+        )
+    return offsets
+
+
+@_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
+def _softmax(scores: Floats, first: int, end: int, options: Options) -> tuple[Any, Any]:
+    """Turn `scores[first:end]` into unnormalised weights; returns their maximum and their sum."""
+    highest = scores[first] * options.scale
+    for key in range(first, end):
+        scores[key] *= options.scale
+        highest = max(highest, scores[key])
+    softcap = options.softcap
+    if softcap > _ZERO:
+        for key in range(first, end):
+            scores[key] = softcap * np.float32(math.tanh(scores[key] / softcap))
+        highest = softcap * np.float32(math.tanh(highest / softcap))
+    total = _ZERO
+    for key in range(first, end):
+        weight = _exp(scores[key] - highest)
+        scores[key] = weight
+        total += weight
+    return highest, total
+
+
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_LOWEST = np.float32(-87)
+_LOG2_E = np.float32(1.44269504)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_TAYLOR = tuple(np.float32(1 / math.factorial(order)) for order in range(8))
+
+
+@_compiled(fastmath={"contract", "nnan", "nsz"})
+def _exp(x: Any) -> Any:
+    """e ** x for x <= 0 to a unit or two in the last place; unlike `math.exp` it vectorises."""
+    x = max(x, _LOWEST)
+    power = np.floor(x * _LOG2_E + _HALF)
+    rest = x - power * _LN2_HIGH
+    rest = rest - power * _LN2_LOW
+    series = _TAYLOR[7]
+    series = series * rest + _TAYLOR[6]
+    series = series * rest + _TAYLOR[5]
+    series = series * rest + _TAYLOR[4]
+    series = series * rest + _TAYLOR[3]
+    series = series * rest + _TAYLOR[2]
+    return (series * rest * rest + rest + _ONE) * _power_of_two(power)
+
+
+@_compiled()
+def _merge(output: Floats, partial: Floats, statistics: Floats) -> None:
+    """Weigh a row's results [splits, head_dim] by their maxima and sums [splits, 2]."""
     highest = np.float32(-np.inf)
-    for split in range(splits):
-        highest = max(highest, statistics[row + split * stride, 0])
+    for split in range(statistics.shape[0]):
+        highest = max(highest, statistics[split, 0])
     output[:] = _ZERO
     total = _ZERO
-    for split in range(splits):
-        index = row + split * stride
-        weight = np.float32(math.exp(statistics[index, 0] - highest))
-        total += weight * statistics[index, 1]
+    for split in range(statistics.shape[0]):
+        weight = np.float32(math.exp(statistics[split, 0] - highest))
+        total += weight * statistics[split, 1]
         for dim in range(output.shape[0]):
-            output[dim] += weight * partial[index, dim]
+            output[dim] += weight * partial[split, dim]
     for dim in range(output.shape[0]):
         output[dim] /= total
 
 
-@_compiled(parallel=True)
-def attend_short(
-    query: Floats,
-    kv: KV,
-    strides: Any,
-    block_size: int,
-    num_kv_heads: int,
-    tables: Integers,
-    query_starts: Integers,
-    context_lens: Integers,
-    longest: int,
-    scale: Any,
-    window: int,
-    softcap: Any,
-    output: Floats,
-) -> None:
-    """Attend every sequence of at most `longest` queries; other rows of `output` stay untouched.
-
-    `query` and `output` are [num_tokens, num_heads, head_dim]; `kv` is flat (see `cpu_vector`) with
-    `strides` of (block, key to value, head, token) in elements; `window` and `softcap` are 0 for
-    none.
-    """
-    _, num_heads, head_dim = query.shape
-    group = num_heads // num_kv_heads
-    first_split, first_item, first_row, owner = _plan(
-        query_starts, context_lens, longest, num_kv_heads, group, window
-    )
-    num_seqs = context_lens.shape[0]
-    partial = np.empty((first_row[num_seqs], head_dim), np.float32)
-    statistics = np.empty((first_row[num_seqs], 2), np.float32)
-    for item in prange(owner.shape[0]):
-        seq = owner[item]
-        local = item - first_item[seq]
-        start, end = query_starts[seq], query_starts[seq + 1]
-        num_rows = (end - start) * group
-        row = first_row[seq] + local * num_rows
-        _run_item(
-            query[start:end],
-            kv,
-            strides,
-            block_size,
-            tables[seq],
-            context_lens[seq],
-            local % num_kv_heads,
-            group,
-            first_split[seq] + local // num_kv_heads,
-            window,
-            scale,
-            softcap,
-            partial[row : row + num_rows],
-            statistics[row : row + num_rows],
-        )
-    for seq in prange(num_seqs):
-        start, end = query_starts[seq], query_starts[seq + 1]
-        num_rows = (end - start) * group
-        splits = (first_item[seq + 1] - first_item[seq]) // num_kv_heads
-        if splits > 0:
-            for head in range(num_heads):
-                for token in range(end - start):
-                    row = head // group * num_rows + token * group + head % group
-                    _merge(
-                        output[start + token, head],
-                        partial,
-                        statistics,
-                        first_row[seq] + row,
-                        num_kv_heads * num_rows,
-                        splits,
-                    )
-
-
-# Vector code follows.
+_REGISTER_LANES = 16
+_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_SPLIT_LENGTH = ir.Constant(_INT64, SPLIT)
+_CONTRACT = ("contract",)
 
 
 @intrinsic

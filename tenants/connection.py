@@ -149,6 +149,7 @@ async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Guar
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
             retry=Retry(NoBackoff(), 0),
+            protocol=2,  # a server without HELLO can then still say how old it is
         )
     except ValueError as error:
         raise InvalidField("redis_url", str(error)) from None

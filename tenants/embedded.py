@@ -38,6 +38,8 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 _HANDOVER_SECONDS = 3.0
 _POLL_SECONDS = 0.01
+_RESTART_SECONDS = 0.5
+_SOCKET_NAME = "store.sock"
 _LOG_TAIL_CHARS = 2000
 # The shortest limit of the platforms is 104 bytes with the closing zero.
 _MAX_SOCKET_PATH_BYTES = 103
@@ -66,15 +68,18 @@ class EmbeddedStore:
 
     def __init__(self, data_dir: Path, *, handover_seconds: float = _HANDOVER_SECONDS) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._closing = False
+        self._spawning = threading.Lock()
+        self._ready = False
+        self._closing = threading.Event()
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._data_dir = data_dir.resolve()
         self._store_dir = self._data_dir / "store"
         self._store_dir.mkdir(mode=0o700, exist_ok=True)
         self._log_path = self._store_dir / "valkey.log"
+        self._socket_path = _socket_dir(self._data_dir) / _SOCKET_NAME
         self._lock = _take_lock(self._data_dir, handover_seconds)
         try:
-            self._socket_path = _make_socket_dir(self._data_dir) / "store.sock"
+            _make_private(self._socket_path.parent)
             self._write_owner()
             self._start()
         except BaseException:
@@ -94,7 +99,8 @@ class EmbeddedStore:
 
     def close(self) -> None:
         """Stop the server, its data safe on disk, and give the directory up."""
-        self._closing = True
+        with self._spawning:
+            self._closing.set()
         if self._process is not None:
             self._process.terminate()
             try:
@@ -103,8 +109,7 @@ class EmbeddedStore:
                 self._process.kill()
                 self._process.wait()
         if not self._lock.closed:
-            if hasattr(self, "_socket_path"):
-                shutil.rmtree(self._socket_path.parent, ignore_errors=True)
+            shutil.rmtree(self._socket_path.parent, ignore_errors=True)
             self._lock.truncate(0)
             self._lock.close()
 
@@ -126,7 +131,6 @@ class EmbeddedStore:
         self._lock.flush()
 
     def _start(self) -> None:
-        self._socket_path.unlink(missing_ok=True)
         spawned = threading.Event()
         # The kernel's "parent" is the thread that forked: it has to live as long as the server.
         keeper = threading.Thread(
@@ -141,27 +145,37 @@ class EmbeddedStore:
             if time.monotonic() > deadline:
                 raise StoreFailed(f"the embedded store is not ready after {_START_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
+        self._ready = True
 
     def _keep(self, spawned: threading.Event) -> None:
-        """Run the server and wait for its end."""
-        try:
-            with self._log_path.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[self._lock.fileno()],
-                    start_new_session=True,  # out of reach of the terminal's Ctrl-C
-                )
-        except OSError:
-            _log.exception("the embedded store could not be launched")
-        finally:
+        """Run the server until `close`; one that ends by itself once it served is started again."""
+        while True:
+            process = self._spawn()
             spawned.set()
-        if self._process is not None:
-            status = self._process.wait()
-            if not self._closing:
-                _log.error("the embedded store ended with status %s", status)
+            status = None if process is None else process.wait()
+            if self._closing.is_set() or not self._ready:
+                return
+            _log.error("the embedded store ended with status %s; starting it again", status)
+            self._closing.wait(_RESTART_SECONDS)
+
+    def _spawn(self) -> subprocess.Popen[bytes] | None:
+        with self._spawning:
+            if self._closing.is_set():
+                return None
+            try:
+                with self._log_path.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        self._command(),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        pass_fds=[self._lock.fileno()],
+                        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+                    )
+            except OSError:
+                _log.exception("the embedded store could not be launched")
+                return None
+            return self._process
 
     def _command(self) -> list[str]:
         options = {
@@ -235,18 +249,22 @@ def _read_owner(path: Path) -> tuple[int | None, Path | None]:
         return None, None
 
 
-def _make_socket_dir(data_dir: Path) -> Path:
-    """A private folder with a short path, named after the data directory."""
+def _socket_dir(data_dir: Path) -> Path:
+    """A folder with a short path, named after the data directory."""
     name = f"partywall-{os.getuid()}-{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}"
     folder = Path(tempfile.gettempdir()) / name
-    if len(os.fsencode(folder / "store.sock")) > _MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(folder / _SOCKET_NAME)) > _MAX_SOCKET_PATH_BYTES:
         folder = Path("/tmp") / name
+    return folder
+
+
+def _make_private(folder: Path) -> None:
+    """Create `folder` for this user alone. Raises `StoreFailed` where somebody else was first."""
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     private = stat.S_IMODE(status.st_mode) == 0o700 and status.st_uid == os.getuid()
     if not (stat.S_ISDIR(status.st_mode) and private):
         raise StoreFailed(f"{folder} is not a folder that only this user can enter")
-    return folder
 
 
 def _url(socket_path: Path) -> str:

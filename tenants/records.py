@@ -88,9 +88,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+def is_tenant_id(tenant_id: str) -> bool:
+    """Whether `tenant_id` may name a tenant."""
+    return _TENANT_ID.fullmatch(tenant_id) is not None
+
+
 def check_tenant_id(tenant_id: str) -> None:
     """Raises `InvalidField` unless `tenant_id` may name a tenant."""
-    if not _TENANT_ID.fullmatch(tenant_id):
+    if not is_tenant_id(tenant_id):
         raise InvalidField("id", "1 to 63 characters out of a-z, 0-9 and '-'")
 
 
@@ -100,7 +105,12 @@ def check_tenant_name(name: str) -> None:
         raise InvalidField("name", f"1 to {_MAX_TENANT_NAME_CHARS} printable characters")
 
 
+def is_prompt_name(name: str) -> bool:
+    """Whether `name` may name a system prompt."""
+    return _PROMPT_NAME.fullmatch(name) is not None
+
+
 def check_prompt_name(name: str) -> None:
     """Raises `InvalidField` unless `name` may name a system prompt."""
-    if not _PROMPT_NAME.fullmatch(name):
+    if not is_prompt_name(name):
         raise InvalidField("name", "1 to 64 characters out of A-Z, a-z, 0-9, '_' and '-'")

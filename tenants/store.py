@@ -11,7 +11,7 @@ import functools
 import hmac
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
@@ -33,6 +33,7 @@ from tenants.records import (
     Tenant,
     check_tenant_id,
     check_tenant_name,
+    is_tenant_id,
 )
 
 __all__ = ["StoreUnavailable", "TenantStore"]
@@ -40,6 +41,7 @@ __all__ = ["StoreUnavailable", "TenantStore"]
 CACHE_SECONDS = 5.0
 STALE_SECONDS = 3600.0
 _MAX_LIVE_KEYS = 2
+_MAX_OVERLAP_SECONDS = 366 * 24 * 3600.0
 _SCAN_COUNT = 1000
 _MAX_ATTEMPTS = 5
 
@@ -147,7 +149,7 @@ class TenantStore:
         )
         if not created:
             raise TenantExists(tenant_id)
-        await self._redis.execute("SET", keyspace.api_key(record.digest), tenant_id)
+        await self._write_lookups(record)
         self._redis.notify(change)
         return tenant, api_key
 
@@ -161,6 +163,8 @@ class TenantStore:
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
         """Raises `TenantNotFound`."""
+        if not is_tenant_id(tenant_id):
+            raise TenantNotFound(tenant_id)
         blob = await self._redis.execute("GET", keyspace.meta(tenant_id))
         if blob is None:
             raise TenantNotFound(tenant_id)
@@ -172,7 +176,8 @@ class TenantStore:
         It is gone for every request at once; when this is cut off while it clears up, calling it
         again finishes the work.
         """
-        check_tenant_id(tenant_id)
+        if not is_tenant_id(tenant_id):
+            raise TenantNotFound(tenant_id)
         change = Change(kind="tenant", tenant_id=tenant_id)
         deleting = keyspace.deleting(tenant_id)
         begun = await self._redis.run_script(
@@ -194,22 +199,29 @@ class TenantStore:
 
         Raises `InvalidField` ("overlap_seconds"), `TenantNotFound`, `PepperMismatch`.
         """
-        if not 0 <= overlap_seconds < float("inf"):
-            raise InvalidField("overlap_seconds", "a number of seconds, 0 or more")
-        check_tenant_id(tenant_id)
+        if not 0 <= overlap_seconds <= _MAX_OVERLAP_SECONDS:
+            raise InvalidField("overlap_seconds", f"0 to {_MAX_OVERLAP_SECONDS:.0f}")
+        if not is_tenant_id(tenant_id):
+            raise TenantNotFound(tenant_id)
         await self.check_pepper()
         change = Change(kind="keys", tenant_id=tenant_id)
         for _ in range(_MAX_ATTEMPTS):
             api_key, record = self._new_key(tenant_id)
             before = await self._redis.execute("GET", keyspace.keys(tenant_id))
             old = _decode_keys(before)
-            kept = _outgoing(old, record.created_at, overlap_seconds)
+            live = [key for key in old if key.is_live(record.created_at)]
+            kept, retired = _retire(live, record.created_at, overlap_seconds)
+            # Dead since an earlier rotation: the list must not forget them before their look-up is
+            # gone, or nobody would find it again.
+            await self._redis.pipeline(
+                *(("DEL", keyspace.api_key(key.digest)) for key in old if key not in live)
+            )
             outcome = await self._redis.run_script(
                 _REPLACE_KEYS,
                 [keyspace.meta(tenant_id), keyspace.keys(tenant_id)],
                 [
                     before or b"",
-                    msgspec.msgpack.encode([record, *kept]),
+                    msgspec.msgpack.encode([record, *kept, *retired]),
                     keyspace.CHANGES,
                     changes.encode(change),
                 ],
@@ -217,7 +229,7 @@ class TenantStore:
             if outcome < 0:
                 raise TenantNotFound(tenant_id)
             if outcome:
-                await self._redis.pipeline(*_lookups(record, kept, old))
+                await self._write_lookups(record, kept, retired)
                 self._redis.notify(change)
                 return api_key
         raise StoreConflict(
@@ -273,6 +285,22 @@ class TenantStore:
                 return _KeyOwner(_tenant_decoder.decode(tenant), key)
         return None
 
+    async def _write_lookups(
+        self, new: ApiKey, kept: Sequence[ApiKey] = (), retired: Sequence[ApiKey] = ()
+    ) -> None:
+        """Make the look-up of keys agree with the tenant's list."""
+        commands: list[Command] = [("SET", keyspace.api_key(new.digest), new.tenant_id)]
+        for key in kept:
+            assert key.expires_at is not None
+            # Rounded up: the list decides, the look-up may only outlive it.
+            end_ms = int(key.expires_at * 1000) + 1
+            commands.append(("PEXPIREAT", keyspace.api_key(key.digest), end_ms))
+        commands += [("DEL", keyspace.api_key(key.digest)) for key in retired]
+        *_, exists = await self._redis.pipeline(*commands, ("EXISTS", keyspace.meta(new.tenant_id)))
+        if not exists:  # deleted in this moment, perhaps by somebody who no longer saw this key
+            await self._redis.execute("DEL", keyspace.api_key(new.digest))
+            raise TenantNotFound(new.tenant_id)
+
     async def _remove_slot(self, tenant_id: str, keep: str) -> None:
         # Whatever was there when the tenant's `meta` went is seen by one full scan.
         cursor = b"0"
@@ -299,25 +327,16 @@ def _decode_keys(blob: bytes | None) -> list[ApiKey]:
     return [] if blob is None else _keys_decoder.decode(blob)
 
 
-def _outgoing(keys: list[ApiKey], now: float, overlap_seconds: float) -> list[ApiKey]:
-    """Which of the old keys, newest first, live on beside a new one, and until when."""
-    if overlap_seconds == 0:
-        return []
+def _retire(
+    live: list[ApiKey], now: float, overlap_seconds: float
+) -> tuple[list[ApiKey], list[ApiKey]]:
+    """Which live keys, the newest first, stay beside a new one, until when; and which end now."""
     end = now + overlap_seconds
-    return [
-        msgspec.structs.replace(key, expires_at=min(end, key.expires_at or end))
-        for key in [key for key in keys if key.is_live(now)][: _MAX_LIVE_KEYS - 1]
+    num_kept = _MAX_LIVE_KEYS - 1 if overlap_seconds > 0 else 0
+    kept = [
+        msgspec.structs.replace(
+            key, expires_at=end if key.expires_at is None else min(end, key.expires_at)
+        )
+        for key in live[:num_kept]
     ]
-
-
-def _lookups(new: ApiKey, kept: list[ApiKey], old: list[ApiKey]) -> list[Command]:
-    """The commands that make the look-up of keys agree with the tenant's list."""
-    commands: list[Command] = [("SET", keyspace.api_key(new.digest), new.tenant_id)]
-    kept_ids = {key.id for key in kept}
-    for key in kept:
-        assert key.expires_at is not None
-        # Rounded up: the list decides, the look-up may only outlive it.
-        end_ms = int(key.expires_at * 1000) + 1
-        commands.append(("PEXPIREAT", keyspace.api_key(key.digest), end_ms))
-    commands += [("DEL", keyspace.api_key(key.digest)) for key in old if key.id not in kept_ids]
-    return commands
+    return kept, [msgspec.structs.replace(key, expires_at=now) for key in live[num_kept:]]

@@ -22,11 +22,19 @@ from tenants.errors import (
     TenantNotFound,
     UnknownVariable,
 )
-from tenants.records import Change, PromptIndex, SystemPrompt, Tenant, check_prompt_name
+from tenants.records import (
+    Change,
+    PromptIndex,
+    SystemPrompt,
+    Tenant,
+    check_prompt_name,
+    is_prompt_name,
+)
 from tenants.store import CACHE_SECONDS, STALE_SECONDS
 
 MAX_TEXT_BYTES = 1 << 20
 _FINGERPRINT_BYTES = 16
+_VERSION = re.compile(r"[1-9][0-9]{0,14}")
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 _index_decoder = msgspec.msgpack.Decoder(PromptIndex)
@@ -129,6 +137,9 @@ class SystemPrompts:
     ) -> SystemPrompt | None:
         """A version of a prompt (the newest, unless told otherwise), or `None`."""
         wanted = "" if version is None else str(version)
+        possible = version is None or _VERSION.fullmatch(wanted) is not None
+        if not (possible and is_prompt_name(name)):
+            return None
         load = functools.partial(self._load, tenant_id, name, wanted)
         return await self._by_name.get((tenant_id, name, wanted), load)
 
@@ -144,6 +155,8 @@ class SystemPrompts:
 
     async def delete(self, tenant_id: str, name: str) -> None:
         """Remove a prompt in all its versions, and their index. Raises `PromptNotFound`."""
+        if not is_prompt_name(name):
+            raise PromptNotFound(name)
         bodies = await self._redis.execute("HGETALL", keyspace.prompt(tenant_id, name))
         change = Change(kind="prompts", tenant_id=tenant_id, name=name)
         removed, *_ = await self._redis.transaction(

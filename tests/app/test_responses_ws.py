@@ -96,6 +96,10 @@ async def test_cancel_ends_one_stream_and_the_lane_goes_on(world: World) -> None
         await ws.create("one", stream_id="a")
         await ws.create("two", stream_id="b")
         await eventually(lambda: len(world.engine.active) == 2)
+        seen = ""
+        while seen != "You":
+            event = await ws.receive()
+            seen += event.get("delta", "") if event["stream_id"] == "a" else ""
         await ws.send({"type": "response.cancel", "stream_id": "a"})
         event = await ws.receive()
         while event["type"] not in TERMINAL:
