@@ -86,6 +86,8 @@ class Server(uvicorn.Server):
         grace = self.config.timeout_graceful_shutdown or 0
         asyncio.get_running_loop().call_later(grace * 0.5, self._abort_connections)
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn skips this then, and the application's own tasks go on
+            await self.lifespan.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

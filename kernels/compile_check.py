@@ -23,13 +23,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import triton_decode, triton_prefill
-from kernels.triton_cache import write_slots
-from kernels.triton_walk import dot_type
+from kernels import triton_cache, triton_decode, triton_prefill
+from kernels.triton_walk import Tiling, dot_type
 
 _ARCHITECTURES = (80, 90, 100)
 _POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 _BLOCK_SIZE = 16
+_UNALIGNED = {"table_stride", "partial_seq_stride", "partial_head_stride", "partial_split_stride"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +55,17 @@ class Usage:
 
 
 def variants(dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...]) -> Iterator[Variant]:
-    """Every kernel at the shapes of real models: 3 to 8 query heads a KV head, options on and off."""
+    """Every kernel at the shapes of real models, without options of attention and with all."""
     for dtype in dtypes:
-        for head_dim, group in ((head_dim, 3 if head_dim == 64 else 8) for head_dim in head_dims):
-            label = f"{str(dtype).removeprefix('torch.')} {head_dim}"
-            cache = {"BLOCK_SIZE": _BLOCK_SIZE, "HEAD_DIM": head_dim, "DIM_PAD": head_dim}
-            cache["HEADS"] = 8
-            yield Variant(f"write_slots {label}", write_slots, dtype, cache, {})
-            for suffix, window, softcap in (("", 0, 0.0), (" window softcap", 4096, 50.0)):
-                name = label + suffix
-                walk = {
-                    "GROUP": group,
-                    "WINDOW": window,
-                    "SOFTCAP": softcap,
-                    "BLOCK_SIZE": _BLOCK_SIZE,
-                    "HEAD_DIM": head_dim,
-                    "DIM_PAD": head_dim,
-                    "DOT_TYPE": dot_type(dtype),
-                }
-                yield _walking(
-                    f"attend_chunk {name}",
-                    triton_prefill.attend_chunk,
-                    dtype,
-                    walk,
-                    triton_prefill.tiling(group, head_dim, dtype),
-                )
-                decode = walk | {"SPLIT": triton_decode.SPLIT}
-                for whole in (True, False):
-                    yield _walking(
-                        f"attend_split {name}{' whole' if whole else ''}",
-                        triton_decode.attend_split,
-                        dtype,
-                        decode | {"WHOLE": whole},
-                        triton_decode.tiling(group, head_dim, dtype),
-                    )
-            merge = {"WINDOW": 0, "HEAD_DIM": head_dim, "DIM_PAD": head_dim}
-            merge["SPLIT"] = triton_decode.SPLIT
-            yield Variant(f"merge_splits {label}", triton_decode.merge_splits, dtype, merge, {})
+        for head_dim in head_dims:
+            name = f"{str(dtype).removeprefix('torch.')} {head_dim}"
+            shape = {"HEAD_DIM": head_dim, "DIM_PAD": triton.next_power_of_2(head_dim)}
+            write = shape | {"BLOCK_SIZE": _BLOCK_SIZE, "HEADS": 8}
+            yield Variant(f"write_slots {name}", triton_cache.write_slots, dtype, write, {})
+            yield from _walks(name, dtype, shape, window=0, softcap=0.0)
+            yield from _walks(f"{name} window softcap", dtype, shape, window=4096, softcap=50.0)
+            merge = shape | {"WINDOW": 0, "SPLIT": triton_decode.SPLIT}
+            yield Variant(f"merge_splits {name}", triton_decode.merge_splits, dtype, merge, {})
 
 
 def compile_variant(variant: Variant, arch: int) -> Usage:
@@ -102,7 +76,7 @@ def compile_variant(variant: Variant, arch: int) -> Usage:
     aligned = {
         (position,): [["tt.divisibility", 16]]
         for position, name in enumerate(names)
-        if name.endswith("_ptr") or (name.endswith("_stride") and name not in _unaligned(kernel))
+        if name.endswith(("_ptr", "_stride")) and name not in _UNALIGNED
     }
     source = ASTSource(kernel, signature, variant.constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
@@ -126,7 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=_ARCHITECTURES)
     parser.add_argument("--head-dim", type=int, nargs="+", default=(64, 128, 256))
     parser.add_argument(
-        "--dtype", nargs="+", choices=("float16", "bfloat16"), default=("float16", "bfloat16")
+        "--dtype",
+        nargs="+",
+        choices=("float16", "bfloat16", "float32"),
+        default=("float16", "bfloat16"),
     )
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     options = parser.parse_args(arguments)
@@ -150,12 +127,36 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(usage.spill_bytes for usage in usages))
 
 
-def _walking(
-    name: str, kernel: Any, dtype: torch.dtype, constants: dict[str, Any], tiling: Any
-) -> Variant:
-    options = tiling.options()
-    constants = constants | {"ROWS": tiling.rows, "TILE": options.pop("TILE")}
-    return Variant(name, kernel, dtype, constants, options)
+def _walks(
+    name: str, dtype: torch.dtype, shape: dict[str, int], *, window: int, softcap: float
+) -> Iterator[Variant]:
+    """The kernels that walk keys: prefill, and decode of one split and of several."""
+    head_dim = shape["HEAD_DIM"]
+    group = 3 if head_dim == 64 else 8
+    constants = shape | {
+        "GROUP": group,
+        "WINDOW": window,
+        "SOFTCAP": softcap,
+        "BLOCK_SIZE": _BLOCK_SIZE,
+        "DOT_TYPE": dot_type(dtype),
+    }
+
+    def variant(name: str, kernel: Any, tiling: Tiling, **more: int) -> Variant:
+        options = tiling.options()
+        cut = {"ROWS": tiling.rows, "TILE": options.pop("TILE")}
+        return Variant(name, kernel, dtype, constants | cut | more, options)
+
+    cut = triton_prefill.tiling(group, head_dim, dtype)
+    yield variant(f"attend_chunk {name}", triton_prefill.attend_chunk, cut)
+    cut = triton_decode.tiling(group, head_dim, dtype)
+    for suffix, whole in ((" whole", True), ("", False)):
+        yield variant(
+            f"attend_split {name}{suffix}",
+            triton_decode.attend_split,
+            cut,
+            SPLIT=triton_decode.SPLIT,
+            WHOLE=whole,
+        )
 
 
 def _type(name: str, variant: Variant) -> str:
@@ -170,10 +171,6 @@ def _type(name: str, variant: Variant) -> str:
     if name.endswith("_ptr"):
         return _POINTERS[variant.dtype]
     return "fp32" if name == "scale" else "i32"
-
-
-def _unaligned(kernel: Any) -> set[str]:
-    return {"table_stride", "partial_seq_stride", "partial_head_stride", "partial_split_stride"}
 
 
 def _assemble(ptx: str, arch: int) -> str:

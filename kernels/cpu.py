@@ -97,7 +97,8 @@ def _attend_short(
     softcap: float | None,
     output: Tensor,
 ) -> None:
-    layout = cpu_paged.Layout(*kv.stride()[:4], kv.shape[3])
+    block, value, head, token, _ = kv.stride()
+    layout = cpu_paged.Layout(block, value, head, token, kv.shape[3])
     options = cpu_paged.Options(np.float32(scale), sliding_window or 0, np.float32(softcap or 0.0))
     with _launch:
         numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
@@ -106,7 +107,7 @@ def _attend_short(
             _flat(kv),
             layout,
             kv.shape[2],
-            batch.block_tables.numpy(),
+            batch.block_tables.contiguous().numpy(),  # another layout would compile anew
             batch.query_starts.numpy(),
             batch.context_lens.numpy(),
             LONGEST_SHORT_RUN,
@@ -127,6 +128,8 @@ def _attend_long(
     """One sequence's chunk: copy out its visible keys, then torch's flash attention."""
     query_len, num_heads, head_dim = query.shape
     first = 0
+    if sliding_window is not None and sliding_window >= context_len:
+        sliding_window = None
     if sliding_window is not None:
         oldest = max(0, context_len - query_len - sliding_window + 1)
         first = oldest // kv.shape[3] * kv.shape[3]

@@ -59,11 +59,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _compiled(**options: Any) -> Callable[[_Function], _Function]:
-    decorate: Callable[[_Function], _Function] = njit(nogil=True, cache=True, **options)
+    decorate: Callable[[_Function], _Function] = njit(nogil=True, **options)
     return decorate
 
 
-@_compiled(parallel=True)
+@_compiled(parallel=True, cache=True)
 def attend_short(
     query: Floats,
     kv: KV,

@@ -34,7 +34,7 @@ def prepare(
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
-    with torch.cuda.device_of(kv):  # Triton launches on the current device
+    with torch.cuda.device(kv.get_device()):  # Triton launches on the current device
         triton_cache.write_kv(_rows(key), _rows(value), kv, slots)
 
 
@@ -49,7 +49,7 @@ def attend(
     """See `kernels.attention.attend`."""
     query = _rows(query)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    with torch.cuda.device_of(kv):
+    with torch.cuda.device(kv.get_device()):
         if batch.max_query_len > 1:
             attend_chunks(query, kv, batch, scale, sliding_window, softcap, output)
         some_are_shorter = len(query) < len(batch.context_lens) * batch.max_query_len

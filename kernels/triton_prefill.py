@@ -1,6 +1,6 @@
 """Triton: causal attention of prefill chunks over their prefix in the KV memory and themselves."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
     """The cut for `group` query heads a KV head; the rows of a program hold whole groups."""
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
-    elif head_dim <= 128:
+    elif head_dim <= 64:
         cut = Tiling(rows=64, keys=64, num_warps=4, num_stages=2)
     else:
-        cut = Tiling(rows=64, keys=32, num_warps=8, num_stages=2)
+        cut = Tiling(rows=64, keys=32, num_warps=4 if head_dim <= 128 else 8, num_stages=2)
     rows = max(cut.rows, triton.next_power_of_2(group))
     return Tiling(rows, cut.keys, cut.num_warps, cut.num_stages)
 

@@ -1,11 +1,11 @@
 """Triton: attention of a tile of query rows over the paged keys of one sequence.
 
-The walk that decode and prefill share. Keys are visited in tiles, block by block through the block
-table, with an online softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022), so that
-no key is copied and no row of scores is ever whole.
+The walk that decode and prefill share. Keys are visited in tiles, found through the block table,
+with an online softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022), so that no
+key is copied and no row of scores is ever whole.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 

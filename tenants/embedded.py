@@ -80,6 +80,10 @@ class EmbeddedStore:
         self._lock = _take_lock(self._data_dir, handover_seconds)
         try:
             _make_private(self._socket_path.parent)
+        except BaseException:
+            self._lock.close()  # and no more: what is not ours is not removed either
+            raise
+        try:
             self._write_owner()
             self._start()
         except BaseException:

@@ -164,6 +164,14 @@ def _upgrade(url: str, path: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
+async def test_asked_twice_it_stops_at_once_and_still_stops_the_application(probe: Probe) -> None:
+    async with running(probe, settings()) as url:
+        socket = await connect(url.replace("http", "ws"), proxy=None)
+        signal.raise_signal(signal.SIGTERM)
+    assert probe.stopped
+    await socket.close()
+
+
 async def test_shutdown_drains_before_it_closes_sockets(probe: Probe) -> None:
     async with running(probe, settings()) as url:
         socket = await connect(url.replace("http", "ws"), proxy=None)

@@ -15,7 +15,9 @@ from bench.service import Service, running_service
 from engine.weights import DEFAULT_MODEL, resolve_model
 
 SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
-FP32_BLOCK_MIB = 2 * 30 * 3 * 16 * 64 * 4 / 2**20
+BLOCK_SIZE = 8
+KV_BLOCKS = 120
+FP32_BLOCK_BYTES = 2 * 30 * 3 * BLOCK_SIZE * 64 * 4
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mt_bench_questions.jsonl"
 
 
@@ -36,9 +38,10 @@ def reference(model_folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """In fp32, with so few blocks that a crowd of requests preempts each other."""
-    kv_memory = f"{int(72 * FP32_BLOCK_MIB * 1024)}KiB"
-    with running_service(["--dtype", "float32", "--kv-memory", kv_memory]) as service:
+    """In fp32, with so few and small blocks that a crowd of requests preempts each other."""
+    options = ["--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
+    options += ["--kv-memory", str(KV_BLOCKS * FP32_BLOCK_BYTES)]
+    with running_service(options) as service:
         yield service
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from websockets.asyncio.client import ClientConnection, connect
 
 from bench.service import Service
+from tests.end_to_end.conftest import BLOCK_SIZE
 
 MAX_TOKENS = 24
 
@@ -87,7 +88,7 @@ async def test_one_by_one(
     assert [text_of(answer) for answer in answers] == wanted
     if attempt == "cached":
         cached = [a["usage"]["input_tokens_details"]["cached_tokens"] for a in answers]
-        assert all(count >= 16 for count in cached), cached
+        assert all(count >= BLOCK_SIZE for count in cached), cached
 
 
 @pytest.mark.parametrize("attempt", ["cold", "cached"])
@@ -115,4 +116,4 @@ async def test_the_second_turn_hits_every_full_block_of_the_first(
         )
     known = first["usage"]["total_tokens"]
     cached = second["usage"]["input_tokens_details"]["cached_tokens"]
-    assert cached == known // 16 * 16
+    assert cached == known // BLOCK_SIZE * BLOCK_SIZE

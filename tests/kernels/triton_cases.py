@@ -1,7 +1,7 @@
 """Runs the Triton kernels in Triton's interpreter and prints how far they are off, case by case.
 
-`python -m tests.kernels.triton_cases` is a process of its own: the interpreter is chosen when Triton
-is first imported, and a test run may have imported it already.
+`python -m tests.kernels.triton_cases` is a process of its own: the interpreter is chosen when
+Triton is first imported, and a test run may have imported it already.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ async def open_room(pepper: bytes) -> AsyncIterator[OpenRoom]:
     """Opens rooms on a URL, like so many service processes."""
     links: list[GuardedRedis] = []
 
-    async def opened(url: str, timeout: float = TIMEOUT_SECONDS, **ages: float) -> Room:
-        links.append(await open_redis(url, timeout))
+    async def opened(url: str, timeout_seconds: float = TIMEOUT_SECONDS, **ages: float) -> Room:
+        links.append(await open_redis(url, timeout_seconds))
         return Room(links[-1], pepper, **ages)
 
     yield opened
@@ -120,7 +120,7 @@ async def listening(room: Room) -> AsyncIterator[asyncio.Queue[Change]]:
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until `condition` holds; it must within twenty seconds."""
     async with asyncio.timeout(20):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - the condition is anything, not an event
             await asyncio.sleep(0.01)
 
 

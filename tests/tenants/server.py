@@ -26,7 +26,9 @@ class Server:
 
     def start(self) -> None:
         command = [str(get_binary_path()), "--port", "0", "--unixsocket", f"{self._folder}/s"]
-        command += ["--appendonly", "yes", "--save", "", "--logfile", "log"]
+        # "everysec" may hold an acknowledged write back for a second, and `kill` would lose it.
+        command += ["--appendonly", "yes", "--appendfsync", "always"]
+        command += ["--save", "", "--logfile", "log"]
         self._process = subprocess.Popen(command, cwd=self._folder)
         deadline = time.monotonic() + _START_SECONDS
         with redis.Redis.from_url(self.url) as client:

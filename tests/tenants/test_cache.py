@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -182,8 +183,6 @@ async def test_the_number_of_copies_is_bounded(cache: Cache, source: Source) -> 
     source.down = True
     held = 0
     for name in "abcd":
-        try:
+        with contextlib.suppress(StoreUnavailable):
             held += await cache.get(name, source.load) == "old"
-        except StoreUnavailable:
-            pass
     assert held == 3

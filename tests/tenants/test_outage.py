@@ -19,7 +19,7 @@ from tests.tenants.server import Server
 
 async def known_room(open_room: OpenRoom, server: Server, **ages: float) -> tuple[Room, str]:
     """A room that has just seen a tenant's key and prompt."""
-    room = await open_room(server.url, timeout=0.3, **ages)
+    room = await open_room(server.url, timeout_seconds=0.3, **ages)
     _, key = await room.store.create_tenant("acme")
     await room.prompts.put("acme", "law", "one")
     await room.store.authenticate(key)

@@ -143,15 +143,15 @@ async def test_the_list_holds_the_active_version_of_each_prompt_by_name(
 async def test_a_deleted_prompt_is_gone_in_all_versions(
     prompts: SystemPrompts, raw: redis.Redis
 ) -> None:
-    await prompts.put("acme", "law", "a secret of old")
-    await prompts.put("acme", "law", "a secret of now")
+    await prompts.put("acme", "law", "the old wording")
+    await prompts.put("acme", "law", "the new wording")
     tax = await prompts.put("acme", "tax", "another")
     await prompts.delete("acme", "law")
     assert await prompts.list("acme") == [tax]
     for version in (None, 1, 2):
         assert await prompts.get("acme", "law", version) is None
-    assert await prompts.find_by_text("acme", "a secret of old") is None
-    assert not [value for value in everything(raw).values() if b"secret" in value]
+    assert await prompts.find_by_text("acme", "the old wording") is None
+    assert not [value for value in everything(raw).values() if b"wording" in value]
     with pytest.raises(PromptNotFound, match="law"):
         await prompts.delete("acme", "law")
 

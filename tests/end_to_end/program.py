@@ -1,0 +1,87 @@
+"""The program `partywall` as processes: a service, and the commands beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAM = [sys.executable, "-m", "app.cli"]
+START_SECONDS = 120
+STOP_SECONDS = 20
+
+
+@dataclass
+class Started:
+    """A service process, and what it told at its start."""
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]
+    ready_mode: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(STOP_SECONDS)
+
+
+def start(folder: Path, *options: str) -> Started:
+    """`partywall serve` with its data in `folder`, once it is ready."""
+    ready, log = folder / "ready.json", folder / "log"
+    ready.unlink(missing_ok=True)
+    command = [*PROGRAM, "serve", "--port", "0", "--data-dir", str(folder / "data")]
+    command += ["--ready-file", str(ready), "--kv-memory", "64MiB", *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(log.read_text())
+        time.sleep(0.02)
+    mode = stat.S_IMODE(ready.stat().st_mode)
+    return Started(process, json.loads(ready.read_text()), mode, log)
+
+
+class CommandLine:
+    """The `partywall` commands on the store of one data folder."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._environment = os.environ | {"PARTYWALL_DATA_DIR": str(data_dir), "COLUMNS": "200"}
+
+    def __call__(self, *arguments: str, text: str = "", status: int = 0) -> str:
+        """What was printed on both streams; the exit status must be `status`."""
+        done = subprocess.run(
+            [*PROGRAM, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=self._environment,
+        )
+        printed = done.stdout + done.stderr
+        assert done.returncode == status, printed
+        assert "Traceback" not in printed
+        return printed
+
+    def read(self, *arguments: str) -> Any:
+        """The output of a command with `--json`."""
+        return json.loads(self(*arguments, "--json"))
+
+
+def chat(url: str, api_key: str, question: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, "chat", "--url", url, "--api-key", api_key, "--max-output-tokens", "8"]
+    return subprocess.run(
+        [*command, *options], input=question, capture_output=True, text=True, timeout=60
+    )

@@ -1,0 +1,75 @@
+"""Random paged batches for the tests: shuffled blocks, and NaN in every slot nobody may read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+
+
+@dataclass(frozen=True)
+class Paged:
+    """One layer of a three-layer KV memory with the batch that reads it."""
+
+    query: Tensor  # [num_tokens, num_heads, head_dim], strided as models hand it over
+    kv: Tensor
+    batch: AttentionBatch
+
+    def only(self, seq: int) -> Paged:
+        """The same memory with one sequence of the batch."""
+        start, end = self.batch.query_starts[seq : seq + 2].tolist()
+        context_len = self.batch.context_lens[seq : seq + 1]
+        batch = AttentionBatch(
+            block_tables=self.batch.block_tables[seq : seq + 1],
+            query_starts=torch.tensor([0, end - start], dtype=torch.int32),
+            context_lens=context_len,
+            slots=self.batch.slots[start:end],
+            max_query_len=end - start,
+            max_context_len=int(context_len),
+        )
+        return Paged(self.query[start:end], self.kv, batch)
+
+
+def paged(
+    seqs: Sequence[tuple[int, int]],  # (context length, queries)
+    num_heads: int = 6,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Paged:
+    """All KV of the sequences is written; every other slot holds NaN."""
+    random = torch.Generator().manual_seed(seed)
+    contexts, counts = zip(*seqs, strict=True)
+    used = [-(-context // block_size) for context in contexts]
+    num_blocks = sum(used) + 2
+    order = torch.randperm(num_blocks, generator=random).int()
+    tables = torch.zeros(len(seqs), max(used) + 1, dtype=torch.int32)
+    memory = torch.full((num_blocks, 3, 2, num_kv_heads, block_size, head_dim), torch.nan)
+    memory = memory.to(dtype)
+    kv = memory[:, 1]
+    slots = []
+    for seq, (context, count) in enumerate(seqs):
+        blocks, order = order[: used[seq]], order[used[seq] :]
+        tables[seq, : used[seq]] = blocks
+        position = torch.arange(context)
+        block, offset = blocks[position // block_size].long(), position % block_size
+        both = torch.randn(context, 2, num_kv_heads, head_dim, generator=random)
+        kv[block, :, :, offset] = both.to(dtype)
+        slots.append((block * block_size + offset)[context - count :])
+    num_tokens = sum(counts)
+    query = torch.randn(num_heads, num_tokens, head_dim, generator=random).to(dtype)
+    batch = AttentionBatch(
+        block_tables=tables,
+        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+        context_lens=torch.tensor(contexts, dtype=torch.int32),
+        slots=torch.cat(slots),
+        max_query_len=max(counts),
+        max_context_len=max(contexts),
+    )
+    return Paged(query.transpose(0, 1), kv, batch)

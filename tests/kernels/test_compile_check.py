@@ -1,0 +1,50 @@
+"""The Triton kernels compile for data-centre GPUs on a machine without one, and do not spill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", "kernels.compile_check", *arguments],
+        cwd=ROOT,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_no_kernel_spills(arch: str) -> None:
+    done = check("--arch", arch, "--dtype", "bfloat16", "--head-dim", "64", "--json")
+    assert done.returncode == 0, done.stderr
+    usages = json.loads(done.stdout)
+    assert {usage["kernel"].split()[0] for usage in usages} == {
+        "write_slots",
+        "attend_chunk",
+        "attend_split",
+        "merge_splits",
+    }
+    for usage in usages:
+        assert usage["arch"] == int(arch)
+        assert usage["spill_bytes"] == 0
+        assert 0 < usage["registers"] < 255
+        assert usage["shared_bytes"] <= 99 * 1024  # what the smallest GPU of its kind allows
+
+
+def test_interpreted_kernels_are_refused() -> None:
+    done = check(TRITON_INTERPRET="1")
+    assert done.returncode == 2
+    assert "TRITON_INTERPRET" in done.stderr
