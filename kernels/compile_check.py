@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ class Usage:
     arch: int
     registers: int  # of a thread
     shared_bytes: int  # of a program
-    spill_bytes: int  # of a thread, stores and loads together
+    spill_bytes: int  # of a thread: its stack, which holds nothing but spilled registers
 
 
 def variants(dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...]) -> Iterator[Variant]:
@@ -69,7 +68,7 @@ def variants(dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...]) -> Ite
 
 
 def compile_variant(variant: Variant, arch: int) -> Usage:
-    """Compile for compute capability `arch` (90: sm_90). Raises what Triton or `ptxas` raises."""
+    """Compile for compute capability `arch` (90: sm_90). Raises what Triton raises."""
     kernel, names = variant.kernel, variant.kernel.arg_names
     signature = {name: _type(name, variant) for name in names}
     # What a launch knows of real tensors: addresses and strides divide by 16 elements or bytes.
@@ -80,18 +79,11 @@ def compile_variant(variant: Variant, arch: int) -> Usage:
     }
     source = ASTSource(kernel, signature, variant.constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
-    report = _assemble(compiled.asm["ptx"], arch)
-    registers = re.search(r"Used (\d+) registers", report)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-    if registers is None or spills is None:
-        raise RuntimeError(f"ptxas said nothing of {variant.name}: {report}")
-    return Usage(
-        variant.name,
-        arch,
-        int(registers[1]),
-        compiled.metadata.shared,
-        int(spills[1]) + int(spills[2]),
-    )
+    report = _resource_usage(compiled.asm["cubin"])
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    if usage is None:
+        raise RuntimeError(f"cuobjdump said nothing of {variant.name}: {report}")
+    return Usage(variant.name, arch, int(usage[1]), compiled.metadata.shared, int(usage[2]))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,20 +165,18 @@ def _type(name: str, variant: Variant) -> str:
     return "fp32" if name == "scale" else "i32"
 
 
-def _assemble(ptx: str, arch: int) -> str:
-    """What the assembler reports of a kernel."""
-    suffix = "a" if arch >= 90 else ""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.ptx")
-        file.write_text(ptx)
-        ptxas = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
+def _resource_usage(cubin: bytes) -> str:
+    """What the machine code says of itself: `REG:40 STACK:0 SHARED:0 ...`."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
         done = subprocess.run(
-            [ptxas.path, "-v", f"--gpu-name=sm_{arch}{suffix}", "-o", Path(folder, "cubin"), file],
+            [knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
             capture_output=True,
             text=True,
             check=True,
         )
-    return done.stderr
+    return done.stdout
 
 
 if __name__ == "__main__":
