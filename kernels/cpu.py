@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import os
+from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -27,8 +27,12 @@ _ELEMENTS = {
     torch.float16: torch.int16,
 }
 
-# Numba's fallback threading layer aborts the process when two Python threads launch at once.
-_launch = threading.Lock()
+_LEAST_SHARE = 8192
+"""Pairs of a key and a query position that are worth waking a thread for."""
+
+# Plain threads around code without the GIL. Numba's own OpenMP layer would overwrite torch's thread
+# count (they share one OpenMP runtime), and its barriers spin away a time slice on a busy machine.
+_threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="attention")
 
 
 def prepare(
@@ -97,23 +101,37 @@ def _attend_short(
     softcap: float | None,
     output: Tensor,
 ) -> None:
+    num_heads, num_kv_heads = query.shape[1], kv.shape[2]
     block, value, head, token, _ = kv.stride()
-    layout = cpu_paged.Layout(block, value, head, token, kv.shape[3])
     options = cpu_paged.Options(np.float32(scale), sliding_window or 0, np.float32(softcap or 0.0))
-    with _launch:
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        cpu_paged.attend_short(
-            query.float().contiguous().numpy(),
-            _flat(kv),
-            layout,
-            kv.shape[2],
-            batch.block_tables.contiguous().numpy(),  # another layout would compile anew
-            batch.query_starts.numpy(),
-            batch.context_lens.numpy(),
-            LONGEST_SHORT_RUN,
-            options,
-            output.numpy(),
-        )
+    starts, context_lens = batch.query_starts.numpy(), batch.context_lens.numpy()
+    plan = cpu_paged.plan_items(
+        starts, context_lens, LONGEST_SHORT_RUN, num_heads, num_kv_heads, options.window
+    )
+    partial = np.empty((plan.first_row[-1], query.shape[2]), np.float32)
+    statistics = np.empty((plan.first_row[-1], 2), np.float32)
+    arguments = (
+        plan,
+        query.float().contiguous().numpy(),
+        _flat(kv),
+        cpu_paged.Layout(block, value, head, token, kv.shape[3]),
+        num_kv_heads,
+        batch.block_tables.contiguous().numpy(),  # another layout would compile anew
+        starts,
+        context_lens,
+        options,
+        partial,
+        statistics,
+    )
+    shares = max(1, min(torch.get_num_threads(), int(plan.cost[-1]) // _LEAST_SHARE))
+    others = [
+        _threads.submit(cpu_paged.attend_part, share, shares, *arguments)
+        for share in range(1, shares)
+    ]
+    cpu_paged.attend_part(0, shares, *arguments)
+    for other in others:
+        other.result()
+    cpu_paged.merge_parts(plan, num_kv_heads, starts, partial, statistics, output.numpy())
 
 
 def _attend_long(

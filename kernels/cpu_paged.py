@@ -3,7 +3,8 @@
 The kernel walks the block table and reads every key and value once, where it lies. The context is
 cut into splits of a fixed length, each with its own softmax, and the partial results are merged in
 order (Flash-Decoding, Dao et al. 2023). So all cores share a long context, and a sequence's result
-depends neither on its batch-mates nor on the number of threads.
+depends neither on its batch-mates nor on the number of threads. The functions start no threads:
+they run without the GIL, for the caller to spread (see `kernels.cpu`).
 
 The two inner loops are LLVM's portable vector code: Numba's own vectoriser keeps neither a key in
 registers across query rows nor 16-bit floats from being widened once a row, and takes four times
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, prange, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -55,6 +56,20 @@ class Options(NamedTuple):
     softcap: np.float32
 
 
+class Plan(NamedTuple):
+    """The batch cut into items: (sequence, split, KV head), in this order.
+
+    The first three arrays are per sequence; the last entry of `first_item` and `first_row` is the
+    total. `cost` counts, before each item and in all, pairs of a key and a query row.
+    """
+
+    first_split: Integers  # [num_seqs]
+    first_item: Integers  # [num_seqs + 1]
+    first_row: Integers  # [num_seqs + 1] of partial results
+    owner: Integers  # [num_items] sequence
+    cost: Integers  # [num_items + 1]
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -63,79 +78,16 @@ def _compiled(**options: Any) -> Callable[[_Function], _Function]:
     return decorate
 
 
-@_compiled(parallel=True, cache=True)
-def attend_short(
-    query: Floats,
-    kv: KV,
-    layout: Layout,
-    num_kv_heads: int,
-    tables: Integers,
+@_compiled(cache=True)
+def plan_items(
     query_starts: Integers,
     context_lens: Integers,
     longest: int,
-    options: Options,
-    output: Floats,
-) -> None:
-    """Attend every sequence of at most `longest` queries; other rows of `output` stay untouched.
-
-    `query` and `output` are [num_tokens, num_heads, head_dim] and contiguous; the rest is as in
-    `kernels.attention.AttentionBatch`.
-    """
-    _, num_heads, head_dim = query.shape
-    group = num_heads // num_kv_heads
-    first_split, first_item, first_row, owner = _plan(
-        query_starts, context_lens, longest, num_kv_heads, group, options.window
-    )
-    num_seqs = context_lens.shape[0]
-    partial = np.empty((first_row[num_seqs], head_dim), np.float32)
-    statistics = np.empty((first_row[num_seqs], 2), np.float32)
-    for item in prange(owner.shape[0]):
-        seq = owner[item]
-        split, head = divmod(item - first_item[seq], num_kv_heads)
-        queries = query[
-            query_starts[seq] : query_starts[seq + 1], head * group : (head + 1) * group
-        ]
-        num_rows = queries.shape[0] * group
-        row = first_row[seq] + (item - first_item[seq]) * num_rows
-        _attend_split(
-            queries,
-            kv,
-            layout,
-            tables[seq],
-            context_lens[seq],
-            first_split[seq] + split,
-            head,
-            options,
-            partial[row : row + num_rows],
-            statistics[row : row + num_rows],
-        )
-    for seq in prange(num_seqs):
-        start, end = query_starts[seq], query_starts[seq + 1]
-        splits = (first_item[seq + 1] - first_item[seq]) // num_kv_heads
-        if splits > 0:
-            step = num_heads * (end - start)
-            for head in range(num_heads):
-                for token in range(start, end):
-                    row = first_row[seq] + head // group * group * (end - start)
-                    row += (token - start) * group + head % group
-                    rows = slice(row, row + splits * step, step)
-                    _merge(output[token, head], partial[rows], statistics[rows])
-
-
-@_compiled()
-def _plan(
-    query_starts: Integers,
-    context_lens: Integers,
-    longest: int,
+    num_heads: int,
     num_kv_heads: int,
-    group: int,
     window: int,
-) -> tuple[Integers, Integers, Integers, Integers]:
-    """Cut the batch into items: (sequence, split, KV head), in this order.
-
-    Returns per sequence its first split, its first item and its first row of partial results (the
-    latter two with a final total), and per item its sequence.
-    """
+) -> Plan:
+    """Cut up every sequence of at most `longest` queries."""
     num_seqs = context_lens.shape[0]
     first_split = np.zeros(num_seqs, np.int64)
     first_item = np.zeros(num_seqs + 1, np.int64)
@@ -149,11 +101,93 @@ def _plan(
                 first_split[seq] = max(oldest, 0) // SPLIT
             items = ((context_lens[seq] + SPLIT - 1) // SPLIT - first_split[seq]) * num_kv_heads
         first_item[seq + 1] = first_item[seq] + items
-        first_row[seq + 1] = first_row[seq] + items * query_len * group
+        first_row[seq + 1] = first_row[seq] + items * query_len * (num_heads // num_kv_heads)
     owner = np.empty(first_item[num_seqs], np.int64)
+    cost = np.zeros(first_item[num_seqs] + 1, np.int64)
     for seq in range(num_seqs):
-        owner[first_item[seq] : first_item[seq + 1]] = seq
-    return first_split, first_item, first_row, owner
+        for item in range(first_item[seq], first_item[seq + 1]):
+            owner[item] = seq
+            split = first_split[seq] + (item - first_item[seq]) // num_kv_heads
+            keys = min(context_lens[seq] - split * SPLIT, SPLIT)
+            cost[item + 1] = cost[item] + keys * (query_starts[seq + 1] - query_starts[seq])
+    return Plan(first_split, first_item, first_row, owner, cost)
+
+
+@_compiled(cache=True)
+def attend_part(
+    part: int,
+    num_parts: int,
+    plan: Plan,
+    query: Floats,
+    kv: KV,
+    layout: Layout,
+    num_kv_heads: int,
+    tables: Integers,
+    query_starts: Integers,
+    context_lens: Integers,
+    options: Options,
+    partial: Floats,
+    statistics: Floats,
+) -> None:
+    """Compute one of `num_parts` shares of about equal cost; all of them may run at once.
+
+    `query` is [num_tokens, num_heads, head_dim]. Each item fills its rows of `partial`, [rows,
+    head_dim], with sums not yet divided by their weights, and of `statistics`, [rows, 2], with the
+    highest score and the sum of weights.
+    """
+    group = query.shape[1] // num_kv_heads
+    total = plan.cost[-1]
+    for item in range(plan.owner.shape[0]):
+        if plan.cost[item] * num_parts < total * part:
+            continue
+        if plan.cost[item] * num_parts >= total * (part + 1):
+            break
+        seq = plan.owner[item]
+        local = item - plan.first_item[seq]
+        split, head = divmod(local, num_kv_heads)
+        queries = query[
+            query_starts[seq] : query_starts[seq + 1], head * group : (head + 1) * group
+        ]
+        num_rows = queries.shape[0] * group
+        row = plan.first_row[seq] + local * num_rows
+        _attend_split(
+            queries,
+            kv,
+            layout,
+            tables[seq],
+            context_lens[seq],
+            plan.first_split[seq] + split,
+            head,
+            options,
+            partial[row : row + num_rows],
+            statistics[row : row + num_rows],
+        )
+
+
+@_compiled(cache=True)
+def merge_parts(
+    plan: Plan,
+    num_kv_heads: int,
+    query_starts: Integers,
+    partial: Floats,
+    statistics: Floats,
+    output: Floats,
+) -> None:
+    """Combine the splits of every planned row in `output`, [num_tokens, num_heads, head_dim]."""
+    num_heads = output.shape[1]
+    group = num_heads // num_kv_heads
+    for seq in range(plan.first_split.shape[0]):
+        splits = (plan.first_item[seq + 1] - plan.first_item[seq]) // num_kv_heads
+        start, end = query_starts[seq], query_starts[seq + 1]
+        if splits == 0:
+            continue
+        step = num_heads * (end - start)
+        for head in range(num_heads):
+            for token in range(start, end):
+                row = plan.first_row[seq] + head // group * group * (end - start)
+                row += (token - start) * group + head % group
+                rows = slice(row, row + splits * step, step)
+                _merge(output[token, head], partial[rows], statistics[rows])
 
 
 @_compiled()

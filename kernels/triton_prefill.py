@@ -133,7 +133,7 @@ def attend_chunk(
             DOT_TYPE,
             TILE,
         )
-        result = result / total[:, None]
+        result = result / tl.where(real, total, 1.0)[:, None]
         to = output_ptr + tokens * output_token_stride + heads * output_head_stride
         to = to[:, None] + dims[None, :]
         tl.store(to, result.to(output_ptr.dtype.element_ty), mask=inside)
