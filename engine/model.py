@@ -15,6 +15,7 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -22,7 +23,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from engine.batch import Batch, pack
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
-from kernels.attention import attend, write_kv
+from kernels.attention import attend, prepare, write_kv
 
 _ATTENTION = "partywall_paged"
 _UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
@@ -30,10 +31,11 @@ _UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """The shape of one token's KV, alike in every layer."""
+class AttentionLayout:
+    """The shape of attention, alike in every layer."""
 
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
 
@@ -51,7 +53,7 @@ class _Step:
 
 
 _step: ContextVar[_Step] = ContextVar("step")
-_probe: ContextVar[dict[int, tuple[int, int]]] = ContextVar("probe")
+_probe: ContextVar[dict[int, tuple[int, int, int]]] = ContextVar("probe")
 
 
 class PagedModel:
@@ -69,6 +71,15 @@ class PagedModel:
         self._own_attention = model.config._attn_implementation
         self.layout = self._probe_layout()
         self.memory = torch.empty(0)
+        layout = self.layout
+        prepare(
+            self.device,
+            layout.num_heads,
+            layout.num_kv_heads,
+            layout.head_dim,
+            self.dtype,
+            block_size,
+        )
         self._verify()
 
     @property
@@ -118,9 +129,9 @@ class PagedModel:
         return logits
 
     @torch.inference_mode()
-    def _probe_layout(self) -> KvLayout:
+    def _probe_layout(self) -> AttentionLayout:
         """Learn the KV shape by watching what one forward pass hands to the attention."""
-        seen: dict[int, tuple[int, int]] = {}
+        seen: dict[int, tuple[int, int, int]] = {}
         token = _probe.set(seen)
         try:
             with self._paged():
@@ -135,8 +146,7 @@ class PagedModel:
             )
         if len(set(seen.values())) != 1:
             raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
-        num_kv_heads, head_dim = seen[0]
-        return KvLayout(len(seen), num_kv_heads, head_dim)
+        return AttentionLayout(len(seen), *seen[0])
 
     @contextmanager
     def _paged(self) -> Iterator[None]:
@@ -193,7 +203,7 @@ def load_model(config: EngineConfig) -> PagedModel:
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModel("attention in local chunks is not supported")
     model = AutoModelForCausalLM.from_pretrained(
-        config.model_path, dtype=choose_dtype(config.dtype, device)
+        config.model_path, dtype=choose_dtype(config, device)
     )
     return PagedModel(model.to(device), config.block_size)
 
@@ -205,14 +215,21 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the machine multiplies it natively, else float32."""
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU, and on a CPU with matrix tiles (AMX).
+
+    Other CPUs multiply float32 faster, bfloat16 instructions or not; there it is float32, unless
+    the weights would take more than a quarter of the free memory.
+    """
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
         return dtype
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    stored = sum(file.stat().st_size for file in Path(config.model_path).glob("*.safetensors"))
+    widened = 2 * stored
+    small = widened <= psutil.virtual_memory().available / 4
+    return torch.float32 if small and not torch.cpu._is_amx_tile_supported() else torch.bfloat16
 
 
 def model_fingerprint(path: str, dtype: torch.dtype) -> bytes:
@@ -250,7 +267,7 @@ def _paged_attention(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     seen = _probe.get(None)
     if seen is not None:
-        seen[layer_index] = (k.shape[1], k.shape[2])
+        seen[layer_index] = (q.shape[1], k.shape[1], k.shape[2])
         return torch.zeros_like(q)[None], None
     step = _step.get()
     kv = step.memory[:, layer_index]

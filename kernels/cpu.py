@@ -28,7 +28,7 @@ _ELEMENTS = {
 }
 
 _LEAST_SHARE = 8192
-"""Pairs of a key and a query position that are worth waking a thread for."""
+"""Pairs of a key and a query row that are worth waking a thread for: some 100 us."""
 
 # Plain threads around code without the GIL. Numba's own OpenMP layer would overwrite torch's thread
 # count (they share one OpenMP runtime), and its barriers spin away a time slice on a busy machine.

@@ -109,7 +109,8 @@ def plan_items(
             owner[item] = seq
             split = first_split[seq] + (item - first_item[seq]) // num_kv_heads
             keys = min(context_lens[seq] - split * SPLIT, SPLIT)
-            cost[item + 1] = cost[item] + keys * (query_starts[seq + 1] - query_starts[seq])
+            rows = (query_starts[seq + 1] - query_starts[seq]) * (num_heads // num_kv_heads)
+            cost[item + 1] = cost[item] + keys * rows
     return Plan(first_split, first_item, first_row, owner, cost)
 
 
@@ -239,14 +240,16 @@ def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layou
     """Where keys `begin` to `end` of a sequence lie; the last is repeated to fill up `_KEYS`."""
     padded = (end - begin + _KEYS - 1) // _KEYS * _KEYS
     offsets = np.empty(padded, np.int64)
-    for index in range(padded):
-        position = min(begin + index, end - 1)
+    position = begin
+    while position < end:
         block = position // layout.block_size
-        offsets[index] = (
-            table[block] * layout.block
-            + (position - block * layout.block_size) * layout.token
-            + head * layout.head
-        )
+        block_start = block * layout.block_size
+        start = table[block] * layout.block + head * layout.head - block_start * layout.token
+        block_end = min(end, block_start + layout.block_size)
+        for key in range(position, block_end):
+            offsets[key - begin] = start + key * layout.token
+        position = block_end
+    offsets[end - begin :] = offsets[end - begin - 1]
     return offsets
 
 

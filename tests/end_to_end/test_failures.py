@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import httpx
 import psutil
@@ -20,13 +21,20 @@ def engine_process(service: Service) -> psutil.Process:
     return next(child for child in children if "engine.process" in child.cmdline())
 
 
-async def until_idle(service: Service) -> None:
-    """Wait until no block is in use."""
-    for _ in range(100):
-        if metric(service, 'partywall_kv_blocks{state="in_use"}') == 0:
+def is_idle(service: Service) -> bool:
+    return metric(service, 'partywall_kv_blocks{state="in_use"}') == 0
+
+
+def is_ready(service: Service) -> bool:
+    return httpx.get(f"{service.url}/readyz", trust_env=False).status_code == 200
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
             return
         await asyncio.sleep(0.1)
-    raise AssertionError("blocks are still in use")
+    raise AssertionError("it did not come true")
 
 
 async def running_stream(socket: connect) -> None:
@@ -39,22 +47,21 @@ async def running_stream(socket: connect) -> None:
 async def test_readers_that_leave_free_their_blocks(service: Service, api_key: str) -> None:
     socket = await open_socket(service, api_key)
     await running_stream(socket)
-    assert metric(service, 'partywall_kv_blocks{state="in_use"}') > 0
+    assert not is_idle(service)
     socket.transport.abort()
-    await until_idle(service)
+    await until(lambda: is_idle(service))
     headers = {"authorization": f"Bearer {api_key}"}
     body = {"input": "Count to 900.", **LONG}
     async with httpx.AsyncClient(base_url=service.url, headers=headers, trust_env=False) as client:
         streamed = {**body, "stream": True}
         async with client.stream("POST", "/v1/responses", json=streamed) as response:
             await anext(response.aiter_lines())
-        await until_idle(service)
+        await until(lambda: is_idle(service))
         whole = asyncio.create_task(client.post("/v1/responses", json=body, timeout=60))
-        while metric(service, 'partywall_kv_blocks{state="in_use"}') == 0:
-            await asyncio.sleep(0.05)
+        await until(lambda: not is_idle(service))
         whole.cancel()
         await asyncio.gather(whole, return_exceptions=True)
-    await until_idle(service)
+    await until(lambda: is_idle(service))
     assert metric(service, "partywall_engine_invariant_violations") == 0
 
 
@@ -68,9 +75,6 @@ async def test_a_killed_engine_fails_its_streams_and_the_service_recovers(
         while (event := json.loads(await socket.recv()))["type"] != "response.failed":
             assert event["type"] != "error"
         assert event["response"]["error"]["code"] == "server_error"
-        for _ in range(600):
-            if httpx.get(f"{service.url}/readyz", trust_env=False).status_code == 200:
-                break
-            await asyncio.sleep(0.1)
+        await until(lambda: is_ready(service))
         after = await ask(socket, "Name three rivers.")
     assert after["output"][0]["content"] == before["output"][0]["content"]
