@@ -77,7 +77,9 @@ class Settings(BaseSettings):
     max_context_tokens: AutoCount = Field(
         None, description="Prompt plus output of one request; auto is the model's own limit."
     )
-    step_token_budget: Count = Field(512, description="Tokens computed in one engine step.")
+    step_token_budget: AutoCount = Field(
+        None, description="Tokens computed in one engine step; auto is 128 on a CPU, 2048 on a GPU."
+    )
     max_running_requests: Count = Field(64, description="Requests in the engine's batch.")
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
     threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
@@ -118,7 +120,8 @@ class Settings(BaseSettings):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name}: there is no file {path}")
-        if self.max_running_requests > self.step_token_budget:
+        budget = self.step_token_budget
+        if budget is not None and self.max_running_requests > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")
         return self
 

@@ -22,8 +22,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV in a block."""
     max_context_tokens: int | None = None
     """Prompt plus output of one request, at most; `None`: the model's own limit."""
-    step_token_budget: int = 512
-    """Tokens computed in one step, prefill and decode together."""
+    step_token_budget: int | None = None
+    """Tokens computed in one step, prefill and decode together; `None`: by device."""
     max_running_requests: int = 64
     prefix_cache: bool = True
     threads: int | None = None
@@ -34,14 +34,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"device: {self.device!r} is none of auto, cpu, cuda")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {self.dtype!r} is none of auto, float32, bfloat16, float16")
-        for name in ("block_size", "step_token_budget", "max_running_requests"):
+        for name in ("block_size", "max_running_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
-        for name in ("kv_memory_bytes", "max_context_tokens", "threads"):
+        for name in ("kv_memory_bytes", "max_context_tokens", "step_token_budget", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1")
-        if self.max_running_requests > self.step_token_budget:
+        budget = self.step_token_budget
+        if budget is not None and self.max_running_requests > budget:
             raise ValueError(
                 "step_token_budget: must be at least max_running_requests, "
                 "so that every running request can decode in every step"

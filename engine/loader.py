@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import psutil
 import torch
 from transformers.utils import logging as transformers_logging
@@ -16,6 +17,9 @@ from engine.threads import compute_threads
 
 _CPU_MEMORY_SHARE = 1 / 8
 _GPU_MEMORY_SHARE = 0.85
+_CPU_STEP_TOKENS = 128
+"""A CPU is busy with few tokens already; more would only make everyone wait for longer steps."""
+_GPU_STEP_TOKENS = 2048
 
 
 def load_core(config: EngineConfig) -> EngineCore:
@@ -31,7 +35,18 @@ def load_core(config: EngineConfig) -> EngineCore:
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
     model.allocate(num_blocks)
+    config = _with_budget(config, model.device)
     return EngineCore(config, _info(config, model, num_blocks), ModelRunner(model))
+
+
+def _with_budget(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """`config` with a step's token budget that suits the device, unless it has one."""
+    if config.step_token_budget is not None:
+        return config
+    budget = _GPU_STEP_TOKENS if device.type == "cuda" else _CPU_STEP_TOKENS
+    return msgspec.structs.replace(
+        config, step_token_budget=max(budget, config.max_running_requests)
+    )
 
 
 def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:

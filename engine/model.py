@@ -6,8 +6,6 @@ The model keeps its own definition and weights; only its attention is replaced, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -134,9 +132,9 @@ class PagedModel:
         seen: dict[int, tuple[int, int, int]] = {}
         token = _probe.set(seen)
         try:
-            with self._paged():
-                one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-                self.model(input_ids=one, position_ids=one, use_cache=False)
+            self.model.set_attn_implementation(_ATTENTION)
+            one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            self.model(input_ids=one, position_ids=one, use_cache=False)
         finally:
             _probe.reset(token)
         if sorted(seen) != list(range(len(seen))) or not seen:
@@ -147,15 +145,6 @@ class PagedModel:
         if len(set(seen.values())) != 1:
             raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
         return AttentionLayout(len(seen), *seen[0])
-
-    @contextmanager
-    def _paged(self) -> Iterator[None]:
-        self.model.set_attn_implementation(_ATTENTION)
-        try:
-            yield
-        except BaseException:
-            self.model.set_attn_implementation(self._own_attention)
-            raise
 
     @torch.inference_mode()
     def _verify(self) -> None:

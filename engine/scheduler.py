@@ -49,7 +49,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        assert config.step_token_budget is not None, "the loader has chosen one"
         self._config = config
+        self._step_token_budget = config.step_token_budget
         self._extras = hash_extras
         self._live: dict[str, Sequence] = {}
 
@@ -92,7 +94,7 @@ class Scheduler:
         """
         self._grow_decoding()
         chunks = [self._schedule(seq, 1) for seq in self.running if seq.is_decoding]
-        budget = self._config.step_token_budget - len(chunks)
+        budget = self._step_token_budget - len(chunks)
         for sequence in self.running:
             if budget > 0 and sequence.num_uncomputed > 0:
                 chunks.append(self._schedule(sequence, min(budget, sequence.num_uncomputed)))

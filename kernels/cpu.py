@@ -15,7 +15,7 @@ from kernels import cpu_paged
 from kernels.attention import AttentionBatch
 from kernels.reference import gather
 
-LONGEST_SHORT_RUN = 8
+LONGEST_SHORT_RUN = 16
 """Queries of one sequence up to which the block walk beats gathering the sequence for torch."""
 
 _ROWS_IN_SCORES = 256
@@ -108,8 +108,9 @@ def _attend_short(
     plan = cpu_paged.plan_items(
         starts, context_lens, LONGEST_SHORT_RUN, num_heads, num_kv_heads, options.window
     )
-    partial = np.empty((plan.first_row[-1], query.shape[2]), np.float32)
-    statistics = np.empty((plan.first_row[-1], 2), np.float32)
+    num_rows = int(plan.first_row[-1])
+    partial = torch.empty(num_rows, query.shape[2]).numpy()  # torch's memory starts a cache line
+    statistics = torch.empty(num_rows, 2).numpy()
     arguments = (
         plan,
         query.float().contiguous().numpy(),

@@ -38,6 +38,12 @@ _KEYS = 4
 """Keys, or values, that one pass over the query rows handles together."""
 
 
+_AHEAD = 16
+"""How many keys ahead of their use memory is asked for them."""
+
+_CACHE_LINE = 64
+
+
 class Layout(NamedTuple):
     """Where a token's KV lies in the flat memory: strides in elements, block size in tokens."""
 
@@ -74,7 +80,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _compiled(**options: Any) -> Callable[[_Function], _Function]:
-    decorate: Callable[[_Function], _Function] = njit(nogil=True, **options)
+    decorate: Callable[[_Function], _Function] = njit(nogil=True, error_model="numpy", **options)
     return decorate
 
 
@@ -212,34 +218,42 @@ def _attend_split(
     if options.window > 0:
         begin = max(begin, context_len - query_len - options.window + 1)
     offsets = _key_offsets(table, begin, end, head, layout)
-    rows = np.ascontiguousarray(query).reshape(num_rows, head_dim)
-    scores = np.zeros((num_rows, SPLIT), np.float32)
-    for key in range(0, offsets.shape[0], _KEYS):
-        _add_scores(rows, num_rows, head_dim, kv, offsets, key, scores)
+    rows, scores = _aligned(num_rows, head_dim), _aligned(num_rows, SPLIT)
+    for row in range(num_rows):
+        rows[row] = query[row // group, row % group]
+    scores[:] = _ZERO
+    _add_scores(rows, num_rows, head_dim, kv, offsets, end - begin, scores)
     for row in range(num_rows):
         position = context_len - query_len + row // group
-        first = max(begin, position - options.window + 1) if options.window > 0 else begin
+        first = begin
+        if options.window > 0:
+            first = min(max(begin, position - options.window + 1), end)
         last = min(position + 1, end)
         statistics[row, 0], statistics[row, 1] = np.float32(-np.inf), _ZERO
         if first < last:
             statistics[row, 0], statistics[row, 1] = _softmax(
-                scores[row], first - begin, last - begin, options
+                scores[row, first - begin : last - begin], options
             )
-            scores[row, : first - begin] = _ZERO
-            scores[row, last - begin :] = _ZERO
-        else:
-            scores[row] = _ZERO
+        scores[row, : first - begin] = _ZERO
+        scores[row, max(last - begin, 0) :] = _ZERO
     output[:] = _ZERO
     offsets += layout.value
-    for key in range(0, offsets.shape[0], _KEYS):
-        _add_values(scores, num_rows, head_dim, kv, offsets, key, output)
+    _add_values(scores, num_rows, head_dim, kv, offsets, end - begin, output)
+
+
+@_compiled()
+def _aligned(num_rows: int, num_columns: int) -> Floats:
+    """An empty [num_rows, num_columns] at the start of a cache line: no vector straddles two."""
+    size = num_rows * num_columns
+    buffer = np.empty(size + _CACHE_LINE // 4, np.float32)
+    start = (-buffer.ctypes.data % _CACHE_LINE) // 4
+    return buffer[start : start + size].reshape(num_rows, num_columns)
 
 
 @_compiled()
 def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layout) -> Integers:
-    """Where keys `begin` to `end` of a sequence lie; the last is repeated to fill up `_KEYS`."""
-    padded = (end - begin + _KEYS - 1) // _KEYS * _KEYS
-    offsets = np.empty(padded, np.int64)
+    """Where keys `begin` to `end` of a sequence lie; the last is repeated for reads beyond it."""
+    offsets = np.empty(end - begin + _KEYS + _AHEAD, np.int64)
     position = begin
     while position < end:
         block = position // layout.block_size
@@ -254,19 +268,19 @@ def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layou
 
 
 @_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
-def _softmax(scores: Floats, first: int, end: int, options: Options) -> tuple[Any, Any]:
-    """Turn `scores[first:end]` into unnormalised weights; returns their maximum and their sum."""
-    highest = scores[first] * options.scale
-    for key in range(first, end):
+def _softmax(scores: Floats, options: Options) -> tuple[Any, Any]:
+    """Turn scores into unnormalised weights, in place; returns their maximum and their sum."""
+    highest = scores[0] * options.scale
+    for key in range(scores.shape[0]):  # from 0: Numba vectorises no index that may be negative
         scores[key] *= options.scale
         highest = max(highest, scores[key])
     softcap = options.softcap
     if softcap > _ZERO:
-        for key in range(first, end):
+        for key in range(scores.shape[0]):
             scores[key] = softcap * np.float32(math.tanh(scores[key] / softcap))
         highest = softcap * np.float32(math.tanh(highest / softcap))
     total = _ZERO
-    for key in range(first, end):
+    for key in range(scores.shape[0]):
         weight = _exp(scores[key] - highest)
         scores[key] = weight
         total += weight
@@ -321,26 +335,25 @@ _CONTRACT = ("contract",)
 
 @intrinsic
 def _add_scores(  # type: ignore[no-untyped-def]
-    typing, query, num_rows, head_dim, kv, offsets, index, scores
+    typing, query, num_rows, head_dim, kv, offsets, num_keys, scores
 ):
-    """`scores[row, index + i] += query[row] . key` for `_KEYS` keys i, at `kv[offsets[index + i]]`.
+    """`scores[row, key] += query[row] . kv[offsets[key]]` for all rows and keys.
 
-    `query` is [num_rows, head_dim], `scores` [num_rows, SPLIT].
+    `query` is [num_rows, head_dim], `scores` [num_rows, SPLIT]; keys are rounded up to `_KEYS`.
     """
     int64 = types.int64
     signature = types.void(query, int64, int64, kv, offsets, int64, scores)
 
     def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
         query, _, _, kv, offsets, _, scores = _pointers(context, build, signature, args)
-        _, num_rows, head_dim, _, _, index, _ = args
-        starts = [_element(build, offsets, index, i) for i in range(_KEYS)]
+        _, num_rows, head_dim, _, _, num_keys, _ = args
+        element = signature.args[3].dtype
 
-        def add(dim: Any, lanes: int) -> None:
+        def add(index: Any, starts: list[Any], dim: Any, lanes: int) -> None:
             width = min(lanes, _REGISTER_LANES)
             parts = range(0, lanes, width)
-            element = signature.args[3].dtype
             keys = [
-                [_load_kv(build, kv, build.add(start, dim), part, element, width) for part in parts]
+                [_load_kv(build, kv, start, part, element, width) for part in parts]
                 for start in starts
             ]
             with cgutils.for_range(build, num_rows, intp=_INT64) as loop:
@@ -354,7 +367,7 @@ def _add_scores(  # type: ignore[no-untyped-def]
                 target = _vector_at(build, scores, column, 0, _KEYS)
                 build.store(build.fadd(build.load(target, align=4), sums), target, align=4)
 
-        _for_parts_of_head(build, head_dim, add)
+        _visit(build, kv, offsets, num_keys, head_dim, add)
         return context.get_dummy_value()
 
     return signature, generate
@@ -362,25 +375,22 @@ def _add_scores(  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _add_values(  # type: ignore[no-untyped-def]
-    typing, weights, num_rows, head_dim, kv, offsets, index, output
+    typing, weights, num_rows, head_dim, kv, offsets, num_keys, output
 ):
-    """`output[row] += weights[row, index + i] * value` for `_KEYS` values i.
+    """`output[row] += weights[row, key] * kv[offsets[key]]` for all rows and keys.
 
-    `weights` is [num_rows, SPLIT], `output` [num_rows, head_dim].
+    `weights` is [num_rows, SPLIT], `output` [num_rows, head_dim]; keys are rounded up to `_KEYS`.
     """
     int64 = types.int64
     signature = types.void(weights, int64, int64, kv, offsets, int64, output)
 
     def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
         weights, _, _, kv, offsets, _, output = _pointers(context, build, signature, args)
-        _, num_rows, head_dim, _, _, index, _ = args
-        starts = [_element(build, offsets, index, i) for i in range(_KEYS)]
+        _, num_rows, head_dim, _, _, num_keys, _ = args
+        element = signature.args[3].dtype
 
-        def add(dim: Any, lanes: int) -> None:
-            element = signature.args[3].dtype
-            values = [
-                _load_kv(build, kv, build.add(start, dim), 0, element, lanes) for start in starts
-            ]
+        def add(index: Any, starts: list[Any], dim: Any, lanes: int) -> None:
+            values = [_load_kv(build, kv, start, 0, element, lanes) for start in starts]
             with cgutils.for_range(build, num_rows, intp=_INT64) as loop:
                 first = build.add(build.mul(loop.index, head_dim), dim)
                 target = _vector_at(build, output, first, 0, lanes)
@@ -392,7 +402,7 @@ def _add_values(  # type: ignore[no-untyped-def]
                     total = build.fadd(total, product, flags=_CONTRACT)
                 build.store(total, target, align=4)
 
-        _for_parts_of_head(build, head_dim, add)
+        _visit(build, kv, offsets, num_keys, head_dim, add)
         return context.get_dummy_value()
 
     return signature, generate
@@ -409,17 +419,32 @@ def _power_of_two(typing, exponent):  # type: ignore[no-untyped-def]
     return types.float32(types.float32), generate
 
 
-def _for_parts_of_head(
-    build: ir.IRBuilder, head_dim: Any, emit: Callable[[Any, int], None]
+def _visit(
+    build: ir.IRBuilder,
+    kv: Any,
+    offsets: Any,
+    num_keys: Any,
+    head_dim: Any,
+    emit: Callable[[Any, list[Any], Any, int], None],
 ) -> None:
-    """Emit code for the head in passes of 64, then 16 lanes, then one: any length fits."""
-    start: Any = ir.Constant(_INT64, 0)
+    """Loop over the head in parts of 64, then 16 lanes, then one, so that any length fits, and
+    within a part over the keys: `emit(first key, where each of _KEYS starts, dim, lanes)`."""
+    zero: Any = ir.Constant(_INT64, 0)
+    step = ir.Constant(_INT64, _KEYS)
+    first = zero
     for lanes in (64, 16, 1):
-        step = ir.Constant(_INT64, lanes)
-        stop = build.mul(build.sdiv(head_dim, step), step)
-        with cgutils.for_range_slice(build, start, stop, step, intp=_INT64) as (dim, _):
-            emit(dim, lanes)
-        start = stop
+        part = ir.Constant(_INT64, lanes)
+        end = build.mul(build.sdiv(head_dim, part), part)
+        with (
+            cgutils.for_range_slice(build, first, end, part, intp=_INT64) as (dim, _),
+            cgutils.for_range_slice(build, zero, num_keys, step, intp=_INT64) as (index, _),
+        ):
+            for key in range(_AHEAD, _AHEAD + _KEYS):
+                start = build.add(_element(build, offsets, index, key), dim)
+                _prefetch(build, kv, start, lanes)
+            starts = [build.add(_element(build, offsets, index, key), dim) for key in range(_KEYS)]
+            emit(index, starts, dim, lanes)
+        first = end
 
 
 def _pointers(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> list[Any]:
@@ -454,6 +479,18 @@ def _load_kv(build: ir.IRBuilder, kv: Any, index: Any, shift: int, element: Any,
     wide = ir.VectorType(_INT32, lanes)
     high = build.shl(build.zext(loaded, wide), ir.Constant(wide, [16] * lanes))
     return build.bitcast(high, floats)
+
+
+def _prefetch(build: ir.IRBuilder, kv: Any, index: Any, lanes: int) -> None:
+    """Ask for `lanes` elements of the KV memory: where a block ends the hardware cannot guess."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+    prefetch = cgutils.get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
+    step = _CACHE_LINE * 8 // (32 if kv.type.pointee == _FLOAT else 16)
+    read, keep, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+    for part in range(0, lanes, step):
+        line = build.gep(kv, [build.add(index, ir.Constant(_INT64, part))])
+        build.call(prefetch, [build.bitcast(line, byte), read, keep, data])
 
 
 def _multiply_add(build: ir.IRBuilder, left: list[Any], right: list[Any]) -> Any:
