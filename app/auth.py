@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from starlette.requests import HTTPConnection
-from tenants.records import Tenant
-from tenants.store import TenantStore
 
 from app.errors import unauthorized
+from tenants.records import Tenant
+from tenants.store import TenantStore
 
 PROTOCOLS = ("partywall.v1", "realtime")
 KEY_PREFIXES = ("partywall.key.", "openai-insecure-api-key.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenants.store import TenantStore
 from transformers import PreTrainedTokenizerBase
 
 from app.limits import ServiceLimits
@@ -12,6 +11,7 @@ from app.metrics import Metrics
 from app.responses import ModelNames, Responses
 from app.turns import TurnBuilder
 from engine.client import EngineClient
+from tenants.store import TenantStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from tenants.store import StoreUnavailable
 
 from engine.client import EngineUnavailable, RequestRefused
+from tenants.store import StoreUnavailable
 
 RETRY_AFTER_SECONDS = 1
 

@@ -10,9 +10,8 @@ import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 
-from tenants.records import Tenant
-
 from engine.hashing import derive_key
+from tenants.records import Tenant
 
 _TAG_BYTES = 16
 

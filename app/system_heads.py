@@ -7,13 +7,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenants.records import SystemPrompt
-from tenants.store import StoreUnavailable
-from tenants.system_prompts import SystemPrompts, render, static_head, variables
-
 from app.chat_template import ChatTemplate, common_prefix
 from app.errors import invalid_request
 from app.wire_responses import PromptReference
+from tenants.records import SystemPrompt
+from tenants.store import StoreUnavailable
+from tenants.system_prompts import SystemPrompts, render, static_head, variables
 
 _log = logging.getLogger(__name__)
 _CACHED_HEADS = 1024

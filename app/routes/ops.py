@@ -7,12 +7,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
-from tenants.store import StoreUnavailable
 
 from app.context import Service
 from app.http_io import json_response
 from engine.client import EngineUnavailable
 from engine.request import EngineStats
+from tenants.store import StoreUnavailable
 
 
 async def healthz(_: Request) -> ASGIApp:
