@@ -57,7 +57,9 @@ def make_config(family: str) -> PreTrainedConfig:
 
 def save_model(family: str, folder: Path) -> PreTrainedModel:
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(make_config(family), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(
+        make_config(family), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     model.save_pretrained(folder)
     return model
 
