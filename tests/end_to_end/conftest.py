@@ -15,8 +15,8 @@ from bench.service import Service, running_service
 from engine.weights import DEFAULT_MODEL, resolve_model
 
 SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
-BLOCK_SIZE = 8
-KV_BLOCKS = 120
+BLOCK_SIZE = 4
+KV_BLOCKS = 240
 FP32_BLOCK_BYTES = 2 * 30 * 3 * BLOCK_SIZE * 64 * 4
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mt_bench_questions.jsonl"
 

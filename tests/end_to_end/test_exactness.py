@@ -73,37 +73,41 @@ def open_socket(service: Service, api_key: str) -> connect:
     return connect(url, additional_headers={"Authorization": f"Bearer {api_key}"}, proxy=None)
 
 
-@pytest.mark.parametrize("attempt", ["cold", "cached"])
-async def test_one_by_one(
-    attempt: str, service: Service, api_key: str, questions: list[str], expected: list[str]
+def cached_tokens(response: dict[str, Any]) -> int:
+    return int(response["usage"]["input_tokens_details"]["cached_tokens"])
+
+
+async def test_one_by_one_cold_and_cached(
+    service: Service, api_key: str, questions: list[str], expected: list[str]
 ) -> None:
-    # Within the pool's capacity the second round must hit: the last few questions are still there.
-    recent = 3
     async with open_socket(service, api_key) as socket:
-        answers = [
-            await ask(socket, question, safety_identifier="one")
-            for question in (questions if attempt == "cold" else questions[-recent:])
-        ]
-    wanted = expected if attempt == "cold" else expected[-recent:]
-    assert [text_of(answer) for answer in answers] == wanted
-    if attempt == "cached":
-        cached = [a["usage"]["input_tokens_details"]["cached_tokens"] for a in answers]
-        assert all(count >= BLOCK_SIZE for count in cached), cached
+        for number, (question, answer) in enumerate(zip(questions, expected, strict=True)):
+            user = f"one-{number}"  # a namespace of its own, so that the first time is cold
+            cold = await ask(socket, question, safety_identifier=user)
+            cached = await ask(socket, question, safety_identifier=user)
+            assert [text_of(cold), text_of(cached)] == [answer, answer]
+            assert cached_tokens(cold) == 0
+            prompt = cached["usage"]["input_tokens"]
+            assert cached_tokens(cached) == (prompt - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("attempt", ["cold", "cached"])
 async def test_all_at_once_with_preemption(
     attempt: str, service: Service, api_key: str, questions: list[str], expected: list[str]
 ) -> None:
-    before = metric(service, "partywall_engine_preemptions")
-
-    async def one(question: str) -> str:
+    async def one(number: int, question: str) -> dict[str, Any]:
+        user = "all" if attempt == "cached" else f"all-{number}"
         async with open_socket(service, api_key) as socket:
-            return text_of(await ask(socket, question, safety_identifier="all"))
+            return await ask(socket, question, safety_identifier=user)
 
-    answers = await asyncio.gather(*map(one, questions))
-    assert answers == expected
-    assert metric(service, "partywall_engine_preemptions") > before, attempt
+    if attempt == "cached":
+        await one(0, questions[0])
+    before = metric(service, "partywall_engine_preemptions")
+    answers = await asyncio.gather(*(one(n, question) for n, question in enumerate(questions)))
+    assert [text_of(answer) for answer in answers] == expected
+    hits = [cached_tokens(answer) >= BLOCK_SIZE for answer in answers]
+    assert all(hits) if attempt == "cached" else not any(hits)
+    assert metric(service, "partywall_engine_preemptions") > before
 
 
 async def test_the_second_turn_hits_every_full_block_of_the_first(
