@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from engine.errors import RequestRefused
 from engine.request import EngineInfo, EngineRequest
 
@@ -19,6 +21,11 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("logit_bias names token ids outside the vocabulary", "logit_bias")
     if sampling.logprobs is not None and not 0 <= sampling.logprobs < info.vocab_size:
         raise RequestRefused("logprobs is out of range", "logprobs")
+    if not 0 < request.share.weight < math.inf:
+        raise RequestRefused("a tenant's weight must be more than 0", "share")
+    if request.pin is not None and (sampling.max_tokens > 0 or not request.cache):
+        raise RequestRefused("only a cached prompt without output can be pinned", "pin")
+    _check_generated(request, info)
     total = len(prompt) + sampling.max_tokens
     if total > info.max_context_tokens:
         raise RequestRefused(
@@ -26,3 +33,21 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
             f"context of {info.max_context_tokens} tokens",
             "max_tokens" if len(prompt) < info.max_context_tokens else "prompt",
         )
+    blocks, allowed = -(-total // info.block_size), request.share.max_blocks
+    if allowed is not None and blocks > allowed:
+        raise RequestRefused(
+            f"{len(prompt)} prompt tokens and {sampling.max_tokens} output tokens fill {blocks} "
+            f"blocks; the tenant's limit is {allowed} blocks",
+            "max_tokens" if len(prompt) < allowed * info.block_size else "prompt",
+        )
+
+
+def _check_generated(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether an earlier run of the same request can have generated these tokens."""
+    generated, sampling = request.generated, request.sampling
+    if len(generated) > sampling.max_tokens:
+        raise RequestRefused("generated holds more than max_tokens tokens", "generated")
+    if any(not 0 <= token < info.vocab_size for token in generated):
+        raise RequestRefused("generated holds token ids outside the vocabulary", "generated")
+    if any(token in sampling.stop_token_ids for token in generated[:-1]):
+        raise RequestRefused("generated goes on behind a stop token", "generated")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.scheduler import StepPlan
+from engine.plan import StepPlan
 from kernels.attention import AttentionBatch
 
 

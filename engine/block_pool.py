@@ -1,12 +1,16 @@
 """The block pool: which blocks are free, in use or cached, and which cached block holds what.
 
 A block is *free* (no reference, no hash), *in use* (referenced) or *cached* (no reference, still
-findable by its hash until its memory is needed). The pool counts; it never touches a tensor.
+findable by its hash until its memory is needed). Its owner is the tenant that had it computed. The
+pool counts; it never touches a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Sequence
+
+from engine.eviction import EvictionQueue
 
 
 class InvariantError(AssertionError):
@@ -14,12 +18,7 @@ class InvariantError(AssertionError):
 
 
 class BlockPool:
-    """`num_blocks` preallocated blocks with reference counts and a hash -> block map.
-
-    Unreferenced blocks wait in one intrusive doubly linked queue (`_next`/`_prev` index arrays
-    with a sentinel at index `num_blocks`), so that a hit takes a block out of the middle in O(1).
-    The queue's front is taken first: free blocks, then the least recently used cached ones.
-    """
+    """`num_blocks` preallocated blocks with reference counts, owners and a hash -> block map."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -27,27 +26,37 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.peak_in_use = 0
         self._refs = [0] * num_blocks
+        self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        self._end = num_blocks
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._prev = [num_blocks, *range(num_blocks)]
-        self._queued = num_blocks
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be allocated now: free and cached ones."""
-        return self._queued
+        self._queue = EvictionQueue(num_blocks)
 
     @property
     def num_in_use(self) -> int:
-        """Blocks that some sequence holds."""
-        return self.num_blocks - self._queued
+        """Blocks that some sequence or pin holds."""
+        return self.num_blocks - len(self._queue)
 
     @property
     def num_cached(self) -> int:
         """Blocks that nobody holds and that can still be found by their hash."""
-        return sum(1 for block in self._by_hash.values() if self._refs[block] == 0)
+        return self._queue.num_cached
+
+    @property
+    def num_reserved(self) -> int:
+        """Blocks that the tenants' reserves may keep from others, all together."""
+        return self._queue.num_reserved
+
+    def num_available(self, owner: str) -> int:
+        """Blocks that `owner` can allocate now: free ones, and cached ones that it may evict."""
+        return self._queue.available(owner)
+
+    def num_cached_of(self, owner: str) -> int:
+        """Blocks that `owner` had computed, that nobody holds and that can still be found."""
+        return self._queue.cached_of(owner)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether the block is referenced more than once."""
+        return self._refs[block] > 1
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest prefix of `hashes` that is present."""
@@ -59,28 +68,51 @@ class BlockPool:
             found.append(block)
         return found
 
-    def can_allocate(self, count: int, hits: Sequence[int] = ()) -> bool:
-        """Whether `count` blocks remain once the blocks `hits` have been acquired."""
-        return count <= self._queued - sum(1 for block in hits if self._refs[block] == 0)
+    def can_allocate(
+        self,
+        count: int,
+        owner: str,
+        hits: Sequence[int] = (),
+        released: Collection[Sequence[int]] = (),
+    ) -> bool:
+        """Whether `owner` can take `count` blocks once it has acquired the blocks `hits`.
 
-    def allocate(self, count: int) -> list[int]:
+        With `released`: once the sequences that hold these blocks have given them back, too.
+        """
+        if not hits and not released:
+            return count <= self._queue.available(owner)
+        free = 0
+        cached: Counter[str] = Counter()
+        drops = Counter(block for blocks in released for block in blocks)
+        for block, dropped in drops.items():
+            if self._refs[block] == dropped:
+                if self._hashes[block] is None:
+                    free += 1
+                else:
+                    cached[self._owners[block]] += 1
+        for block in hits:
+            if self._refs[block] == drops[block]:
+                cached[self._owners[block]] -= 1
+        return count <= self._queue.available(owner, free, cached)
+
+    def allocate(self, count: int, owner: str) -> list[int]:
         """Take `count` blocks (evicting cached ones as needed), each with one reference."""
-        assert self.can_allocate(count), "allocate without can_allocate"
+        assert self.can_allocate(count, owner), "allocate without can_allocate"
         blocks: list[int] = []
         for _ in range(count):
-            block = self._next[self._end]
-            self._unlink(block)
+            block = self._queue.take(owner)
             self._forget(block)
             self._refs[block] = 1
+            self._owners[block] = owner
             blocks.append(block)
         self.peak_in_use = max(self.peak_in_use, self.num_in_use)
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each of `blocks`, which `find` has just returned."""
+        """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
         for block in blocks:
             if self._refs[block] == 0:
-                self._unlink(block)
+                self._queue.remove_cached(block, self._owners[block])
             self._refs[block] += 1
         self.peak_in_use = max(self.peak_in_use, self.num_in_use)
 
@@ -94,8 +126,10 @@ class BlockPool:
             assert self._refs[block] > 0, f"block {block} released twice"
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                cached = self._hashes[block] is not None
-                self._link(block, after=self._prev[self._end] if cached else self._end)
+                if self._hashes[block] is None:
+                    self._queue.add_free(block)
+                else:
+                    self._queue.add_cached(block, self._owners[block])
 
     def register(self, block: int, block_hash: bytes) -> None:
         """Make the full block findable. A hash that another block holds already stays there."""
@@ -105,36 +139,39 @@ class BlockPool:
             self._hashes[block] = block_hash
             self._by_hash[block_hash] = block
 
-    def forget_all(self) -> None:
-        """Make no block findable any more (its contents are not to be trusted)."""
-        for block in list(self._by_hash.values()):
-            self._forget(block)
-            if self._refs[block] == 0:
-                self._unlink(block)
-                self._link(block, after=self._end)
+    def reserve(self, owner: str, count: int) -> None:
+        """Keep up to `count` cached blocks of `owner` from being evicted for others."""
+        self._queue.set_reserve(owner, count)
+
+    def forget_owner(self, owner: str, keep: Container[int] = ()) -> None:
+        """Make no block of `owner` but `keep` findable any more, and drop its reserve."""
+        self._queue.set_reserve(owner, 0)
+        owned = (block for block, own in enumerate(self._owners) if own == owner)
+        self._forget_all(block for block in owned if block not in keep)
+
+    def forget_all(self, keep: Collection[int] = ()) -> None:
+        """Make no block findable but `keep` (the contents of the others are not to be trusted)."""
+        self._forget_all(set(self._by_hash.values()).difference(keep))
 
     def check(self) -> None:
         """Verify every invariant in O(blocks). Raises `InvariantError`."""
-        seen: set[int] = set()
-        cached_region = False
-        block, previous = self._next[self._end], self._end
-        while block != self._end:
-            _require(block not in seen, f"block {block} is queued twice")
-            _require(self._prev[block] == previous, f"block {block}: broken back link")
-            _require(self._refs[block] == 0, f"block {block} is queued and in use")
-            is_cached = self._hashes[block] is not None
-            _require(is_cached or not cached_region, f"free block {block} behind a cached one")
-            cached_region = is_cached
-            seen.add(block)
-            previous, block = block, self._next[block]
-        _require(self._prev[self._end] == previous, "broken back link at the end")
-        _require(len(seen) == self._queued, "queue length is wrong")
+        try:
+            free, cached = self._queue.contents()
+        except AssertionError as error:
+            raise InvariantError(str(error)) from error
+        _require(not cached.keys() & set(free), "a block is both free and cached")
+        _require(len(free) + len(cached) == len(self._queue), "queue length is wrong")
+        queued = cached.keys() | free
         for block, refs in enumerate(self._refs):
             _require(refs >= 0, f"block {block}: negative references")
-            _require((refs == 0) == (block in seen), f"block {block} is neither queued nor in use")
-        hashed = {block: key for block, key in enumerate(self._hashes) if key is not None}
+            _require((refs == 0) == (block in queued), f"block {block} is neither queued nor held")
+            if refs == 0:
+                hashed = self._hashes[block] is not None
+                _require(hashed == (block in cached), f"block {block} is in the wrong queue")
+                _require(cached.get(block, self._owners[block]) == self._owners[block], "owner")
+        known = {block: key for block, key in enumerate(self._hashes) if key is not None}
         _require(
-            hashed == {block: key for key, block in self._by_hash.items()},
+            known == {block: key for key, block in self._by_hash.items()},
             "hashes and map disagree",
         )
 
@@ -142,22 +179,19 @@ class BlockPool:
         """A copy of all reference counts, by block."""
         return list(self._refs)
 
+    def _forget_all(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self._hashes[block] is not None:
+                if self._refs[block] == 0:
+                    self._queue.remove_cached(block, self._owners[block])
+                    self._queue.add_free(block)
+                self._forget(block)
+
     def _forget(self, block: int) -> None:
         key = self._hashes[block]
         if key is not None:
             self._hashes[block] = None
             del self._by_hash[key]
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before], self._prev[after] = after, before
-        self._queued -= 1
-
-    def _link(self, block: int, after: int) -> None:
-        behind = self._next[after]
-        self._prev[block], self._next[block] = after, behind
-        self._next[after] = self._prev[behind] = block
-        self._queued += 1
 
 
 def _require(condition: bool, message: str) -> None:

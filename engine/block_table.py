@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from engine.block_pool import BlockPool
 from engine.hashing import extend_block_hashes
@@ -12,74 +12,107 @@ from engine.request import Namespaces
 class BlockTable:
     """Maps the positions of a sequence to blocks: position p lives in `blocks[p // block_size]`.
 
-    The table owns one reference to each of its blocks. Its owner calls `release` exactly once
-    for every `admit`.
+    The table owns one reference to each of its blocks, which it takes for `owner`. Whoever has it
+    calls `release` exactly once for every `admit`.
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, namespaces: Namespaces, extras: bytes, cache: bool
+        self,
+        pool: BlockPool,
+        block_size: int,
+        owner: str,
+        namespaces: Namespaces,
+        extras: bytes,
+        cache: bool,
     ) -> None:
         self.blocks: list[int] = []
+        self.cache = cache
+        """Whether blocks are looked up, and left findable."""
         self._pool = pool
         self._block_size = block_size
+        self._owner = owner
         self._namespaces = namespaces
         self._extras = extras
-        self._cache = cache
         self._hashes: list[bytes] = []
         self._num_sealed = 0
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks `num_tokens` tokens fill."""
-        return -(-num_tokens // self._block_size)
+    def missing(self, num_tokens: int, num_present: int | None = None) -> int:
+        """How many blocks are needed for `num_tokens` tokens beyond those present."""
+        present = len(self.blocks) if num_present is None else num_present
+        return -(-num_tokens // self._block_size) - present
 
     def hits(self, token_ids: Sequence[int]) -> list[int]:
         """The cached blocks that a sequence of `token_ids` could start with.
 
         The last token is never taken from the cache: its logits have to be computed.
         """
-        if not self._cache:
+        if not self.cache:
             return []
-        extend_block_hashes(
-            self._hashes, token_ids, self._block_size, self._namespaces, self._extras
-        )
+        self._extend_hashes(token_ids)
         return self._pool.find(self._hashes[: (len(token_ids) - 1) // self._block_size])
 
-    def can_admit(self, num_tokens: int, hits: Sequence[int], headroom: int) -> bool:
-        """Whether `num_tokens` fit beside `headroom` blocks that others will need."""
-        missing = self.blocks_for(num_tokens) - len(hits)
-        return self._pool.can_allocate(missing + headroom, hits)
+    def can_admit(
+        self,
+        num_tokens: int,
+        hits: Sequence[int],
+        headroom: int,
+        released: Collection[Sequence[int]] = (),
+    ) -> bool:
+        """Whether `num_tokens` fit beside `headroom` blocks that others will need.
+
+        With `released`: once the sequences that hold these blocks have given them back.
+        """
+        missing = self.missing(num_tokens, len(hits))
+        return self._pool.can_allocate(missing + headroom, self._owner, hits, released)
 
     def admit(self, num_tokens: int, hits: Sequence[int]) -> None:
         """Take the blocks for `num_tokens` tokens: `hits` first, new ones behind."""
         assert not self.blocks
         self._pool.acquire(hits)
-        missing = self.blocks_for(num_tokens) - len(hits)
-        self.blocks = [*hits, *self._pool.allocate(missing)]
+        missing = self.missing(num_tokens, len(hits))
+        self.blocks = [*hits, *self._pool.allocate(missing, self._owner)]
         self._num_sealed = len(hits)
 
     def can_grow(self, num_tokens: int) -> bool:
         """Whether the table can be extended to hold `num_tokens` tokens."""
-        return self._pool.can_allocate(self.blocks_for(num_tokens) - len(self.blocks))
+        return self._pool.can_allocate(self.missing(num_tokens), self._owner)
 
-    def grow(self, num_tokens: int) -> None:
-        """Extend the table to hold `num_tokens` tokens."""
-        self.blocks += self._pool.allocate(self.blocks_for(num_tokens) - len(self.blocks))
+    def grow(self, num_tokens: int) -> list[int]:
+        """Extend the table to hold `num_tokens` tokens; returns the blocks that it took."""
+        taken = self._pool.allocate(self.missing(num_tokens), self._owner)
+        self.blocks += taken
+        return taken
 
     def seal(self, token_ids: Sequence[int], num_computed: int) -> None:
         """Make the blocks that `num_computed` tokens fill findable for others."""
         full = num_computed // self._block_size
-        if not self._cache or full <= self._num_sealed:
+        if not self.cache or full <= self._num_sealed:
             return
         if len(self._hashes) < full:
-            extend_block_hashes(
-                self._hashes, token_ids, self._block_size, self._namespaces, self._extras
-            )
+            self._extend_hashes(token_ids)
         for index in range(self._num_sealed, full):
             self._pool.register(self.blocks[index], self._hashes[index])
         self._num_sealed = full
+
+    def findable(self) -> list[int]:
+        """The blocks by which everything sealed so far is found: its own, or equal ones.
+
+        Where an equal block was evicted since, this table's own takes its place.
+        """
+        blocks: list[int] = []
+        for own, block_hash in zip(self.blocks, self._hashes[: self._num_sealed], strict=False):
+            if not self._pool.find([block_hash]):
+                self._pool.register(own, block_hash)
+            blocks += self._pool.find([block_hash])
+        return blocks
 
     def release(self) -> None:
         """Give every block back."""
         self._pool.release(self.blocks)
         self.blocks = []
         self._num_sealed = 0
+
+    def _extend_hashes(self, token_ids: Sequence[int]) -> None:
+        extend_block_hashes(
+            self._hashes, token_ids, self._block_size, self._namespaces, self._extras
+        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import msgspec
 
 
@@ -26,6 +29,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens computed in one step, prefill and decode together; `None`: by device."""
     max_running_requests: int = 64
     prefix_cache: bool = True
+    fairness: Literal["vtc", "fcfs"] = "vtc"
+    """Between tenants: by virtual token counters, or first come, first served."""
+    prompt_token_price: float = 1.0
+    """What a computed prompt token adds to its tenant's counter; more than 0."""
+    cached_token_price: float = 0.1
+    """What a prompt token found in the cache adds."""
+    output_token_price: float = 2.0
+    """What a generated token adds; more than 0."""
     threads: int | None = None
     """CPU threads of the compute kernels; `None`: one per core."""
 
@@ -34,6 +45,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"device: {self.device!r} is none of auto, cpu, cuda")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {self.dtype!r} is none of auto, float32, bfloat16, float16")
+        if self.fairness not in ("vtc", "fcfs"):
+            raise ValueError(f"fairness: {self.fairness!r} is none of vtc, fcfs")
+        for name in ("prompt_token_price", "output_token_price"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: must be more than 0")
+        if not 0 <= self.cached_token_price < math.inf:
+            raise ValueError("cached_token_price: must not be negative")
         for name in ("block_size", "max_running_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")

@@ -12,17 +12,27 @@ from engine.config import EngineConfig
 from engine.messages import (
     Abort,
     Deltas,
+    ForgetTenant,
     Probe,
     ProbeReply,
     Ready,
     Submit,
     ToEngine,
+    Unpin,
     decode_to_engine,
     encode,
 )
-from engine.request import EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.plan import StepPlan
+from engine.request import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    TenantStats,
+    TokenDelta,
+    TokenLogprobs,
+)
 from engine.sampler import Sampled
-from engine.scheduler import Scheduler, StepPlan
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 _log = logging.getLogger(__name__)
@@ -54,10 +64,15 @@ class EngineCore:
         """Whether `step` would have nothing to do."""
         return self.scheduler.is_idle
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a request that `engine.admission.check_request` has let through."""
-        self.scheduler.add(request)
-        self._prompt_tokens += len(request.prompt)
+    def submit(self, request: EngineRequest) -> list[TokenDelta]:
+        """Queue a request that `engine.admission.check_request` has let through.
+
+        Returns the terminal delta of a request that has nothing left to generate.
+        """
+        sequence = self.scheduler.add(request)
+        if not request.generated:
+            self._prompt_tokens += len(request.prompt)
+        return [] if sequence.finish_reason is None else [_last_delta(sequence)]
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         """End a request now. Returns its terminal delta, or nothing if it has ended before."""
@@ -70,33 +85,21 @@ class EngineCore:
         Whatever the model raises must not end the loop: other tenants' requests come after.
         """
         self._steps += 1
+        failed: list[TokenDelta] = []
         try:
             plan = self.scheduler.plan()
+            failed = [_last_delta(sequence) for sequence in self.scheduler.take_failed()]
+            if failed and not plan.chunks:
+                return failed
             assert plan.chunks, "live requests, but nothing to compute"
             sampled = self._runner.execute(plan)
         except Exception as error:  # noqa: BLE001
             _log.exception("step %d failed", self._steps)
-            return self._fail_all(f"{type(error).__name__} in the engine")
+            return failed + self._fail_all(f"{type(error).__name__} in the engine")
         rows = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         logprobs = dict(zip(map(id, rows), sampled.logprobs, strict=True))
         news = self.scheduler.commit(plan, sampled.token_ids)
-        deltas = []
-        for sequence in news:
-            generated = sequence.sampling.max_tokens > 0
-            own = logprobs[id(sequence)] if generated else None
-            self._output_tokens += generated
-            if sequence.num_output_tokens <= 1:
-                self._cached_tokens += sequence.first_hit or 0
-            deltas.append(
-                TokenDelta(
-                    request_id=sequence.request.request_id,
-                    token_ids=sequence.token_ids[-1:] if generated else [],
-                    logprobs=None if own is None else [own],
-                    finish_reason=sequence.finish_reason,
-                    cached_tokens=sequence.first_hit or 0,
-                )
-            )
-        return deltas
+        return failed + [self._delta(sequence, logprobs[id(sequence)]) for sequence in news]
 
     def check(self) -> None:
         """Verify the books; a violation is logged and counted, it never stops the engine."""
@@ -111,7 +114,7 @@ class EngineCore:
         pool = self.scheduler.pool
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=self.scheduler.num_waiting,
             blocks_total=pool.num_blocks,
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
@@ -122,12 +125,49 @@ class EngineCore:
             output_tokens=self._output_tokens,
             preemptions=self.scheduler.num_preemptions,
             invariant_violations=self._violations,
+            blocks_pinned=self.scheduler.pins.num_blocks,
+            tenants=self._tenant_stats(),
         )
 
+    def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
+        """What a sampled token is to its reader, counted."""
+        if sequence.num_output_tokens <= 1:
+            self._cached_tokens += sequence.first_hit or 0
+        if sequence.sampling.max_tokens == 0:
+            return _last_delta(sequence)
+        self._output_tokens += 1
+        return TokenDelta(
+            request_id=sequence.request_id,
+            token_ids=sequence.token_ids[-1:],
+            logprobs=None if logprobs is None else [logprobs],
+            finish_reason=sequence.finish_reason,
+            cached_tokens=sequence.first_hit or 0,
+        )
+
+    def _tenant_stats(self) -> dict[str, TenantStats]:
+        scheduler = self.scheduler
+        pinned = {
+            tenant: len(scheduler.pins.blocks_of(tenant)) for tenant in scheduler.pins.tenants
+        }
+        stats = {}
+        for tenant in {account.tenant for account in scheduler.accounts.known()} | pinned.keys():
+            account = scheduler.accounts.get(tenant)
+            stats[tenant] = TenantStats(
+                running=len(account.running),
+                waiting=len(account.waiting),
+                blocks_held=len(account.held),
+                blocks_shared=sum(map(scheduler.pool.is_shared, account.held)),
+                blocks_cached=scheduler.pool.num_cached_of(tenant),
+                blocks_pinned=pinned.get(tenant, 0),
+                served=account.served,
+            )
+        return stats
+
     def _fail_all(self, message: str) -> list[TokenDelta]:
-        ended = self.scheduler.abort_all("error")
+        ended = self.scheduler.take_failed() + self.scheduler.abort_all("error")
         # Blocks became findable when the failed step was planned; their contents never came.
-        self.scheduler.pool.forget_all()
+        # Pinned blocks are older: the step that computed them has succeeded.
+        self.scheduler.pool.forget_all(keep=self.scheduler.pins.references)
         return [_last_delta(sequence, message) for sequence in ended]
 
 
@@ -141,9 +181,13 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
         while socket.poll(None if core.is_idle else 0):
             message: ToEngine = decode_to_engine(socket.recv())
             if isinstance(message, Submit):
-                core.submit(message.request)
+                _send(socket, core.submit(message.request))
             elif isinstance(message, Abort):
                 _send(socket, core.abort(message.request_id))
+            elif isinstance(message, Unpin):
+                core.scheduler.pins.unpin(message.pin)
+            elif isinstance(message, ForgetTenant):
+                core.scheduler.forget_tenant(message.tenant)
             elif isinstance(message, Probe):
                 socket.send(encode(ProbeReply(message.probe_id, core.stats())))
             else:
@@ -160,8 +204,8 @@ def _send(socket: zmq.SyncSocket, deltas: list[TokenDelta]) -> None:
 
 def _last_delta(sequence: Sequence, error: str | None = None) -> TokenDelta:
     return TokenDelta(
-        request_id=sequence.request.request_id,
+        request_id=sequence.request_id,
         finish_reason=sequence.finish_reason,
         cached_tokens=sequence.first_hit or 0,
-        error=error,
+        error=sequence.error or error,
     )

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import zmq
 
-from engine.client import RemoteEngine, RunningEngine
 from engine.core import EngineCore, serve
+from engine.remote import RemoteEngine, RunningEngine
 
 
 class LocalEngine(RemoteEngine):
     """Runs the core that `build` makes in a daemon thread, behind the same socket as a child."""
 
-    def __init__(self, build: Callable[[], EngineCore]) -> None:
-        super().__init__(self._spawn)
+    def __init__(self, build: Callable[[], EngineCore], rebuild_seconds: float = 60.0) -> None:
+        super().__init__(self._spawn, rebuild_seconds)
         self._build = build
 
     async def _spawn(self, address: str) -> RunningEngine:

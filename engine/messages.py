@@ -19,6 +19,18 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Unpin(msgspec.Struct, frozen=True, tag=True):
+    """Let go of the blocks pinned under this name."""
+
+    pin: str
+
+
+class ForgetTenant(msgspec.Struct, frozen=True, tag=True):
+    """Drop a tenant's pins and make its blocks unfindable."""
+
+    tenant: str
+
+
 class Probe(msgspec.Struct, frozen=True, tag=True):
     """Answer with `ProbeReply` from inside the loop."""
 
@@ -54,7 +66,7 @@ class ProbeReply(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-ToEngine = Submit | Abort | Probe | Shutdown
+ToEngine = Submit | Abort | Unpin | ForgetTenant | Probe | Shutdown
 FromEngine = Ready | Failed | Deltas | ProbeReply
 
 encode = msgspec.msgpack.Encoder().encode

@@ -12,9 +12,9 @@ import sys
 import msgspec
 import zmq
 
-from engine.client import RemoteEngine, RunningEngine
 from engine.config import EngineConfig
 from engine.messages import Failed, encode
+from engine.remote import RemoteEngine, RunningEngine
 from engine.threads import thread_environment
 
 _PR_SET_PDEATHSIG = 1
@@ -23,8 +23,8 @@ _PR_SET_PDEATHSIG = 1
 class ProcessEngine(RemoteEngine):
     """An engine in a child process, which dies with its parent however that dies."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(self._spawn)
+    def __init__(self, config: EngineConfig, rebuild_seconds: float = 60.0) -> None:
+        super().__init__(self._spawn, rebuild_seconds)
         self._config = config
 
     @property

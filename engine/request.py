@@ -43,14 +43,40 @@ class Namespaces(msgspec.Struct, frozen=True, kw_only=True):
     shared_tokens: int = 0
 
 
+class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may have of the engine; the newest one that was seen counts.
+
+    `weight` is its share of service beside other tenants. Cached blocks up to `reserved_blocks` are
+    never evicted for another tenant. Its running requests hold at most `max_blocks` blocks
+    together, its pinned prompts at most `max_pinned_blocks`; `None` is no limit.
+    """
+
+    weight: float = 1.0
+    reserved_blocks: int = 0
+    max_blocks: int | None = None
+    max_pinned_blocks: int | None = None
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue. `tenant` is an opaque label for fairness and accounting."""
+    """One prompt to continue. `tenant` is an opaque label for fairness and accounting.
+
+    `generated` holds output tokens that an earlier run of the same request has delivered already:
+    generation goes on behind them exactly as if it had never stopped, `max_tokens` and penalties
+    included; `cached_tokens` is what that run has reported. With `cache` off it neither finds
+    blocks nor leaves any. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
+    pool until `unpin`.
+    """
 
     request_id: str
     tenant: str
     prompt: list[int]
     namespaces: Namespaces
     sampling: SamplingParams
+    share: TenantShare = TenantShare()
+    generated: list[int] = []
+    cached_tokens: int | None = None
+    cache: bool = True
+    pin: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -92,6 +118,23 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What else changes KV besides tokens (weights, dtype); part of every block hash."""
 
 
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's part of a snapshot. Blocks are distinct ones.
+
+    `blocks_held` are those of its running requests, of which `blocks_shared` are referenced more
+    than once; `blocks_cached` are findable and held by nobody; `served` is its virtual counter's
+    unit: weighted tokens served so far, divided by its weight.
+    """
+
+    running: int
+    waiting: int
+    blocks_held: int
+    blocks_shared: int
+    blocks_cached: int
+    blocks_pinned: int
+    served: float
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot from inside the engine loop; counters count from the start."""
 
@@ -107,3 +150,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     preemptions: int
     invariant_violations: int
+    blocks_pinned: int = 0
+    tenants: dict[str, TenantStats] = {}

@@ -6,8 +6,8 @@ import torch
 
 from engine.batch import pack_plan
 from engine.model import PagedModel
+from engine.plan import StepPlan
 from engine.sampler import Sampled, sample
-from engine.scheduler import StepPlan
 
 
 class ModelRunner:

@@ -21,12 +21,27 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_cached: int = 0
     num_computed: int = 0
-    first_hit: int | None = None
+    first_hit: int | None = field(init=False)
     """Prompt tokens found in the cache when the request was first admitted."""
     finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Why the request failed, when `finish_reason` is "error"."""
+    arrival: int = 0
+    """Its place in the order in which requests came."""
+    is_charged: bool = field(init=False)
+    """Whether its tenant has been charged for the prompt."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)
+        self.first_hit = self.request.cached_tokens
+        self.is_charged = bool(self.request.generated)
+        for token_id in self.request.generated:
+            self.append(token_id)
+
+    @property
+    def request_id(self) -> str:
+        """Unique among live requests."""
+        return self.request.request_id
 
     @property
     def sampling(self) -> SamplingParams:
@@ -65,3 +80,8 @@ class Sequence:
             self.finish_reason = "stop"
         elif self.num_output_tokens >= self.sampling.max_tokens:
             self.finish_reason = "length"
+
+    def fail(self, message: str) -> None:
+        """End the sequence for a reason that `message` explains to the client."""
+        self.finish_reason = "error"
+        self.error = message

@@ -7,14 +7,16 @@ stale block or a lost write changes the output, just as it would with a real mod
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.plan import StepPlan
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
-from engine.scheduler import StepPlan
 
 VOCAB = 997
 EOS = 3
@@ -67,6 +69,7 @@ def simulated_core(
     step_token_budget: int = 32,
     max_running_requests: int = 16,
     prefix_cache: bool = True,
+    fairness: Literal["vtc", "fcfs"] = "vtc",
 ) -> EngineCore:
     """An engine core around the simulated model."""
     config = EngineConfig(
@@ -75,6 +78,7 @@ def simulated_core(
         step_token_budget=step_token_budget,
         max_running_requests=max_running_requests,
         prefix_cache=prefix_cache,
+        fairness=fairness,
     )
     info = EngineInfo(
         model="simulated",
@@ -97,10 +101,11 @@ def make_request(
     tenant: str = "a",
     user: str | None = None,
     shared_tokens: int = 0,
+    **fields: object,
 ) -> EngineRequest:
-    """A greedy request in the namespaces of `tenant` and `user`."""
+    """A greedy request in the namespaces of `tenant` and `user`, with more `fields` if given."""
     shared_key = tenant.encode().ljust(32, b".")
-    return EngineRequest(
+    request = EngineRequest(
         request_id=request_id,
         tenant=tenant,
         prompt=prompt,
@@ -111,6 +116,7 @@ def make_request(
         ),
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0, stop_token_ids=(EOS,)),
     )
+    return structs.replace(request, **fields)
 
 
 def run_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, list[int]]:
@@ -125,6 +131,17 @@ def run_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, list[int]]:
         core.scheduler.check()
     assert core.is_idle, "the engine did not finish"
     return outputs
+
+
+def cached_tokens(core: EngineCore, request: EngineRequest, limit: int = 1000) -> int:
+    """Submit `request` and step until its first delta, which tells what it found in the cache."""
+    core.submit(request)
+    for _ in range(limit):
+        for delta in core.step():
+            if delta.request_id == request.request_id:
+                return delta.cached_tokens
+        core.scheduler.check()
+    raise AssertionError("the request has no news")
 
 
 def random_prompt(rng: random.Random, length: int) -> list[int]:

@@ -1,4 +1,5 @@
 import random
+from typing import Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,8 +11,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from engine.admission import check_request
 from engine.core import EngineCore
-from engine.request import EngineRequest
+from engine.errors import RequestRefused
+from engine.request import EngineRequest, TenantShare, TokenDelta
 from tests.engine.simulation import (
     EOS,
     VOCAB,
@@ -95,6 +98,19 @@ def test_a_second_turn_hits_every_full_block_of_the_first_answer_included() -> N
         assert core.step()[0].cached_tokens == len(history) // 4 * 4
 
 
+def test_an_id_is_free_again_as_soon_as_its_request_has_finished() -> None:
+    for length in range(8, 12):
+        core = simulated_core()
+        prompt = random_prompt(random.Random(5), length)
+        core.submit(make_request("same", prompt, max_tokens=4))
+        ends = []
+        while not ends:
+            ends = [delta for delta in core.step() if delta.finish_reason is not None]
+        core.submit(make_request("same", prompt, max_tokens=4))
+        core.scheduler.check()
+        assert run_to_end(core)["same"] == expected_output(prompt, 4)
+
+
 def test_tenants_and_users_share_only_what_their_namespaces_allow() -> None:
     system = random_prompt(random.Random(6), 10)
     prompt = [*system, *random_prompt(random.Random(7), 10)]
@@ -136,40 +152,79 @@ def test_a_failing_step_ends_its_requests_and_leaves_a_working_engine(monkeypatc
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, are computed, preempted and aborted in any order, in a pool of any size."""
+    """Requests come, are computed, preempted and aborted in any order, in a pool of any size.
+
+    Tenants have weights, reserves and caps that change; prompts are pinned, tenants forgotten.
+    """
 
     prefix_cache = True
+    fairness: Literal["vtc", "fcfs"] = "vtc"
 
     @initialize(
         seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
     )
     def start(self, seed: int, num_blocks: int, budget: int) -> None:
         self.rng = random.Random(seed)
-        self.capacity = num_blocks * 4
-        self.core = simulated_core(num_blocks, 4, budget, 8, prefix_cache=self.prefix_cache)
+        self.num_blocks, self.capacity = num_blocks, num_blocks * 4
+        self.core = simulated_core(
+            num_blocks, 4, budget, 8, prefix_cache=self.prefix_cache, fairness=self.fairness
+        )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
+        self.shares = {tenant: TenantShare() for tenant in "abc"}
         self.requests: dict[str, EngineRequest] = {}
         self.outputs: dict[str, list[int]] = {}
-        self.ends: dict[str, str] = {}
+        self.ends: dict[str, TokenDelta] = {}
+        self.may_lack_room = False
 
-    @rule(shared=st.integers(0, 60), own=st.integers(1, 20), out=st.integers(0, 20))
-    def submit(self, shared: int, own: int, out: int) -> None:
+    @rule(
+        shared=st.integers(0, 60),
+        own=st.integers(1, 20),
+        out=st.integers(0, 20),
+        resumed=st.integers(0, 8),
+        cache=st.sampled_from([True, True, True, False]),
+    )
+    def submit(self, shared: int, own: int, out: int, resumed: int, cache: bool) -> None:
         prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
         prompt = prompt[: self.capacity - out]
-        name = str(len(self.requests))
-        self.requests[name] = make_request(name, prompt, out, tenant=self.rng.choice("ab"))
-        self.outputs[name] = []
-        self.core.submit(self.requests[name])
+        tenant = self.rng.choice("abc")
+        self._submit(
+            prompt, out, tenant, cache=cache, generated=expected_output(prompt, out)[:resumed]
+        )
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        weight=st.sampled_from([0.5, 1.0, 2.0]),
+        reserved=st.integers(0, 4),
+        cap=st.one_of(st.none(), st.integers(3, 12)),
+        pinned=st.one_of(st.none(), st.integers(0, 4)),
+    )
+    def change_share(
+        self, tenant: str, weight: float, reserved: int, cap: int | None, pinned: int | None
+    ) -> None:
+        self.may_lack_room |= reserved > 0
+        self.shares[tenant] = TenantShare(
+            weight=weight, reserved_blocks=reserved, max_blocks=cap, max_pinned_blocks=pinned
+        )
+
+    @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"), length=st.integers(1, 20))
+    def pin(self, tenant: str, name: str, length: int) -> None:
+        self.may_lack_room = True
+        prompt = self.rng.choice(self.heads)[:length]
+        self._submit(prompt, 0, tenant, pin=f"{tenant}/{name}")
+
+    @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"))
+    def unpin(self, tenant: str, name: str) -> None:
+        self.core.scheduler.pins.unpin(f"{tenant}/{name}")
+
+    @rule(tenant=st.sampled_from("abc"))
+    def forget_tenant(self, tenant: str) -> None:
+        self.core.scheduler.forget_tenant(tenant)
+        assert self.core.scheduler.pool.num_cached_of(tenant) == 0
 
     @precondition(lambda self: not self.core.is_idle)
     @rule()
     def step(self) -> None:
-        for delta in self.core.step():
-            assert delta.error is None
-            assert delta.request_id not in self.ends, "news after the end"
-            self.outputs[delta.request_id] += delta.token_ids
-            if delta.finish_reason is not None:
-                self.ends[delta.request_id] = delta.finish_reason
+        self._take(self.core.step())
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -177,7 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.requests)))
         deltas = self.core.abort(name)
         assert bool(deltas) == (name not in self.ends)
-        self.ends.setdefault(name, "aborted")
+        self._take(deltas)
 
     @invariant()
     def books_balance(self) -> None:
@@ -192,22 +247,56 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
             self.books_balance()
         assert self.ends.keys() == self.requests.keys(), "a request never ended"
-        assert self.core.scheduler.pool.num_in_use == 0
+        assert self.core.scheduler.pool.num_in_use == self.core.stats().blocks_pinned
         for name, request in self.requests.items():
             expected = expected_output(request.prompt, request.sampling.max_tokens)
-            if self.ends[name] == "aborted":
+            expected = expected[len(request.generated) :]
+            if self.ends[name].finish_reason in ("aborted", "error"):
                 expected = expected[: len(self.outputs[name])]
             assert self.outputs[name] == expected
+
+    def _submit(self, prompt: list[int], out: int, tenant: str, **fields: object) -> None:
+        name, share = str(len(self.requests)), self.shares[tenant]
+        request = make_request(name, prompt, out, tenant=tenant, share=share, **fields)
+        try:
+            check_request(request, self.core.info)
+        except RequestRefused:
+            assert share.max_blocks is not None
+            return
+        self.requests[name] = request
+        self.outputs[name] = []
+        self._take(self.core.submit(request))
+
+    def _take(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            name = delta.request_id
+            assert name not in self.ends, "news after the end"
+            self.outputs[name] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.ends[name] = delta
+            if delta.finish_reason == "error":
+                kept = "no room" in (delta.error or "") and self.may_lack_room
+                assert kept or "cannot be pinned" in (delta.error or "")
+            else:
+                assert delta.error is None
 
 
 class UncachedSchedulerMachine(SchedulerMachine):
     prefix_cache = False
 
 
+class FirstComeSchedulerMachine(SchedulerMachine):
+    fairness = "fcfs"
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestUncachedSchedulerMachine = UncachedSchedulerMachine.TestCase
+TestFirstComeSchedulerMachine = FirstComeSchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestUncachedSchedulerMachine.settings = settings(
+    max_examples=30, stateful_step_count=50, deadline=None
+)
+TestFirstComeSchedulerMachine.settings = settings(
     max_examples=30, stateful_step_count=50, deadline=None
 )
 

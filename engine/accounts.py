@@ -1,0 +1,144 @@
+"""Each tenant's live state: its share, its queue, what it runs, and the blocks that this holds."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.request import TenantShare
+from engine.sequence import Sequence
+
+_IDLE_ACCOUNTS = 1024
+"""Idle tenants whose counters are remembered; forgetting one forgives what it owes, no more."""
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """One tenant. Its requests run in order of arrival, and its newest is preempted first.
+
+    So every running request is older than every waiting one.
+    """
+
+    tenant: str
+    share: TenantShare = field(default_factory=TenantShare)
+    waiting: OrderedDict[str, Sequence] = field(default_factory=OrderedDict)
+    running: list[Sequence] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)
+    """Blocks of the running requests, and how many of these hold each."""
+    served: float = 0.0
+    """Weighted tokens served, divided by the tenant's weight."""
+    counter: float = 0.0
+    """`served` as fairness counts it: lifted when the tenant comes back from idle."""
+
+    @property
+    def head(self) -> Sequence:
+        """The waiting request that is next."""
+        return next(iter(self.waiting.values()))
+
+    def charge(self, price: float) -> None:
+        """Count service worth `price`."""
+        self.served += price / self.share.weight
+        self.counter += price / self.share.weight
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """A running request has taken `blocks`."""
+        for block in blocks:
+            self.held[block] = self.held.get(block, 0) + 1
+
+    def let_go(self, blocks: Iterable[int]) -> None:
+        """A running request gives `blocks` back."""
+        for block in blocks:
+            self.held[block] -= 1
+            if not self.held[block]:
+                del self.held[block]
+
+    def check(self) -> None:
+        """Verify that blocks are counted and requests are served in order.
+
+        Raises `AssertionError`.
+        """
+        held = Counter(block for sequence in self.running for block in sequence.table.blocks)
+        assert held == self.held, f"{self.tenant!r}: blocks held are miscounted"
+        assert not any(sequence.table.blocks for sequence in self.waiting.values())
+        arrivals = [sequence.arrival for sequence in [*self.running, *self.waiting.values()]]
+        assert arrivals == sorted(arrivals), f"{self.tenant!r} is not served in order"
+
+
+class Accounts:
+    """All tenants with live requests, and the most recent idle ones."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Account] = {}
+        """Tenants with waiting requests."""
+        self.running: dict[str, Account] = {}
+        """Tenants with running requests."""
+        self._all: dict[str, Account] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+
+    def __getitem__(self, tenant: str) -> Account:
+        """The account of a tenant that `open` has been called for."""
+        return self._all[tenant]
+
+    def get(self, tenant: str) -> Account:
+        """The account of a tenant; an empty one if nothing is known of it."""
+        return self._all.get(tenant) or Account(tenant)
+
+    def known(self) -> list[Account]:
+        """Every account that is remembered."""
+        return list(self._all.values())
+
+    def open(self, tenant: str, share: TenantShare) -> Account:
+        """The tenant's account, from now on with this share."""
+        account = self._all[tenant] = self.get(tenant)
+        account.share = share
+        return account
+
+    def enqueue(self, sequence: Sequence, *, first: bool = False) -> None:
+        """Let a request wait: behind the others of its tenant, or before them."""
+        account = self._all[sequence.request.tenant]
+        account.waiting[sequence.request_id] = sequence
+        if first:
+            account.waiting.move_to_end(sequence.request_id, last=False)
+        self._settle(account)
+
+    def start(self, sequence: Sequence) -> None:
+        """Move the tenant's next request from its queue to what it runs."""
+        account = self._all[sequence.request.tenant]
+        del account.waiting[sequence.request_id]
+        account.running.append(sequence)
+        account.hold(sequence.table.blocks)
+        self._settle(account)
+
+    def stop(self, sequence: Sequence) -> None:
+        """Take a running request away, with the blocks that it still holds."""
+        account = self._all[sequence.request.tenant]
+        account.running.remove(sequence)
+        account.let_go(sequence.table.blocks)
+        self._settle(account)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a request out of its tenant's queue."""
+        account = self._all[sequence.request.tenant]
+        del account.waiting[sequence.request_id]
+        self._settle(account)
+
+    def forget(self, tenant: str) -> None:
+        """Forget an idle tenant; one with live requests is kept."""
+        if tenant in self._idle:
+            del self._idle[tenant], self._all[tenant]
+
+    def _settle(self, account: Account) -> None:
+        """Put the account into the groups that it belongs to now."""
+        for group, belongs in ((self.waiting, account.waiting), (self.running, account.running)):
+            if belongs:
+                group[account.tenant] = account
+            else:
+                group.pop(account.tenant, None)
+        if account.waiting or account.running:
+            self._idle.pop(account.tenant, None)
+            return
+        self._idle[account.tenant] = None
+        if len(self._idle) > _IDLE_ACCOUNTS:
+            oldest, _ = self._idle.popitem(last=False)
+            del self._all[oldest]

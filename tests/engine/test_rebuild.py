@@ -1,0 +1,186 @@
+"""An engine that dies gets its streams back; a real one is killed in test_process.py."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from engine import remote
+from engine.client import EngineUnavailable
+from engine.core import EngineCore
+from engine.local import LocalEngine
+from engine.plan import StepPlan
+from engine.request import EngineRequest, TokenDelta
+from engine.sampler import Sampled
+from tests.engine.simulation import expected_output, make_request, simulated_core
+
+# A thread dies as a process does: without a word to the other side.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Fate:
+    """Builds engines, and decides when one dies and whether the next one comes up."""
+
+    def __init__(self) -> None:
+        self.builds = 0
+        self.comes_up = True
+        self.dies: Callable[[StepPlan], bool] = lambda plan: False
+
+    def build(self) -> EngineCore:
+        if not self.comes_up:
+            raise SystemExit
+        self.builds += 1
+        core = simulated_core(num_blocks=256)
+        execute = core._runner.execute
+
+        def execute_or_die(plan: StepPlan) -> Sampled:
+            if self.dies(plan):
+                raise SystemExit
+            return execute(plan)
+
+        core._runner.execute = execute_or_die
+        return core
+
+    def die_once(self) -> None:
+        """In the next step."""
+
+        def dies(plan: StepPlan) -> bool:
+            self.dies = lambda plan: False
+            return True
+
+        self.dies = dies
+
+
+@pytest.fixture
+def fate() -> Fate:
+    return Fate()
+
+
+@pytest.fixture
+async def engine(fate: Fate, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalEngine]:
+    monkeypatch.setattr(remote, "_RESTART_DELAYS_SECONDS", (0.01,))
+    local = LocalEngine(fate.build, rebuild_seconds=20)
+    await local.start()
+    yield local
+    await local.close()
+
+
+def request(name: str, max_tokens: int = 60) -> EngineRequest:
+    return make_request(name, [5 + int(name)] * 9, max_tokens)
+
+
+async def collect(engine: LocalEngine, name: str) -> list[TokenDelta]:
+    return [delta async for delta in engine.generate(request(name))]
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_streams_outlive_any_number_of_deaths_with_progress_between(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    waiting = {str(index) for index in range(12)}
+    hopeful: set[str] = set(waiting)
+    results: dict[str, list[TokenDelta]] = {name: [] for name in waiting}
+
+    async def read(name: str) -> None:
+        async for delta in engine.generate(request(name, 200)):
+            results[name].append(delta)
+            hopeful.discard(name)
+        waiting.remove(name)
+
+    def dies(plan: StepPlan) -> bool:
+        if hopeful & waiting:
+            return False
+        hopeful.update(waiting)
+        return True
+
+    fate.dies = dies
+    await asyncio.gather(*map(read, list(waiting)))
+    assert fate.builds > 4, "more deaths than a stream survives without a token"
+    for name, deltas in results.items():
+        assert tokens(deltas) == expected_output(request(name).prompt, 200)
+        assert [delta.finish_reason for delta in deltas].count(None) == len(deltas) - 1
+
+
+async def test_the_cache_hit_that_a_reader_was_told_stays_the_same(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    await collect(engine, "1")
+    deltas = engine.generate(request("1", 900))
+    first = await anext(deltas)
+    fate.die_once()
+    rest = [delta async for delta in deltas]
+    assert fate.builds == 2
+    assert {first.cached_tokens} == {delta.cached_tokens for delta in rest} == {8}
+
+
+async def test_a_request_that_kills_every_engine_ends_with_an_error_and_later_ones_are_served(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    fate.dies = lambda plan: any(chunk.sequence.request_id == "7" for chunk in plan.chunks)
+    deltas = await collect(engine, "7")
+    assert [delta.finish_reason for delta in deltas] == ["error"]
+    assert "died 3 times" in (deltas[0].error or "")
+    await engine.wait_started(3)
+    assert fate.builds == 4
+    assert tokens(await collect(engine, "1")) == expected_output(request("1").prompt, 60)
+
+
+async def test_streams_end_when_the_engine_stays_away(
+    fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_RESTART_DELAYS_SECONDS", (0.01,))
+    local = LocalEngine(fate.build, rebuild_seconds=0.05)
+    await local.start()
+    deltas = local.generate(request("1", 900))
+    await anext(deltas)
+    fate.comes_up = False
+    fate.die_once()
+    last = [delta async for delta in deltas][-1]
+    assert (last.finish_reason, last.error) == ("error", "the engine did not come back")
+    with pytest.raises(EngineUnavailable):
+        await anext(local.generate(request("2")))
+    fate.comes_up = True
+    assert await local.wait_started(1) == 2
+    assert tokens(await collect(local, "2")) == expected_output(request("2").prompt, 60)
+    await local.close()
+
+
+@pytest.mark.parametrize("how", ["abort", "leave", "close"])
+async def test_streams_can_end_while_the_engine_is_away(
+    engine: LocalEngine, fate: Fate, how: str
+) -> None:
+    deltas = engine.generate(request("1", 900))
+    await anext(deltas)
+    fate.comes_up = False
+    fate.die_once()
+    with contextlib.suppress(EngineUnavailable):
+        for _ in range(1000):
+            _ = engine.info
+            await asyncio.sleep(0.005)
+    if how == "leave":
+        await deltas.aclose()
+    else:
+        await (engine.abort("1") if how == "abort" else engine.close())
+        assert [delta async for delta in deltas][-1].finish_reason == "aborted"
+    if how != "close":
+        fate.comes_up = True
+        await engine.wait_started(1)
+        stats = await engine.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+
+
+async def test_pins_and_tenants_are_let_go_through_the_client(engine: LocalEngine) -> None:
+    warm = make_request("warm", [5] * 9, 0, pin="a/p")
+    assert [delta.finish_reason async for delta in engine.generate(warm)] == ["length"]
+    assert (await engine.stats()).blocks_pinned == 2
+    await engine.unpin("a/p")
+    await engine.unpin("unknown")
+    stats = await engine.stats()
+    assert (stats.blocks_pinned, stats.blocks_cached) == (0, 2)
+    await engine.forget_tenant("a")
+    stats = await engine.stats()
+    assert (stats.blocks_cached, stats.tenants) == (0, {})
