@@ -14,7 +14,13 @@ import msgspec
 from redis.asyncio.client import PubSub
 
 from tenants import keyspace
-from tenants.connection import TIMEOUT_SECONDS, UNREACHABLE, Command, GuardedRedis
+from tenants.connection import (
+    TIMEOUT_SECONDS,
+    UNREACHABLE,
+    Command,
+    GuardedRedis,
+    heeding_cancellation,
+)
 from tenants.records import Change
 
 _log = logging.getLogger(__name__)
@@ -62,10 +68,11 @@ async def listen(redis: GuardedRedis) -> AsyncGenerator[Change, None]:
 
 async def _notices(pubsub: PubSub) -> AsyncGenerator[Change, None]:
     """`resync` and then the notices of one connection, until it is lost."""
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        await pubsub.subscribe(keyspace.CHANGES)
-        while await pubsub.get_message(timeout=TIMEOUT_SECONDS) is None:
-            pass
+    with heeding_cancellation():
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await pubsub.subscribe(keyspace.CHANGES)
+            while await pubsub.get_message(timeout=TIMEOUT_SECONDS) is None:
+                pass
     yield Change(kind="resync")
     pinged = False
     while True:
@@ -73,7 +80,8 @@ async def _notices(pubsub: PubSub) -> AsyncGenerator[Change, None]:
         if message is None:
             if pinged:
                 raise TimeoutError("no answer to a ping")
-            await pubsub.ping()
+            with heeding_cancellation():
+                await pubsub.ping()
             pinged = True
             continue
         pinged = False

@@ -122,7 +122,8 @@ class GuardedRedis:
             # This call is the probe; others keep failing fast while it is under way.
             self._open_until = now + self._timeout_seconds
         try:
-            yield
+            with heeding_cancellation():
+                yield
         except UNREACHABLE as error:
             self._open_until = time.monotonic() + _COOL_DOWN_SECONDS
             raise StoreUnavailable(f"Redis does not answer: {error or 'timeout'}") from error
@@ -133,6 +134,23 @@ class GuardedRedis:
             raise
         else:
             self._open_until = None
+
+
+@contextlib.contextmanager
+def heeding_cancellation() -> Iterator[None]:
+    """Raises `CancelledError` after the block where the block has swallowed a cancellation.
+
+    Before Python 3.12 `asyncio.wait_for`, with which redis-py sends commands, does so when both
+    come at once; a loop that talks to Redis could then not be stopped.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled_before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > cancelled_before:
+            raise asyncio.CancelledError
 
 
 async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> GuardedRedis:

@@ -39,7 +39,7 @@ class StoreFailed(StoreError):
 
 
 class StoreConflict(StoreError):
-    """Others kept changing the same thing; nothing was changed here. Trying again helps."""
+    """What is there does not allow this, or others keep changing it; nothing was changed."""
 
 
 class TenantExists(StoreError):
@@ -58,8 +58,43 @@ class TenantNotFound(StoreError):
         self.tenant_id = tenant_id
 
 
+class KeyNotFound(StoreError):
+    """The tenant has no API key with this id; `None` asked for any that can be rotated."""
+
+    def __init__(self, key_id: str | None) -> None:
+        super().__init__(
+            "there is no live key" if key_id is None else f"there is no key {key_id!r}"
+        )
+        self.key_id = key_id
+
+
+class GroupExists(StoreError):
+    """A share group with this id is there already."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(f"share group {group_id!r} exists already")
+        self.group_id = group_id
+
+
+class GroupNotFound(StoreError):
+    """There is no share group with this id."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(f"there is no share group {group_id!r}")
+        self.group_id = group_id
+
+
+class RevisionMismatch(StoreError):
+    """What was to be changed has another revision than the writer had seen."""
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"this is revision {actual}, not {expected}")
+        self.expected = expected
+        self.actual = actual
+
+
 class PromptNotFound(StoreError):
-    """The tenant has no system prompt with this name, or not in this version."""
+    """The owner has no system prompt with this name, or not in this version."""
 
     def __init__(self, name: str, version: int | None = None) -> None:
         suffix = "" if version is None else f" in version {version}"

@@ -1,14 +1,26 @@
 """Every key in Redis.
 
-`{tenant}` is a hash tag: whatever belongs to one tenant lies in one slot of a cluster, so that one
-script may touch it all. The look-up of an API key lies in a slot of its own.
+`{owner}` is a hash tag, of a tenant's id or a share group's owner name ("@id"): whatever belongs to
+one of them lies in one slot of a cluster, and scripts on the way of a request stay within it.
+
+An operator's write is the exception. It puts its line into the one audit stream, and with it the
+list of tenants and the look-up of keys are written in the same script: on one server (which may
+have replicas) that is atomic, and over several the line could not be.
 """
 
 from __future__ import annotations
 
 PEPPER = "pw:pepper"
-TENANTS = "pw:tenants"
 CHANGES = "pw:changes"
+
+TENANTS = "pw:tenants"
+"""Sorted set, all scores 0: ids of the tenants there are."""
+
+GROUPS = "pw:groups"
+"""Sorted set, all scores 0: ids of the share groups there are."""
+
+AUDIT = "pw:audit"
+"""Stream: every write of an operator, see `tenants.audit`."""
 
 
 def api_key(digest: bytes) -> str:
@@ -16,19 +28,19 @@ def api_key(digest: bytes) -> str:
     return f"pw:key:{digest.hex()}"
 
 
-def everything_of(tenant_id: str) -> str:
-    """Pattern of all keys in a tenant's slot. Tenant ids hold no wildcards."""
-    return f"pw:{{{tenant_id}}}:*"
+def everything_of(owner: str) -> str:
+    """Pattern of all keys in an owner's slot. Their ids hold no wildcards."""
+    return f"pw:{{{owner}}}:*"
 
 
-def meta(tenant_id: str) -> str:
-    """String: the `Tenant`. A tenant exists while this does."""
-    return f"pw:{{{tenant_id}}}:meta"
+def meta(owner: str) -> str:
+    """String: the `Tenant` or `ShareGroup`. It exists while this does."""
+    return f"pw:{{{owner}}}:meta"
 
 
-def deleting(tenant_id: str) -> str:
-    """String: what was `meta`, until the rest of a deleted tenant is gone."""
-    return f"pw:{{{tenant_id}}}:deleting"
+def deleting(owner: str) -> str:
+    """String: what was `meta`, until the rest of a deleted owner is gone."""
+    return f"pw:{{{owner}}}:deleting"
 
 
 def keys(tenant_id: str) -> str:
@@ -36,31 +48,71 @@ def keys(tenant_id: str) -> str:
     return f"pw:{{{tenant_id}}}:keys"
 
 
-def prompts(tenant_id: str) -> str:
-    """Set: names of the tenant's prompts."""
-    return f"pw:{{{tenant_id}}}:prompts"
+def members(group_owner: str) -> str:
+    """Set: ids of the tenants in a share group."""
+    return f"pw:{{{group_owner}}}:members"
 
 
-def prompt_versions(tenant_id: str) -> str:
-    """Hash: prompt name to its last version; outlives the prompt, so that no version is reused."""
-    return f"pw:{{{tenant_id}}}:versions"
+def prompts(owner: str) -> str:
+    """Hash: prompt name to which versions there are; outlives the prompt, see `system_prompts`."""
+    return f"pw:{{{owner}}}:prompts"
 
 
-def prompt(tenant_id: str, name: str) -> str:
-    """Hash: version to `SystemPrompt`."""
-    return f"pw:{{{tenant_id}}}:prompt:{name}"
+def prompt(owner: str, name: str) -> str:
+    """Hash: version to its text."""
+    return f"pw:{{{owner}}}:prompt:{name}"
 
 
-def prompt_text(tenant_id: str, text_digest: bytes) -> str:
+def prompt_text(owner: str, text_digest: bytes) -> str:
     """Set: `name:version` of the prompts with the text of this SHA-256."""
-    return f"pw:{{{tenant_id}}}:text:{text_digest.hex()}"
+    return f"pw:{{{owner}}}:text:{text_digest.hex()}"
 
 
-def prompt_index(tenant_id: str, name: str) -> str:
+def prompt_index(owner: str, name: str) -> str:
     """Hash: `version:engine` to `PromptIndex`."""
-    return f"pw:{{{tenant_id}}}:index:{name}"
+    return f"pw:{{{owner}}}:index:{name}"
 
 
 def response(tenant_id: str, response_id: str) -> str:
     """String with expiry: a stored response."""
     return f"pw:{{{tenant_id}}}:response:{response_id}"
+
+
+def usage(tenant_id: str) -> str:
+    """Hash: `DAY:quantity` to how much of it was used that UTC day."""
+    return f"pw:{{{tenant_id}}}:usage"
+
+
+def usage_batch(tenant_id: str, meter_id: str) -> str:
+    """String with expiry: number of the last batch of usage that one process handed in."""
+    return f"pw:{{{tenant_id}}}:usage-batch:{meter_id}"
+
+
+def limits(tenant_id: str) -> str:
+    """Hash with expiry: the state of the tenant's buckets and of its day, see `limits`."""
+    return f"pw:{{{tenant_id}}}:limits"
+
+
+def streams(tenant_id: str) -> str:
+    """Sorted set with expiry: ids of admitted requests, by when their lease ends."""
+    return f"pw:{{{tenant_id}}}:streams"
+
+
+def settled(tenant_id: str) -> str:
+    """Sorted set with expiry: requests admitted without Redis and settled here since, by when."""
+    return f"pw:{{{tenant_id}}}:settled"
+
+
+def sockets(tenant_id: str) -> str:
+    """Sorted set with expiry: ids of open sockets, by when their lease ends."""
+    return f"pw:{{{tenant_id}}}:sockets"
+
+
+def suspended(tenant_id: str, response_id: str) -> str:
+    """String with expiry: a response that a stopping service could not finish."""
+    return f"pw:{{{tenant_id}}}:suspended:{response_id}"
+
+
+def idempotency(digest: bytes) -> str:
+    """String with expiry: what became of a write whose idempotency key has this digest."""
+    return f"pw:idempotency:{digest.hex()}"

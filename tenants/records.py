@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
@@ -11,21 +12,60 @@ from engine.hashing import derive_key
 from tenants.errors import InvalidField
 
 SECRET_BYTES = 32
-_TENANT_ID = re.compile(r"[a-z0-9-]{1,63}")
-_PROMPT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_TENANT_NAME_CHARS = 200
+MAX_LIMIT = 10**12
+"""The greatest limit: what a double, all that Lua knows, still counts exactly."""
+MAX_WEIGHT = 1000.0
+ID_PATTERN = r"[a-z0-9-]{1,63}"
+PROMPT_NAME_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+NAME_PATTERN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}"
+"""Anything on one line: no control characters, no line separators."""
+_ID = re.compile(ID_PATTERN)
+_PROMPT_NAME = re.compile(PROMPT_NAME_PATTERN)
+# Lone surrogates come from a command line with broken UTF-8, and cannot be written.
+_NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
+# A tenant may be kept from sockets and pins; nothing at all of the rest is `status: disabled`.
+_MAY_BE_ZERO = ("sockets", "pinned_blocks")
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may take; `None` is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Prompt and output tokens together; a bucket of this size that refills at this rate."""
+    tokens_per_day: int | None = None
+    concurrent_streams: int | None = None
+    sockets: int | None = None
+    queued_requests: int | None = None
+    """Requests that wait for their first token, in one replica."""
+    context_tokens: int | None = None
+    """Prompt plus output of one request."""
+    output_tokens: int | None = None
+    blocks: int | None = None
+    """KV blocks that running requests may hold, in one replica."""
+    pinned_blocks: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """A customer.
 
-    `namespace_secret` decides who may share its blocks, and never leaves the service.
+    `namespace_secret` decides who may share its blocks, and never leaves the service. `revision`
+    grows with every change. `weight` is its share of the engine beside others; cached blocks up to
+    `reserved_blocks` are never evicted for others. With `cache` off its requests neither find
+    blocks nor leave any. `share_group` is the group whose prompts it may use.
     """
 
     id: str
     name: str
     namespace_secret: bytes
     created_at: float
+    revision: int = 1
+    status: Literal["active", "disabled"] = "active"
+    weight: float = 1.0
+    reserved_blocks: int = 0
+    cache: Literal["on", "off"] = "on"
+    share_group: str | None = None
+    limits: TenantLimits = TenantLimits()
 
     @property
     def namespace_key(self) -> bytes:
@@ -40,27 +80,72 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         return f"Tenant(id={self.id!r}, name={self.name!r})"
 
 
+class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Tenants that share prompts: those that an operator put into the group, and nothing else.
+
+    Its prompts are kept like a tenant's, under `owner`, which no tenant can be called.
+    """
+
+    id: str
+    name: str
+    namespace_secret: bytes
+    created_at: float
+    revision: int = 1
+
+    @property
+    def owner(self) -> str:
+        """What takes the place of a tenant's id wherever the group's prompts are kept."""
+        return f"@{self.id}"
+
+    @property
+    def namespace_key(self) -> bytes:
+        """The key under which the blocks of the group's prompts are hashed."""
+        return derive_key(self.namespace_secret, "group")
+
+    def __repr__(self) -> str:
+        return f"ShareGroup(id={self.id!r}, name={self.name!r})"
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key as the store knows it: `digest` in place of the key, see `tenants.api_keys`."""
+    """An API key as the store knows it: `digest` in place of the key, see `tenants.api_keys`.
+
+    `replaced_by` is the id of the key that a rotation put in its place.
+    """
 
     id: str
     tenant_id: str
     digest: bytes
     created_at: float
+    name: str = ""
     expires_at: float | None = None
+    replaced_by: str | None = None
 
     def is_live(self, now: float) -> bool:
         """Whether the key may be used at `now`."""
         return self.expires_at is None or now < self.expires_at
 
 
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a key belongs to: what a request may do follows from this and nothing else."""
+
+    tenant: Tenant
+    key: ApiKey
+    group: ShareGroup | None = None
+
+
 class SystemPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a registered system prompt. A version's text never changes."""
+    """One version of a registered system prompt. A version's text never changes.
+
+    The active version is what a request gets that names none. A pinned prompt's active version
+    keeps its blocks in memory.
+    """
 
     name: str
     version: int
     text: str
     created_at: float
+    active: bool = True
+    pinned: bool = False
 
 
 class PromptIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,31 +163,55 @@ class PromptIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice that something was written. `name` is the prompt's, for `kind == "prompts"`.
+    """A notice that something was written.
 
+    `tenant_id` is the owner of what changed: a tenant's id, or for `kind == "prompts"` perhaps a
+    group's owner name. `name` is the prompt's, or for `kind == "group"` the group's id.
     `resync` says that notices may have been missed: look at everything again. It names no tenant.
     """
 
-    kind: Literal["tenant", "keys", "prompts", "resync"]
+    kind: Literal["tenant", "deleted", "keys", "prompts", "group", "resync"]
     tenant_id: str = ""
     name: str = ""
 
 
-def is_tenant_id(tenant_id: str) -> bool:
-    """Whether `tenant_id` may name a tenant."""
-    return _TENANT_ID.fullmatch(tenant_id) is not None
+def is_id(text: str) -> bool:
+    """Whether `text` may name a tenant or a share group."""
+    return _ID.fullmatch(text) is not None
 
 
-def check_tenant_id(tenant_id: str) -> None:
-    """Raises `InvalidField` unless `tenant_id` may name a tenant."""
-    if not is_tenant_id(tenant_id):
+def is_owner(owner: str) -> bool:
+    """Whether `owner` may own prompts: a tenant's id, or a share group's owner name."""
+    return is_id(owner.removeprefix("@"))
+
+
+def check_id(text: str) -> None:
+    """Raises `InvalidField` unless `text` may name a tenant or a share group."""
+    if not is_id(text):
         raise InvalidField("id", "1 to 63 characters out of a-z, 0-9 and '-'")
 
 
-def check_tenant_name(name: str) -> None:
-    """Raises `InvalidField` unless `name` may be shown as a tenant's name."""
-    if not (0 < len(name) <= _MAX_TENANT_NAME_CHARS and name.isprintable()):
-        raise InvalidField("name", f"1 to {_MAX_TENANT_NAME_CHARS} printable characters")
+def check_name(name: str) -> None:
+    """Raises `InvalidField` unless `name` may be shown as the name of anything."""
+    if not _NAME.fullmatch(name):
+        raise InvalidField("name", "1 to 200 characters on one line, no control characters")
+
+
+def check_tenant(tenant: Tenant) -> None:
+    """Raises `InvalidField` that names the first field (as "limits.sockets") that cannot be."""
+    check_id(tenant.id)
+    check_name(tenant.name)
+    if not (math.isfinite(tenant.weight) and 0 < tenant.weight <= MAX_WEIGHT):
+        raise InvalidField("weight", f"greater than 0, and at most {MAX_WEIGHT:.0f}")
+    _check_range("reserved_blocks", tenant.reserved_blocks, 0)
+    if tenant.status not in ("active", "disabled"):
+        raise InvalidField("status", "'active' or 'disabled'")
+    if tenant.cache not in ("on", "off"):
+        raise InvalidField("cache", "'on' or 'off'")
+    for name in tenant.limits.__struct_fields__:
+        limit = getattr(tenant.limits, name)
+        if limit is not None:
+            _check_range(f"limits.{name}", limit, 0 if name in _MAY_BE_ZERO else 1)
 
 
 def is_prompt_name(name: str) -> bool:
@@ -114,3 +223,8 @@ def check_prompt_name(name: str) -> None:
     """Raises `InvalidField` unless `name` may name a system prompt."""
     if not is_prompt_name(name):
         raise InvalidField("name", "1 to 64 characters out of A-Z, a-z, 0-9, '_' and '-'")
+
+
+def _check_range(field: str, value: int, minimum: int) -> None:
+    if not minimum <= value <= MAX_LIMIT:
+        raise InvalidField(field, f"{minimum} to {MAX_LIMIT}")

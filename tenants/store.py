@@ -1,91 +1,51 @@
-"""Tenants and their API keys: made, changed and deleted by an operator, looked up by every request.
-
-A write commits in the tenant's own slot with one script. What lies elsewhere (the list of tenants,
-the look-up of keys) is written so that a crash in between leaves nothing that counts: a tenant
-exists while its `meta` does, a key is valid while its tenant lists it.
-"""
+"""Tenants: made, changed and deleted by an operator; their keys are in `tenants.keys`."""
 
 from __future__ import annotations
 
-import functools
-import hmac
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
+from msgspec.structs import replace
 
-from tenants import api_keys, changes, keyspace
-from tenants.cache import ReadThroughCache
-from tenants.connection import Command, GuardedRedis, Script
+from tenants import audit, changes, keyspace, usage
+from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
-    PepperMismatch,
-    StoreConflict,
+    RevisionMismatch,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
 )
-from tenants.records import (
-    SECRET_BYTES,
-    ApiKey,
-    Change,
-    Tenant,
-    check_tenant_id,
-    check_tenant_name,
-    is_tenant_id,
+from tenants.keys import (
+    CACHE_SECONDS,
+    STALE_SECONDS,
+    KeyStore,
+    decode_keys,
+    lookup_commands,
+    tenant_decoder,
 )
+from tenants.owners import clear_slot, list_records
+from tenants.records import SECRET_BYTES, Change, Tenant, check_tenant, is_id
+from tenants.usage import DayUsage
+from tenants.writes import Check, absent, exists, holds, until_committed
 
-__all__ = ["StoreUnavailable", "TenantStore"]
+__all__ = ["CACHE_SECONDS", "STALE_SECONDS", "StoreUnavailable", "TenantStore"]
 
-CACHE_SECONDS = 5.0
-STALE_SECONDS = 3600.0
-_MAX_LIVE_KEYS = 2
-_MAX_OVERLAP_SECONDS = 366 * 24 * 3600.0
-_SCAN_COUNT = 1000
-_MAX_ATTEMPTS = 5
-
-_tenant_decoder = msgspec.msgpack.Decoder(Tenant)
-_keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
-
-# KEYS: meta, deleting, keys. ARGV: the tenant, its keys, the channel, the notice.
-_CREATE = Script("""
-if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
-redis.call('SET', KEYS[1], ARGV[1])
-redis.call('SET', KEYS[3], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[4])
-return 1
-""")
-
-# KEYS: meta, keys. ARGV: the keys as they were read, as they shall be, the channel, the notice.
-_REPLACE_KEYS = Script("""
-if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-if (redis.call('GET', KEYS[2]) or '') ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('PUBLISH', ARGV[3], ARGV[4])
-return 1
-""")
-
-# KEYS: meta, deleting. ARGV: the channel, the notice. From here on nothing can be added to it.
-_BEGIN_DELETE = Script("""
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('RENAME', KEYS[1], KEYS[2]) end
-if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
-redis.call('PUBLISH', ARGV[1], ARGV[2])
-return 1
-""")
+FLUSH_GRACE_SECONDS = 3.0
+"""How long a deletion waits for other processes to hear of it and hand in what was used."""
 
 
-class _KeyOwner(msgspec.Struct, frozen=True):
-    """A tenant, as one of its keys found it."""
-
-    tenant: Tenant
-    key: ApiKey
+def _as_it_is(tenant: Tenant) -> Tenant:
+    return tenant
 
 
-class TenantStore:
-    """Tenants over one Redis. All methods raise `StoreUnavailable` while it is down.
+class TenantStore(KeyStore):
+    """Tenants and their keys over one Redis. All methods raise `StoreUnavailable` while it is down.
 
-    `authenticate` is the exception: a tenant seen in the last `stale_seconds` stays known.
+    `authenticate` is the exception, see `KeyStore`. Every write names who did it, for the audit.
     """
 
     def __init__(
@@ -95,157 +55,125 @@ class TenantStore:
         *,
         cache_seconds: float = CACHE_SECONDS,
         stale_seconds: float = STALE_SECONDS,
+        audit_max_entries: int = audit.MAX_ENTRIES,
+        flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
     ) -> None:
-        self._redis = redis
-        self._pepper = pepper
-        self._owners: ReadThroughCache[bytes, _KeyOwner] = ReadThroughCache(
-            cache_seconds, stale_seconds, keep_missing=False
+        super().__init__(
+            redis,
+            pepper,
+            cache_seconds=cache_seconds,
+            stale_seconds=stale_seconds,
+            audit_max_entries=audit_max_entries,
         )
-        redis.add_listener(self._on_change)
+        self._flush_grace_seconds = flush_grace_seconds
 
     async def ping(self) -> None:
         """A round trip."""
         await self._redis.execute("PING")
 
-    async def check_pepper(self) -> None:
-        """Raises `PepperMismatch` unless this store's keys were made with our pepper.
+    async def create_tenant(
+        self,
+        tenant_id: str,
+        name: str | None = None,
+        *,
+        edit: Callable[[Tenant], Tenant] = _as_it_is,
+        actor: str = "system",
+    ) -> tuple[Tenant, str]:
+        """A new tenant and its first API key, called "default", which nobody can read again.
 
-        An empty store takes ours.
+        `edit` may change what a tenant has by default, as in `update_tenant`. Raises
+        `InvalidField`, `TenantExists`, `PepperMismatch`.
         """
-        ours = api_keys.fingerprint(self._pepper)
-        await self._redis.execute("SET", keyspace.PEPPER, ours, "NX")
-        stored = await self._redis.execute("GET", keyspace.PEPPER)
-        if stored is None or not hmac.compare_digest(stored, ours):
-            raise PepperMismatch
-
-    async def create_tenant(self, tenant_id: str, name: str | None = None) -> tuple[Tenant, str]:
-        """A new tenant and its API key, which nobody can read again.
-
-        Raises `InvalidField` ("id", "name"), `TenantExists`, `PepperMismatch`.
-        """
-        name = tenant_id if name is None else name
-        check_tenant_id(tenant_id)
-        check_tenant_name(name)
-        await self.check_pepper()
-        tenant = Tenant(
+        draft = Tenant(
             id=tenant_id,
-            name=name,
+            name=tenant_id if name is None else name,
             namespace_secret=secrets.token_bytes(SECRET_BYTES),
             created_at=time.time(),
         )
-        api_key, record = self._new_key(tenant_id)
-        # First into the list, which skips ids without a tenant: listed, or not there at all.
-        await self._redis.execute("SADD", keyspace.TENANTS, tenant_id)
-        change = Change(kind="tenant", tenant_id=tenant_id)
-        created = await self._redis.run_script(
-            _CREATE,
-            [keyspace.meta(tenant_id), keyspace.deleting(tenant_id), keyspace.keys(tenant_id)],
-            [
-                msgspec.msgpack.encode(tenant),
-                msgspec.msgpack.encode([record]),
-                keyspace.CHANGES,
-                changes.encode(change),
-            ],
-        )
-        if not created:
-            raise TenantExists(tenant_id)
-        await self._write_lookups(record)
-        self._redis.notify(change)
-        return tenant, api_key
+        tenant = _edited(draft, edit, draft.revision)
+        await self.check_pepper()
+        api_key, record = self._new_key(tenant_id, "default")
 
-    async def list_tenants(self) -> list[Tenant]:
-        """All tenants by id."""
-        ids = sorted(
-            member.decode() for member in await self._redis.execute("SMEMBERS", keyspace.TENANTS)
-        )
-        blobs = await self._redis.pipeline(*(("GET", keyspace.meta(one)) for one in ids))
-        return [_tenant_decoder.decode(blob) for blob in blobs if blob is not None]
+        async def attempt() -> Tenant | None:
+            if await self._redis.execute(
+                "EXISTS", keyspace.meta(tenant_id), keyspace.deleting(tenant_id)
+            ):
+                raise TenantExists(tenant_id)
+            checks, commands = await self._membership(draft, tenant)
+            committed = await self._writes.commit(
+                [absent(keyspace.meta(tenant_id)), absent(keyspace.deleting(tenant_id)), *checks],
+                [
+                    ("SET", keyspace.meta(tenant_id), msgspec.msgpack.encode(tenant)),
+                    ("SET", keyspace.keys(tenant_id), msgspec.msgpack.encode([record])),
+                    ("ZADD", keyspace.TENANTS, 0, tenant_id),
+                    *lookup_commands([], [record]),
+                    *commands,
+                ],
+                Change(kind="tenant", tenant_id=tenant_id),
+                _note("tenant.create", actor, None, tenant),
+            )
+            return tenant if committed else None
+
+        return await until_committed(attempt), api_key
+
+    async def list_tenants(
+        self, after: str | None = None, limit: int | None = None
+    ) -> list[Tenant]:
+        """Up to `limit` tenants by id, from behind the id `after`."""
+        blobs = await list_records(self._redis, keyspace.TENANTS, keyspace.meta, after, limit)
+        return [tenant_decoder.decode(blob) for blob in blobs]
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
         """Raises `TenantNotFound`."""
-        if not is_tenant_id(tenant_id):
-            raise TenantNotFound(tenant_id)
-        blob = await self._redis.execute("GET", keyspace.meta(tenant_id))
-        if blob is None:
-            raise TenantNotFound(tenant_id)
-        return _tenant_decoder.decode(blob)
+        return (await self._read(tenant_id))[1]
 
-    async def delete_tenant(self, tenant_id: str) -> None:
-        """Remove a tenant and everything of it. Raises `TenantNotFound`.
+    async def update_tenant(
+        self,
+        tenant_id: str,
+        edit: Callable[[Tenant], Tenant],
+        *,
+        expected_revision: int | None = None,
+        actor: str = "system",
+    ) -> Tenant:
+        """What `edit` makes of a tenant; called again when others come in between.
 
-        It is gone for every request at once; when this is cut off while it clears up, calling it
-        again finishes the work.
+        Nothing is written, and the revision stays, when nothing changes. Raises `InvalidField`
+        that names the field (as "limits.sockets", or "share_group" for a group that is not there),
+        `RevisionMismatch`, `TenantNotFound`.
         """
-        if not is_tenant_id(tenant_id):
-            raise TenantNotFound(tenant_id)
-        change = Change(kind="tenant", tenant_id=tenant_id)
-        deleting = keyspace.deleting(tenant_id)
-        begun = await self._redis.run_script(
-            _BEGIN_DELETE,
-            [keyspace.meta(tenant_id), deleting],
-            [keyspace.CHANGES, changes.encode(change)],
-        )
-        if not begun:
-            raise TenantNotFound(tenant_id)
-        self._redis.notify(change)
-        keys = _decode_keys(await self._redis.execute("GET", keyspace.keys(tenant_id)))
-        await self._redis.pipeline(*(("DEL", keyspace.api_key(key.digest)) for key in keys))
-        await self._remove_slot(tenant_id, keep=deleting)
-        await self._redis.execute("SREM", keyspace.TENANTS, tenant_id)
-        await self._redis.execute("DEL", deleting)
 
-    async def rotate_key(self, tenant_id: str, overlap_seconds: float = 0) -> str:
-        """A new API key; the newest of the old ones stays valid for `overlap_seconds`, no other.
-
-        Raises `InvalidField` ("overlap_seconds"), `TenantNotFound`, `PepperMismatch`.
-        """
-        if not 0 <= overlap_seconds <= _MAX_OVERLAP_SECONDS:
-            raise InvalidField("overlap_seconds", f"0 to {_MAX_OVERLAP_SECONDS:.0f}")
-        if not is_tenant_id(tenant_id):
-            raise TenantNotFound(tenant_id)
-        await self.check_pepper()
-        change = Change(kind="keys", tenant_id=tenant_id)
-        for _ in range(_MAX_ATTEMPTS):
-            api_key, record = self._new_key(tenant_id)
-            before = await self._redis.execute("GET", keyspace.keys(tenant_id))
-            old = _decode_keys(before)
-            live = [key for key in old if key.is_live(record.created_at)]
-            kept, retired = _retire(live, record.created_at, overlap_seconds)
-            # Dead since an earlier rotation: the list must not forget them before their look-up is
-            # gone, or nobody would find it again.
-            await self._redis.pipeline(
-                *(("DEL", keyspace.api_key(key.digest)) for key in old if key not in live)
+        async def attempt() -> Tenant | None:
+            blob, old = await self._read(tenant_id)
+            if expected_revision not in (None, old.revision):
+                raise RevisionMismatch(expected_revision, old.revision)
+            new = _edited(old, edit, old.revision + 1)
+            if new == replace(old, revision=new.revision):
+                return old
+            checks, commands = await self._membership(old, new)
+            committed = await self._writes.commit(
+                [holds(keyspace.meta(tenant_id), blob), *checks],
+                [("SET", keyspace.meta(tenant_id), msgspec.msgpack.encode(new)), *commands],
+                Change(kind="tenant", tenant_id=tenant_id),
+                _note("tenant.update", actor, old, new),
             )
-            outcome = await self._redis.run_script(
-                _REPLACE_KEYS,
-                [keyspace.meta(tenant_id), keyspace.keys(tenant_id)],
-                [
-                    before or b"",
-                    msgspec.msgpack.encode([record, *kept, *retired]),
-                    keyspace.CHANGES,
-                    changes.encode(change),
-                ],
-            )
-            if outcome < 0:
-                raise TenantNotFound(tenant_id)
-            if outcome:
-                await self._write_lookups(record, kept, retired)
-                self._redis.notify(change)
-                return api_key
-        raise StoreConflict(
-            f"the keys of tenant {tenant_id!r} are being changed by others; try again"
-        )
+            return new if committed else None
 
-    async def authenticate(self, api_key: str) -> Tenant | None:
-        """The tenant that holds `api_key`, or `None`.
+        return await until_committed(attempt)
 
-        Raises `StoreUnavailable` for a key not seen lately while the store is down.
+    async def delete_tenant(self, tenant_id: str, *, actor: str = "system") -> list[DayUsage]:
+        """Remove a tenant and everything of it; returns all its usage. Raises `TenantNotFound`.
+
+        It is gone for every request at once; its usage is read when services, if any run, have had
+        time to hand in theirs. When this is cut off, calling it again finishes the work.
         """
-        if api_keys.parse(api_key) is None:
-            return None
-        digest = api_keys.digest(api_key, self._pepper)
-        owner = await self._owners.get(digest, functools.partial(self._find_owner, digest))
-        return owner.tenant if owner is not None and owner.key.is_live(time.time()) else None
+        await until_committed(lambda: self._begin_delete(tenant_id, actor))
+        if await self.count_listeners():
+            await asyncio.sleep(self._flush_grace_seconds)
+        used = await usage.read_all(self._redis, tenant_id)
+        last = (keyspace.usage(tenant_id), keyspace.deleting(tenant_id))
+        await clear_slot(self._redis, tenant_id, keep=frozenset(last))
+        await self._redis.execute("DEL", *last)
+        return used
 
     def changes(self) -> AsyncGenerator[Change, None]:
         """Every change from now on, see `tenants.changes.listen`.
@@ -258,85 +186,87 @@ class TenantStore:
         """How many iterate over `changes` right now, in all processes."""
         return await changes.count_subscribers(self._redis)
 
-    def _new_key(self, tenant_id: str) -> tuple[str, ApiKey]:
-        api_key = api_keys.generate()
-        key_id = api_keys.parse(api_key)
-        assert key_id is not None
-        record = ApiKey(
-            id=key_id,
-            tenant_id=tenant_id,
-            digest=api_keys.digest(api_key, self._pepper),
-            created_at=time.time(),
-        )
-        return api_key, record
+    async def _read(self, tenant_id: str) -> tuple[bytes, Tenant]:
+        if not is_id(tenant_id):
+            raise TenantNotFound(tenant_id)
+        blob = await self._redis.execute("GET", keyspace.meta(tenant_id))
+        if blob is None:
+            raise TenantNotFound(tenant_id)
+        return blob, tenant_decoder.decode(blob)
 
-    async def _find_owner(self, digest: bytes) -> _KeyOwner | None:
-        found = await self._redis.execute("GET", keyspace.api_key(digest))
-        if found is None:
-            return None
-        tenant_id = found.decode()
-        tenant, keys = await self._redis.execute(
-            "MGET", keyspace.meta(tenant_id), keyspace.keys(tenant_id)
+    async def _membership(self, old: Tenant, new: Tenant) -> tuple[list[Check], list[Command]]:
+        """What a change of share group needs, and does to the groups."""
+        if old.share_group == new.share_group:
+            return [], []
+        checks: list[Check] = []
+        commands: list[Command] = []
+        if old.share_group is not None:
+            commands.append(("SREM", keyspace.members(f"@{old.share_group}"), new.id))
+        if new.share_group is not None:
+            group = keyspace.meta(f"@{new.share_group}")
+            if not (is_id(new.share_group) and await self._redis.execute("EXISTS", group)):
+                raise InvalidField("share_group", f"there is no share group {new.share_group!r}")
+            checks.append(exists(group))
+            commands.append(("SADD", keyspace.members(f"@{new.share_group}"), new.id))
+        return checks, commands
+
+    async def _begin_delete(self, tenant_id: str, actor: str) -> bool | None:
+        """From here on nothing can be added to the tenant, but usage."""
+        change = Change(kind="deleted", tenant_id=tenant_id)
+        deleting = keyspace.deleting(tenant_id)
+        try:
+            blob, tenant = await self._read(tenant_id)
+        except TenantNotFound:
+            if not is_id(tenant_id) or not await self._redis.execute("EXISTS", deleting):
+                raise
+            # Cut off before: whoever missed the notice hears it now.
+            await self._redis.execute(*changes.publication(change))
+            self._redis.notify(change)
+            return True
+        keys_blob = await self._redis.execute("GET", keyspace.keys(tenant_id))
+        _, leaving = await self._membership(tenant, replace(tenant, share_group=None))
+        committed = await self._writes.commit(
+            [holds(keyspace.meta(tenant_id), blob), holds(keyspace.keys(tenant_id), keys_blob)],
+            [
+                ("RENAME", keyspace.meta(tenant_id), deleting),
+                ("ZREM", keyspace.TENANTS, tenant_id),
+                *lookup_commands(decode_keys(keys_blob), []),
+                *leaving,
+            ],
+            change,
+            _note("tenant.delete", actor, tenant, None),
         )
-        if tenant is None:
-            return None
-        for key in _decode_keys(keys):
-            if hmac.compare_digest(key.digest, digest) and key.is_live(time.time()):
-                return _KeyOwner(_tenant_decoder.decode(tenant), key)
+        return True if committed else None
+
+
+def _edited(tenant: Tenant, edit: Callable[[Tenant], Tenant], revision: int) -> Tenant:
+    """What `edit` may change of a tenant, checked."""
+    new = replace(
+        edit(tenant),
+        id=tenant.id,
+        namespace_secret=tenant.namespace_secret,
+        created_at=tenant.created_at,
+        revision=revision,
+    )
+    check_tenant(new)
+    return new
+
+
+def _note(action: str, actor: str, before: Tenant | None, after: Tenant | None) -> audit.Note:
+    either = after or before
+    assert either is not None
+    return audit.Note(
+        actor=actor,
+        action=action,
+        owner=either.id,
+        before=_document(before),
+        after=_document(after),
+    )
+
+
+def _document(tenant: Tenant | None) -> audit.Document | None:
+    if tenant is None:
         return None
-
-    async def _write_lookups(
-        self, new: ApiKey, kept: Sequence[ApiKey] = (), retired: Sequence[ApiKey] = ()
-    ) -> None:
-        """Make the look-up of keys agree with the tenant's list."""
-        commands: list[Command] = [("SET", keyspace.api_key(new.digest), new.tenant_id)]
-        for key in kept:
-            assert key.expires_at is not None
-            # Rounded up: the list decides, the look-up may only outlive it.
-            end_ms = int(key.expires_at * 1000) + 1
-            commands.append(("PEXPIREAT", keyspace.api_key(key.digest), end_ms))
-        commands += [("DEL", keyspace.api_key(key.digest)) for key in retired]
-        *_, exists = await self._redis.pipeline(*commands, ("EXISTS", keyspace.meta(new.tenant_id)))
-        if not exists:  # deleted in this moment, perhaps by somebody who no longer saw this key
-            await self._redis.execute("DEL", keyspace.api_key(new.digest))
-            raise TenantNotFound(new.tenant_id)
-
-    async def _remove_slot(self, tenant_id: str, keep: str) -> None:
-        # Whatever was there when the tenant's `meta` went is seen by one full scan.
-        cursor = b"0"
-        while True:
-            cursor, names = await self._redis.execute(
-                "SCAN", cursor, "MATCH", keyspace.everything_of(tenant_id), "COUNT", _SCAN_COUNT
-            )
-            doomed = [name for name in names if name != keep.encode()]
-            if doomed:
-                await self._redis.execute("UNLINK", *doomed)
-            if int(cursor) == 0:
-                return
-
-    def _on_change(self, change: Change) -> None:
-        if change.kind == "resync":
-            self._owners.expire()
-        elif change.kind in ("tenant", "keys"):
-            self._owners.drop_if(
-                lambda _, owner: owner is not None and owner.tenant.id == change.tenant_id
-            )
-
-
-def _decode_keys(blob: bytes | None) -> list[ApiKey]:
-    return [] if blob is None else _keys_decoder.decode(blob)
-
-
-def _retire(
-    live: list[ApiKey], now: float, overlap_seconds: float
-) -> tuple[list[ApiKey], list[ApiKey]]:
-    """Which live keys, the newest first, stay beside a new one, until when; and which end now."""
-    end = now + overlap_seconds
-    num_kept = _MAX_LIVE_KEYS - 1 if overlap_seconds > 0 else 0
-    kept = [
-        msgspec.structs.replace(
-            key, expires_at=end if key.expires_at is None else min(end, key.expires_at)
-        )
-        for key in live[:num_kept]
-    ]
-    return kept, [msgspec.structs.replace(key, expires_at=now) for key in live[num_kept:]]
+    document: audit.Document = msgspec.to_builtins(tenant)
+    del document["namespace_secret"]
+    return document

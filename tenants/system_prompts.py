@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import operator
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b, sha256
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.hashing import block_hashes
 from engine.request import EngineInfo, Namespaces
-from tenants import changes, keyspace
+from tenants import audit, keyspace
 from tenants.cache import ReadThroughCache
 from tenants.connection import Command, GuardedRedis, Script
-from tenants.errors import (
-    InvalidField,
-    MissingVariable,
-    PromptNotFound,
-    TenantNotFound,
-    UnknownVariable,
-)
+from tenants.errors import InvalidField, PromptNotFound
+from tenants.keys import CACHE_SECONDS, STALE_SECONDS
+from tenants.owners import not_found
 from tenants.records import (
     Change,
     PromptIndex,
     SystemPrompt,
-    Tenant,
     check_prompt_name,
+    is_owner,
     is_prompt_name,
 )
-from tenants.store import CACHE_SECONDS, STALE_SECONDS
+from tenants.writes import Writes, exists, field_holds, until_committed
 
 MAX_TEXT_BYTES = 1 << 20
 _FINGERPRINT_BYTES = 16
 _VERSION = re.compile(r"[1-9][0-9]{0,14}")
-_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 _index_decoder = msgspec.msgpack.Decoder(PromptIndex)
-
-# KEYS: meta, prompt, versions, names, text. ARGV: name, the body, the channel, the notice.
-# Gives the version. A text that is current already stays the current version.
-_PUT = Script("""
-if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-local current = redis.call('HGET', KEYS[3], ARGV[1])
-if current and redis.call('HEXISTS', KEYS[2], current) == 1
-   and redis.call('SISMEMBER', KEYS[5], ARGV[1] .. ':' .. current) == 1 then
-  return tonumber(current)
-end
-local version = redis.call('HINCRBY', KEYS[3], ARGV[1], 1)
-redis.call('HSET', KEYS[2], version, ARGV[2])
-redis.call('SADD', KEYS[4], ARGV[1])
-redis.call('SADD', KEYS[5], ARGV[1] .. ':' .. version)
-redis.call('PUBLISH', ARGV[3], ARGV[4])
-return version
-""")
 
 # KEYS: prompt, index. ARGV: version, field, the index.
 _SAVE_INDEX = Script("""
@@ -71,15 +52,25 @@ class _Body(msgspec.Struct, frozen=True):
     created_at: float
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """Which versions a prompt has; `active` is `None` when the prompt was deleted."""
+
+    last: int
+    active: int | None
+    pinned: bool = False
+
+
 _body_decoder = msgspec.msgpack.Decoder(_Body)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class SystemPrompts:
-    """System prompts of all tenants over one Redis.
+    """System prompts of all tenants and share groups over one Redis, each under its owner.
 
-    Everything raises `StoreUnavailable` while it is down, but for what `get` and `find_by_text`
-    found or missed in the last `stale_seconds`. A version's number is never used twice, even for a
-    prompt that was deleted and put again.
+    An owner is a tenant's id or a group's `owner`. Everything raises `StoreUnavailable` while
+    Redis is down, but for what `get` and `find_by_text` found or missed in the last
+    `stale_seconds`. A version's number is never used twice, even for a prompt that was deleted and
+    put again. A change tells what is new to who keeps copies, see `tenants.changes`.
     """
 
     def __init__(
@@ -88,9 +79,11 @@ class SystemPrompts:
         *,
         cache_seconds: float = CACHE_SECONDS,
         stale_seconds: float = STALE_SECONDS,
+        audit_max_entries: int = audit.MAX_ENTRIES,
     ) -> None:
         self._redis = redis
-        # Keys: (tenant id, name, version or "") and (tenant id, SHA-256 of the text).
+        self._writes = Writes(redis, audit_max_entries)
+        # Keys: (owner, name, version or "") and (owner, SHA-256 of the text).
         self._by_name: ReadThroughCache[tuple[str, str, str], SystemPrompt] = ReadThroughCache(
             cache_seconds, stale_seconds, keep_missing=True
         )
@@ -99,90 +92,140 @@ class SystemPrompts:
         )
         redis.add_listener(self._on_change)
 
-    async def put(self, tenant_id: str, name: str, text: str) -> SystemPrompt:
-        """Register `text` as the newest version of prompt `name`.
+    async def put(
+        self, owner: str, name: str, text: str, *, activate: bool = True, actor: str = "system"
+    ) -> SystemPrompt:
+        """Register `text` as the newest version of prompt `name`, and make it the active one.
 
-        A text equal to the newest version's changes nothing and returns that version.
-        Raises `InvalidField` ("name", "text"), `TenantNotFound`.
+        A prompt's first version is active in any case. A text equal to the newest version's makes
+        no new one. Raises `InvalidField` ("name", "text"), `TenantNotFound`, `GroupNotFound`.
         """
         check_prompt_name(name)
         digest = _text_digest(_checked(text))
-        change = Change(kind="prompts", tenant_id=tenant_id, name=name)
-        version = await self._redis.run_script(
-            _PUT,
-            [
-                keyspace.meta(tenant_id),
-                keyspace.prompt(tenant_id, name),
-                keyspace.prompt_versions(tenant_id),
-                keyspace.prompts(tenant_id),
-                keyspace.prompt_text(tenant_id, digest),
-            ],
-            [
-                name,
-                msgspec.msgpack.encode(_Body(text, time.time())),
-                keyspace.CHANGES,
-                changes.encode(change),
-            ],
-        )
-        if version < 0:
-            raise TenantNotFound(tenant_id)
-        self._redis.notify(change)
-        prompt = await self._load(tenant_id, name, str(version))
-        if prompt is None:  # deleted by somebody else in this moment
-            raise PromptNotFound(name, version)
-        return prompt
+
+        async def attempt() -> SystemPrompt | None:
+            blob, head = await self._read_head(owner, name)
+            if head is None:
+                head = _Head(last=0, active=None)
+            newest = None if head.active is None else await self._body(owner, name, head.last)
+            if newest is not None and newest.text == text:
+                body, commands = newest, []
+                new = replace(head, active=head.last) if activate else head
+            else:
+                body, version = _Body(text, time.time()), head.last + 1
+                active = version if activate or head.active is None else head.active
+                new = replace(head, last=version, active=active)
+                commands = [
+                    ("HSET", keyspace.prompt(owner, name), version, msgspec.msgpack.encode(body)),
+                    ("SADD", keyspace.prompt_text(owner, digest), f"{name}:{version}"),
+                ]
+            committed = new == head or await self._commit(
+                owner, name, blob, new, actor, "prompt.put", commands
+            )
+            return _prompt(name, new.last, body, new) if committed else None
+
+        return await until_committed(attempt)
 
     async def get(
-        self, tenant_id: str, name: str, version: int | str | None = None
+        self, owner: str, name: str, version: int | str | None = None
     ) -> SystemPrompt | None:
-        """A version of a prompt (the newest, unless told otherwise), or `None`."""
+        """A version of a prompt (the active one, unless told otherwise), or `None`."""
         wanted = "" if version is None else str(version)
         possible = version is None or _VERSION.fullmatch(wanted) is not None
         if not (possible and is_prompt_name(name)):
             return None
-        load = functools.partial(self._load, tenant_id, name, wanted)
-        return await self._by_name.get((tenant_id, name, wanted), load)
+        load = functools.partial(self._load, owner, name, wanted)
+        return await self._by_name.get((owner, name, wanted), load)
 
-    async def list(self, tenant_id: str) -> list[SystemPrompt]:
-        """The newest version of each of a tenant's prompts, by name."""
-        members = await self._redis.execute("SMEMBERS", keyspace.prompts(tenant_id))
-        names = sorted(member.decode() for member in members)
-        hashes = await self._redis.pipeline(
-            *(("HGETALL", keyspace.prompt(tenant_id, name)) for name in names)
+    async def list(
+        self, owner: str, after: str | None = None, limit: int | None = None
+    ) -> list[SystemPrompt]:
+        """Each of an owner's prompts in its active version, by name: `limit` behind `after`."""
+        blobs = await self._redis.execute("HGETALL", keyspace.prompts(owner))
+        heads = {name.decode(): _head_decoder.decode(blob) for name, blob in blobs.items()}
+        live = [
+            (name, head.active, head)
+            for name, head in sorted(heads.items(), key=operator.itemgetter(0))
+            if head.active is not None and (after is None or name > after)
+        ][:limit]
+        bodies = await self._redis.pipeline(
+            *(("HGET", keyspace.prompt(owner, name), active) for name, active, _ in live)
         )
-        found = [_newest(name, bodies) for name, bodies in zip(names, hashes, strict=True)]
-        return [prompt for prompt in found if prompt is not None]
+        return [
+            _prompt(name, active, _body_decoder.decode(body), head)
+            for (name, active, head), body in zip(live, bodies, strict=True)
+            if body is not None  # deleted a moment ago
+        ]
 
-    async def delete(self, tenant_id: str, name: str) -> None:
+    async def versions(
+        self, owner: str, name: str, before: int | None = None, limit: int | None = None
+    ) -> builtins.list[SystemPrompt]:
+        """A prompt's versions, the newest first: `limit` older than `before`.
+
+        Raises `PromptNotFound`.
+        """
+        head = (await self._live_head(owner, name))[1]
+        versions = await self._redis.execute("HKEYS", keyspace.prompt(owner, name))
+        older = (number for number in map(int, versions) if before is None or number < before)
+        page = sorted(older, reverse=True)[:limit]
+        bodies = await self._redis.pipeline(
+            *(("HGET", keyspace.prompt(owner, name), version) for version in page)
+        )
+        return [
+            _prompt(name, version, _body_decoder.decode(body), head)
+            for version, body in zip(page, bodies, strict=True)
+            if body is not None  # deleted a moment ago
+        ]
+
+    async def activate(
+        self, owner: str, name: str, version: int, *, actor: str = "system"
+    ) -> SystemPrompt:
+        """Make a version the one that is used where none is named. Raises `PromptNotFound`."""
+        return await self._update(
+            owner, name, version, lambda head: replace(head, active=version), actor, "activate"
+        )
+
+    async def set_pinned(
+        self, owner: str, name: str, pinned: bool, *, actor: str = "system"
+    ) -> SystemPrompt:
+        """Keep the blocks of the prompt's active version in memory, or no longer.
+
+        Raises `PromptNotFound`.
+        """
+        action = "pin" if pinned else "unpin"
+        return await self._update(
+            owner, name, None, lambda head: replace(head, pinned=pinned), actor, action
+        )
+
+    async def delete(self, owner: str, name: str, *, actor: str = "system") -> None:
         """Remove a prompt in all its versions, and their index. Raises `PromptNotFound`."""
-        if not is_prompt_name(name):
-            raise PromptNotFound(name)
-        bodies = await self._redis.execute("HGETALL", keyspace.prompt(tenant_id, name))
-        change = Change(kind="prompts", tenant_id=tenant_id, name=name)
-        removed, *_ = await self._redis.transaction(
-            ("DEL", keyspace.prompt(tenant_id, name)),
-            ("DEL", keyspace.prompt_index(tenant_id, name)),
-            ("SREM", keyspace.prompts(tenant_id), name),
-            *(_forget_text(tenant_id, name, version, body) for version, body in bodies.items()),
-            changes.publication(change),
-        )
-        if not removed:
-            raise PromptNotFound(name)
-        self._redis.notify(change)
 
-    async def find_by_text(self, tenant_id: str, text: str) -> SystemPrompt | None:
+        async def attempt() -> bool | None:
+            blob, head = await self._live_head(owner, name)
+            bodies = await self._redis.execute("HGETALL", keyspace.prompt(owner, name))
+            removed: Sequence[Command] = [
+                ("DEL", keyspace.prompt(owner, name), keyspace.prompt_index(owner, name)),
+                *(_forget_text(owner, name, version, body) for version, body in bodies.items()),
+            ]
+            gone = _Head(last=head.last, active=None)
+            committed = await self._commit(owner, name, blob, gone, actor, "prompt.delete", removed)
+            return True if committed else None
+
+        await until_committed(attempt)
+
+    async def find_by_text(self, owner: str, text: str) -> SystemPrompt | None:
         """A live version whose text is exactly `text`, or `None`."""
         digest = _text_digest(text)
-        load = functools.partial(self._load_by_text, tenant_id, text, digest)
-        return await self._by_text.get((tenant_id, digest), load)
+        load = functools.partial(self._load_by_text, owner, text, digest)
+        return await self._by_text.get((owner, digest), load)
 
-    async def save_index(self, tenant_id: str, index: PromptIndex) -> None:
+    async def save_index(self, owner: str, index: PromptIndex) -> None:
         """Keep the index of a prompt version. Raises `PromptNotFound` if it was deleted since."""
         saved = await self._redis.run_script(
             _SAVE_INDEX,
             [
-                keyspace.prompt(tenant_id, index.name),
-                keyspace.prompt_index(tenant_id, index.name),
+                keyspace.prompt(owner, index.name),
+                keyspace.prompt_index(owner, index.name),
             ],
             [
                 index.version,
@@ -194,34 +237,109 @@ class SystemPrompts:
             raise PromptNotFound(index.name, index.version)
 
     async def load_index(
-        self, tenant_id: str, name: str, version: int, engine: str
+        self, owner: str, name: str, version: int, engine: str
     ) -> PromptIndex | None:
         """The index of a prompt version for the engine with this fingerprint, or `None`."""
         blob = await self._redis.execute(
-            "HGET", keyspace.prompt_index(tenant_id, name), _index_field(version, engine)
+            "HGET", keyspace.prompt_index(owner, name), _index_field(version, engine)
         )
         return None if blob is None else _index_decoder.decode(blob)
 
-    async def newest_index(self, tenant_id: str, prompt: SystemPrompt) -> PromptIndex | None:
+    async def newest_index(self, owner: str, prompt: SystemPrompt) -> PromptIndex | None:
         """The index of a prompt version that was saved last, whatever the engine, or `None`."""
-        blobs = await self._redis.execute("HVALS", keyspace.prompt_index(tenant_id, prompt.name))
+        blobs = await self._redis.execute("HVALS", keyspace.prompt_index(owner, prompt.name))
         indexes = [_index_decoder.decode(blob) for blob in blobs]
         ours = [index for index in indexes if index.version == prompt.version]
         return max(ours, key=lambda index: index.warmed_at, default=None)
 
-    async def _load(self, tenant_id: str, name: str, version: str) -> SystemPrompt | None:
-        key = keyspace.prompt(tenant_id, name)
-        if not version:
-            return _newest(name, await self._redis.execute("HGETALL", key))
-        body = await self._redis.execute("HGET", key, version)
-        return None if body is None else _decode(name, int(version), body)
+    async def _read_head(self, owner: str, name: str) -> tuple[bytes | None, _Head | None]:
+        if not is_owner(owner):
+            raise not_found(owner)
+        exists, blob = await self._redis.pipeline(
+            ("EXISTS", keyspace.meta(owner)), ("HGET", keyspace.prompts(owner), name)
+        )
+        if not exists:
+            raise not_found(owner)
+        return blob, None if blob is None else _head_decoder.decode(blob)
 
-    async def _load_by_text(self, tenant_id: str, text: str, digest: bytes) -> SystemPrompt | None:
-        members = await self._redis.execute("SMEMBERS", keyspace.prompt_text(tenant_id, digest))
+    async def _live_head(self, owner: str, name: str) -> tuple[bytes | None, _Head]:
+        """Raises `PromptNotFound`, also where the owner is not there."""
+        if is_owner(owner) and is_prompt_name(name):
+            blob = await self._redis.execute("HGET", keyspace.prompts(owner), name)
+            head = None if blob is None else _head_decoder.decode(blob)
+            if head is not None and head.active is not None:
+                return blob, head
+        raise PromptNotFound(name)
+
+    async def _body(self, owner: str, name: str, version: int) -> _Body | None:
+        body = await self._redis.execute("HGET", keyspace.prompt(owner, name), version)
+        return None if body is None else _body_decoder.decode(body)
+
+    async def _update(
+        self,
+        owner: str,
+        name: str,
+        version: int | None,
+        edit: Callable[[_Head], _Head],
+        actor: str,
+        action: str,
+    ) -> SystemPrompt:
+        async def attempt() -> SystemPrompt | None:
+            blob, head = await self._live_head(owner, name)
+            new = edit(head)
+            assert new.active is not None
+            body = await self._body(owner, name, new.active)
+            if body is None:
+                raise PromptNotFound(name, version)
+            committed = new == head or await self._commit(
+                owner, name, blob, new, actor, f"prompt.{action}", []
+            )
+            return _prompt(name, new.active, body, new) if committed else None
+
+        return await until_committed(attempt)
+
+    async def _commit(
+        self,
+        owner: str,
+        name: str,
+        blob: bytes | None,
+        new: _Head,
+        actor: str,
+        action: str,
+        commands: Sequence[Command],
+    ) -> bool:
+        """Write a prompt's new head, unless somebody else did since `blob` was read."""
+        old = None if blob is None else _head_decoder.decode(blob)
+        return await self._writes.commit(
+            [exists(keyspace.meta(owner)), field_holds(keyspace.prompts(owner), name, blob)],
+            [("HSET", keyspace.prompts(owner), name, msgspec.msgpack.encode(new)), *commands],
+            Change(kind="prompts", tenant_id=owner, name=name),
+            audit.Note(
+                actor=actor,
+                action=action,
+                owner=owner,
+                target=name,
+                before=_document(old),
+                after=_document(new),
+            ),
+        )
+
+    async def _load(self, owner: str, name: str, version: str) -> SystemPrompt | None:
+        try:
+            head = (await self._live_head(owner, name))[1]
+        except PromptNotFound:
+            return None
+        number = int(version) if version else head.active
+        assert number is not None
+        body = await self._body(owner, name, number)
+        return None if body is None else _prompt(name, number, body, head)
+
+    async def _load_by_text(self, owner: str, text: str, digest: bytes) -> SystemPrompt | None:
+        members = await self._redis.execute("SMEMBERS", keyspace.prompt_text(owner, digest))
         # Several prompts may share one text; the order makes all replicas pick the same.
         for member in sorted(members):
             name, _, version = member.decode().rpartition(":")
-            prompt = await self._load(tenant_id, name, version)
+            prompt = await self._load(owner, name, version)
             if prompt is not None and prompt.text == text:
                 return prompt
         return None
@@ -230,35 +348,10 @@ class SystemPrompts:
         if change.kind == "resync":
             self._by_name.expire()
             self._by_text.expire()
-        elif change.kind in ("tenant", "prompts"):
-            self._by_name.drop_if(lambda key, _: key[0] == change.tenant_id)
-            self._by_text.drop_if(lambda key, _: key[0] == change.tenant_id)
-
-
-def variables(text: str) -> list[str]:
-    """Names of the placeholders `{{name}}` in `text`, each once, in order of appearance."""
-    return list(dict.fromkeys(_PLACEHOLDER.findall(text)))
-
-
-def render(text: str, values: Mapping[str, str]) -> str:
-    """`text` with a value for every placeholder; values are not looked into for placeholders.
-
-    Raises `MissingVariable` or `UnknownVariable`, which name the variable.
-    """
-    expected = variables(text)
-    for name in expected:
-        if name not in values:
-            raise MissingVariable(name)
-    for name in values:
-        if name not in expected:
-            raise UnknownVariable(name)
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
-
-
-def static_head(text: str) -> str:
-    """What comes before the first placeholder: the same in every rendering."""
-    match = _PLACEHOLDER.search(text)
-    return text if match is None else text[: match.start()]
+            return
+        owner = f"@{change.name}" if change.kind == "group" else change.tenant_id
+        self._by_name.drop_if(lambda key, _: key[0] == owner)
+        self._by_text.drop_if(lambda key, _: key[0] == owner)
 
 
 def engine_fingerprint(info: EngineInfo) -> str:
@@ -268,15 +361,16 @@ def engine_fingerprint(info: EngineInfo) -> str:
 
 
 def index_prompt(
-    tenant: Tenant,
+    namespace_key: bytes,
     prompt: SystemPrompt,
     token_ids: Sequence[int],
     info: EngineInfo,
     warmed_at: float,
 ) -> PromptIndex:
-    """The full blocks of a prompt, `token_ids` long, in its tenant's namespace."""
-    key = tenant.namespace_key
-    namespaces = Namespaces(shared_key=key, private_key=key, shared_tokens=len(token_ids))
+    """The full blocks of a prompt, `token_ids` long, in the namespace of its owner."""
+    namespaces = Namespaces(
+        shared_key=namespace_key, private_key=namespace_key, shared_tokens=len(token_ids)
+    )
     return PromptIndex(
         name=prompt.name,
         version=prompt.version,
@@ -304,21 +398,26 @@ def _text_digest(text: str) -> bytes:
     return sha256(text.encode(errors="surrogatepass")).digest()
 
 
-def _decode(name: str, version: int, body: bytes) -> SystemPrompt:
-    stored = _body_decoder.decode(body)
-    return SystemPrompt(name=name, version=version, text=stored.text, created_at=stored.created_at)
+def _prompt(name: str, version: int, body: _Body, head: _Head) -> SystemPrompt:
+    return SystemPrompt(
+        name=name,
+        version=version,
+        text=body.text,
+        created_at=body.created_at,
+        active=version == head.active,
+        pinned=head.pinned,
+    )
 
 
-def _newest(name: str, bodies: Mapping[bytes, bytes]) -> SystemPrompt | None:
-    if not bodies:
+def _document(head: _Head | None) -> audit.Document | None:
+    if head is None or head.active is None:
         return None
-    version = max(bodies, key=int)
-    return _decode(name, int(version), bodies[version])
+    return {"active_version": head.active, "last_version": head.last, "pinned": head.pinned}
 
 
-def _forget_text(tenant_id: str, name: str, version: bytes, body: bytes) -> Command:
+def _forget_text(owner: str, name: str, version: bytes, body: bytes) -> Command:
     digest = _text_digest(_body_decoder.decode(body).text)
-    return ("SREM", keyspace.prompt_text(tenant_id, digest), f"{name}:{int(version)}")
+    return ("SREM", keyspace.prompt_text(owner, digest), f"{name}:{int(version)}")
 
 
 def _index_field(version: int, engine: str) -> str:

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import redis
 
+from tenants.audit import Audit
 from tenants.connection import GuardedRedis, open_redis
 from tenants.conversations import Conversations
-from tenants.records import Change
+from tenants.errors import StoreUnavailable
+from tenants.groups import ShareGroups
+from tenants.records import Change, Tenant
 from tenants.store import TenantStore
 from tenants.system_prompts import SystemPrompts
 from tests.tenants.server import Server
@@ -61,8 +64,11 @@ class Room:
 
     def __init__(self, link: GuardedRedis, pepper: bytes, **ages: float) -> None:
         self.redis = link
-        self.store = TenantStore(link, pepper, **ages)
+        # Nobody's usage is waited for, but where a test is about that.
+        self.store = TenantStore(link, pepper, flush_grace_seconds=0, **ages)
+        self.groups = ShareGroups(link)
         self.prompts = SystemPrompts(link, **ages)
+        self.audit = Audit(link)
         self.conversations = Conversations(link)
 
 
@@ -124,6 +130,29 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def who(store: TenantStore, api_key: str) -> Tenant | None:
+    """The tenant that a key opens."""
+    principal = await store.authenticate(api_key)
+    return None if principal is None else principal.tenant
+
+
+def cut_off(room: Room, monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
+    """Let `after` more round trips of the room happen, and no others; counts what is left."""
+    left = [after]
+    for name in ("execute", "pipeline", "transaction"):
+        real = getattr(room.redis, name)
+
+        async def limited(*args: object, real: object = real) -> object:
+            if left[0] == 0:
+                raise StoreUnavailable("cut off")
+            left[0] -= 1
+            assert callable(real)
+            return await real(*args)
+
+        monkeypatch.setattr(room.redis, name, limited)
+    return left
+
+
 def everything(client: redis.Redis) -> dict[bytes, bytes]:
     """Every key of ours with all that it holds, run together."""
     found: dict[bytes, bytes] = {}
@@ -136,6 +165,12 @@ def everything(client: redis.Redis) -> dict[bytes, bytes]:
             value = [part for pair in client.hgetall(key).items() for part in pair]
         elif kind == b"set":
             value = client.smembers(key)
+        elif kind == b"zset":
+            value = client.zrange(key, 0, -1)
+        elif kind == b"stream":
+            value = [
+                part for _, fields in client.xrange(key) for pair in fields.items() for part in pair
+            ]
         else:
             raise AssertionError(f"{key!r} is a {kind!r}: teach this function to read it")
         found[key] = b"\0".join(value)

@@ -9,6 +9,7 @@ import pytest
 
 from tenants.cache import ReadThroughCache
 from tenants.errors import StoreUnavailable
+from tests.tenants.clock import Clock
 
 Cache = ReadThroughCache[str, str]
 
@@ -26,16 +27,6 @@ class Source:
         if self.down:
             raise StoreUnavailable("down")
         return self.value
-
-
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

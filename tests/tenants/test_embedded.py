@@ -23,6 +23,7 @@ from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.errors import StoreFailed, StoreInUse
 from tenants.store import TenantStore
+from tests.tenants.conftest import who
 
 ROOT = Path(__file__).parents[2]
 _SECONDS = 20.0
@@ -98,7 +99,7 @@ async def test_a_tenant_survives_a_restart(tmp_path: Path) -> None:
         await link.close()
     with EmbeddedStore(tmp_path) as store:
         link = await open_redis(store.url)
-        assert await TenantStore(link, b"p" * 32).authenticate(key) == tenant
+        assert await who(TenantStore(link, b"p" * 32), key) == tenant
         await link.close()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ import pytest
 from tenants import api_keys
 from tenants.connection import open_redis
 from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
-from tests.tenants.conftest import OpenRoom, Room, eventually, listening
+from tenants.idempotency import Idempotency
+from tenants.suspended import SuspendedResponses
+from tenants.usage import UsageMeter
+from tests.tenants.conftest import OpenRoom, Room, eventually, listening, who
 from tests.tenants.server import Server
 
 
@@ -47,7 +51,9 @@ async def test_known_keys_and_prompts_outlive_the_store_and_others_are_unavailab
 async def test_writes_and_lists_say_that_the_store_is_down(
     server: Server, open_room: OpenRoom
 ) -> None:
-    room, _ = await known_room(open_room, server)
+    room, key = await known_room(open_room, server)
+    principal = await room.store.authenticate(key)
+    assert principal is not None
     server.kill()
     for call in (
         lambda: room.store.ping(),
@@ -55,6 +61,15 @@ async def test_writes_and_lists_say_that_the_store_is_down(
         lambda: room.store.list_tenants(),
         lambda: room.store.rotate_key("acme"),
         lambda: room.store.delete_tenant("acme"),
+        lambda: room.store.create_key("acme", "laptop"),
+        lambda: room.store.list_keys("acme"),
+        lambda: room.store.is_live(principal),
+        lambda: room.groups.create("law"),
+        lambda: room.groups.list(),
+        lambda: room.audit.read(),
+        lambda: UsageMeter(room.redis).read("acme", date.min, date.max),
+        lambda: SuspendedResponses(room.redis).take("acme", "resp_1"),
+        lambda: Idempotency(room.redis, b"p" * 32).begin("ann", "k1", b"write"),
         lambda: room.prompts.put("acme", "law", "two"),
         lambda: room.prompts.list("acme"),
         lambda: room.prompts.delete("acme", "law"),
@@ -82,7 +97,7 @@ async def test_everything_works_again_when_the_server_is_back(
         return True
 
     await eventually(back)
-    new = await room.store.rotate_key("acme")
+    _, new = await room.store.rotate_key("acme")
     assert await room.store.authenticate(new) is not None
     assert await room.store.authenticate(key) is None
 
@@ -147,7 +162,7 @@ async def test_a_caller_that_is_cancelled_harms_no_other(
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        tenant = await room.store.authenticate(key)
+        tenant = await who(room.store, key)
         assert tenant is not None
         assert await room.store.get_tenant("acme") == tenant
 

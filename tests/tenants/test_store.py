@@ -5,44 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from typing import Any
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from tenants.errors import (
     InvalidField,
-    PepperMismatch,
+    RevisionMismatch,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
 )
+from tenants.records import Tenant, TenantLimits
 from tenants.store import TenantStore
-from tests.tenants.conftest import OpenRoom, Room, eventually, everything, listening
+from tests.tenants.conftest import (
+    OpenRoom,
+    Room,
+    cut_off,
+    eventually,
+    everything,
+    listening,
+    who,
+)
 
 
 async def test_a_new_tenant_is_who_its_key_says(store: TenantStore) -> None:
     tenant, key = await store.create_tenant("acme", "Acme & Söhne")
     assert (tenant.id, tenant.name) == ("acme", "Acme & Söhne")
-    assert await store.authenticate(key) == tenant
+    assert await who(store, key) == tenant
     assert await store.get_tenant("acme") == tenant
-
-
-async def test_a_key_made_by_one_process_opens_another(
-    room: Room, redis_url: str, open_room: OpenRoom
-) -> None:
-    tenant, key = await room.store.create_tenant("acme")
-    assert await (await open_room(redis_url)).store.authenticate(key) == tenant
-
-
-async def test_no_key_is_ever_in_the_store_in_clear(store: TenantStore, raw: redis.Redis) -> None:
-    _, first = await store.create_tenant("acme")
-    second = await store.rotate_key("acme", overlap_seconds=60)
-    await store.authenticate(first)
-    held = b"\0".join(part for pair in everything(raw).items() for part in pair)
-    assert b"acme" in held
-    for key in (first, second):
-        assert key.encode() not in held
-        assert key.partition(".")[2].encode() not in held
 
 
 async def test_namespace_secrets_are_random_and_stay_out_of_logs(store: TenantStore) -> None:
@@ -56,109 +49,12 @@ async def test_namespace_secrets_are_random_and_stay_out_of_logs(store: TenantSt
     assert str(one.namespace_secret) not in f"{one} {[one]}"
 
 
-async def test_a_right_id_with_a_wrong_secret_opens_nothing(store: TenantStore) -> None:
-    _, key = await store.create_tenant("acme")
-    _, other = await store.create_tenant("umbra")
-    key_id, _, secret = key.partition(".")
-    other_id, _, other_secret = other.partition(".")
-    assert await store.authenticate(f"{key_id}.{'A' * len(secret)}") is None
-    assert await store.authenticate(f"{key_id}.{other_secret}") is None
-    assert await store.authenticate(f"{other_id}.{secret}") is None
-
-
-async def test_another_pepper_is_refused_and_opens_nothing(room: Room, redis_url: str) -> None:
-    _, key = await room.store.create_tenant("acme")
-    stranger = TenantStore(room.redis, b"x" * 32)
-    with pytest.raises(PepperMismatch, match="pepper"):
-        await stranger.check_pepper()
-    with pytest.raises(PepperMismatch):
-        await stranger.create_tenant("umbra")
-    with pytest.raises(PepperMismatch):
-        await stranger.rotate_key("acme")
-    assert await stranger.authenticate(key) is None
-    assert [tenant.id for tenant in await room.store.list_tenants()] == ["acme"]
-    await room.store.check_pepper()
-
-
-async def test_a_rotated_key_is_dead_at_once(
-    store: TenantStore, redis_url: str, open_room: OpenRoom
-) -> None:
-    tenant, old = await store.create_tenant("acme")
-    elsewhere = (await open_room(redis_url, cache_seconds=0)).store
-    assert await store.authenticate(old) == await elsewhere.authenticate(old) == tenant
-    new = await store.rotate_key("acme")
-    for process in (store, elsewhere):
-        assert await process.authenticate(old) is None
-        assert await process.authenticate(new) == tenant
-
-
-async def test_with_an_overlap_both_keys_are_live_and_never_more(store: TenantStore) -> None:
-    tenant, first = await store.create_tenant("acme")
-    second = await store.rotate_key("acme", overlap_seconds=60)
-    assert await store.authenticate(first) == await store.authenticate(second) == tenant
-    third = await store.rotate_key("acme", overlap_seconds=60)
-    assert await store.authenticate(first) is None
-    assert await store.authenticate(second) == await store.authenticate(third) == tenant
-
-
-async def test_an_outgoing_key_dies_when_its_overlap_is_over_even_where_it_is_remembered(
-    store: TenantStore, redis_url: str, open_room: OpenRoom, raw: redis.Redis
-) -> None:
-    _, old = await store.create_tenant("acme")
-    new = await store.rotate_key("acme", overlap_seconds=0.3)
-    elsewhere = (await open_room(redis_url, cache_seconds=3600)).store
-    await elsewhere.authenticate(old)
-
-    async def dead() -> bool:
-        return await store.authenticate(old) is None and await elsewhere.authenticate(old) is None
-
-    await eventually(dead)
-    assert await store.authenticate(new) is not None
-
-    async def forgotten() -> bool:
-        return len(list(raw.scan_iter("pw:key:*"))) == 1
-
-    await eventually(forgotten)
-
-
-async def test_a_second_rotation_does_not_prolong_an_outgoing_key(store: TenantStore) -> None:
-    _, first = await store.create_tenant("acme")
-    await store.rotate_key("acme", overlap_seconds=60)
-    last = await store.rotate_key("acme")
-    assert await store.authenticate(first) is None
-    assert await store.authenticate(last) is not None
-
-
-async def test_rotations_at_the_same_time_leave_at_most_two_live_keys(
-    store: TenantStore, redis_url: str, open_room: OpenRoom, raw: redis.Redis
-) -> None:
-    _, first = await store.create_tenant("acme")
-    others = [(await open_room(redis_url)).store for _ in range(2)]
-    new = await asyncio.gather(*(one.rotate_key("acme", 60) for one in (store, *others)))
-    fresh = (await open_room(redis_url)).store
-    live = [key for key in (first, *new) if await fresh.authenticate(key) is not None]
-    assert len(live) == 2
-    assert set(live) <= set(new)
-    assert len(list(raw.scan_iter("pw:key:*"))) == 2
-
-
-@pytest.mark.parametrize("overlap", [-1, math.nan, math.inf, 1e300])
-async def test_an_impossible_overlap_is_refused_by_name_and_changes_nothing(
-    store: TenantStore, overlap: float
-) -> None:
-    _, key = await store.create_tenant("acme")
-    with pytest.raises(InvalidField, match="overlap_seconds") as caught:
-        await store.rotate_key("acme", overlap)
-    assert caught.value.field == "overlap_seconds"
-    assert await store.authenticate(key) is not None
-
-
 async def test_a_taken_id_is_refused_and_its_owner_untouched(store: TenantStore) -> None:
     tenant, key = await store.create_tenant("acme", "first")
     with pytest.raises(TenantExists, match="acme"):
         await store.create_tenant("acme", "second")
     assert await store.get_tenant("acme") == tenant
-    assert await store.authenticate(key) == tenant
+    assert await who(store, key) == tenant
 
 
 async def test_of_several_who_claim_an_id_at_once_one_gets_it(
@@ -171,7 +67,7 @@ async def test_of_several_who_claim_an_id_at_once_one_gets_it(
     lost = [outcome for outcome in outcomes if isinstance(outcome, TenantExists)]
     assert (len(won), len(lost)) == (1, 3)
     tenant, key = won[0]
-    assert await store.authenticate(key) == await store.get_tenant("acme") == tenant
+    assert await who(store, key) == await store.get_tenant("acme") == tenant
 
 
 @pytest.mark.parametrize(
@@ -193,13 +89,115 @@ async def test_a_name_that_cannot_be_shown_is_refused(store: TenantStore, name: 
     assert caught.value.field == "name"
 
 
-async def test_tenants_are_listed_by_id(store: TenantStore) -> None:
+async def test_tenants_are_listed_by_id_page_by_page(store: TenantStore) -> None:
     assert await store.list_tenants() == []
-    made = [(await store.create_tenant(name))[0] for name in ("b", "c", "a")]
-    assert await store.list_tenants() == [made[2], made[0], made[1]]
+    b, c, a = [(await store.create_tenant(name))[0] for name in ("b", "c", "a")]
+    assert await store.list_tenants() == [a, b, c]
+    assert await store.list_tenants(limit=2) == [a, b]
+    assert await store.list_tenants(after="b", limit=2) == [c]
+    assert await store.list_tenants(after="bb") == [c]
+    assert await store.list_tenants(after="c", limit=2) == []
+    await store.delete_tenant("b")
+    assert await store.list_tenants(limit=2) == [a, c]
+    with pytest.raises(InvalidField) as caught:
+        await store.list_tenants(after="{no slug}")
+    assert caught.value.field == "after"
 
 
-@pytest.mark.parametrize("call", ["get_tenant", "delete_tenant", "rotate_key"])
+async def test_what_an_operator_sets_is_what_every_request_finds(store: TenantStore) -> None:
+    limits = TenantLimits(requests_per_minute=60, sockets=0)
+    tenant, key = await store.create_tenant(
+        "acme", edit=lambda new: replace(new, weight=0.5, limits=limits)
+    )
+    assert (tenant.weight, tenant.limits, tenant.revision) == (0.5, limits, 1)
+    assert await who(store, key) == tenant
+    changed = await store.update_tenant(
+        "acme",
+        lambda old: replace(
+            old, name="Acme", cache="off", reserved_blocks=8, limits=replace(limits, blocks=4)
+        ),
+    )
+    assert (changed.cache, changed.limits.blocks, changed.limits.sockets) == ("off", 4, 0)
+    assert changed.revision == 2
+    assert await who(store, key) == await store.get_tenant("acme") == changed
+
+
+async def test_an_edit_cannot_make_another_tenant_of_it(store: TenantStore) -> None:
+    tenant, _ = await store.create_tenant("acme")
+    changed = await store.update_tenant(
+        "acme",
+        lambda old: replace(
+            old, id="x", namespace_secret=b"", created_at=0.0, revision=9, weight=2.0
+        ),
+    )
+    assert changed == replace(tenant, weight=2.0, revision=2)
+
+
+async def test_a_change_of_nothing_keeps_the_revision(store: TenantStore) -> None:
+    tenant, _ = await store.create_tenant("acme")
+    assert await store.update_tenant("acme", lambda old: replace(old)) == tenant
+
+
+async def test_a_change_based_on_an_old_revision_is_refused(store: TenantStore) -> None:
+    await store.create_tenant("acme")
+    changed = await store.update_tenant(
+        "acme", lambda old: replace(old, weight=2.0), expected_revision=1
+    )
+    with pytest.raises(RevisionMismatch, match="2") as caught:
+        await store.update_tenant("acme", lambda old: replace(old, weight=3.0), expected_revision=1)
+    assert (caught.value.expected, caught.value.actual) == (1, 2)
+    assert await store.get_tenant("acme") == changed
+
+
+async def test_changes_at_the_same_time_are_all_made(
+    store: TenantStore, redis_url: str, open_room: OpenRoom
+) -> None:
+    await store.create_tenant("acme")
+    stores = [store, *[(await open_room(redis_url)).store for _ in range(2)]]
+
+    def add(old: Tenant) -> Tenant:
+        return replace(old, weight=old.weight + 1)
+
+    await asyncio.gather(*(one.update_tenant("acme", add) for one in stores * 4))
+    tenant = await store.get_tenant("acme")
+    assert (tenant.weight, tenant.revision) == (13, 13)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"weight": 0.0}, "weight"),
+        ({"weight": math.nan}, "weight"),
+        ({"weight": math.inf}, "weight"),
+        ({"reserved_blocks": -1}, "reserved_blocks"),
+        ({"status": "sleeping"}, "status"),
+        ({"cache": "maybe"}, "cache"),
+        ({"limits": TenantLimits(requests_per_minute=0)}, "limits.requests_per_minute"),
+        ({"limits": TenantLimits(tokens_per_minute=-1)}, "limits.tokens_per_minute"),
+        ({"limits": TenantLimits(tokens_per_day=10**13)}, "limits.tokens_per_day"),
+        ({"limits": TenantLimits(pinned_blocks=-1)}, "limits.pinned_blocks"),
+    ],
+)
+async def test_an_impossible_value_is_refused_by_name_and_changes_nothing(
+    store: TenantStore, changed: dict[str, Any], field: str
+) -> None:
+    tenant, _ = await store.create_tenant("acme")
+
+    def edit(old: Tenant) -> Tenant:
+        return replace(old, **changed)
+
+    with pytest.raises(InvalidField) as caught:
+        await store.update_tenant("acme", edit)
+    assert caught.value.field == field
+    assert await store.get_tenant("acme") == tenant
+    with pytest.raises(InvalidField) as caught:
+        await store.create_tenant("umbra", edit=edit)
+    assert caught.value.field == field
+    assert await store.list_tenants() == [tenant]
+
+
+@pytest.mark.parametrize("call", ["get_tenant", "delete_tenant", "rotate_key", "list_keys"])
 async def test_what_is_done_to_a_tenant_that_is_not_there_says_so(
     store: TenantStore, raw: redis.Redis, call: str
 ) -> None:
@@ -211,7 +209,7 @@ async def test_what_is_done_to_a_tenant_that_is_not_there_says_so(
 async def fill(room: Room, tenant_id: str) -> str:
     """A tenant with something of everything; returns its key."""
     _, _ = await room.store.create_tenant(tenant_id)
-    key = await room.store.rotate_key(tenant_id, 60)
+    _, key = await room.store.rotate_key(tenant_id, overlap_seconds=60)
     await room.prompts.put(tenant_id, "law", "one")
     await room.prompts.put(tenant_id, "law", "two")
     await room.prompts.put(tenant_id, "gone", "three")
@@ -231,9 +229,10 @@ async def test_deletion_leaves_nothing_of_a_tenant_and_all_of_the_others(
     assert not [name for name, value in left.items() if b"{acme}" in name or value == b"acme"]
     assert len([name for name in left if name.startswith(b"pw:key:")]) == 2
     assert left[b"pw:tenants"] == b"acme-2"
+    assert b"tenant.delete" in left[b"pw:audit"]
     assert {name: left[name] for name in before} == before
-    assert await room.store.authenticate(key) is None
-    assert await room.store.authenticate(other_key) is not None
+    assert await who(room.store, key) is None
+    assert await who(room.store, other_key) is not None
     assert await room.prompts.get("acme", "law") is None
     assert await room.prompts.find_by_text("acme", "two") is None
     assert await room.conversations.load("acme", "resp_1") is None
@@ -245,27 +244,10 @@ async def test_an_id_that_is_used_again_starts_from_nothing(room: Room) -> None:
     await room.store.delete_tenant("acme")
     new, _ = await room.store.create_tenant("acme")
     assert new.namespace_secret != old.namespace_secret
-    assert await room.store.authenticate(old_key) is None
+    assert await who(room.store, old_key) is None
     assert await room.prompts.list("acme") == []
     assert await room.prompts.get("acme", "law") is None
     assert await room.conversations.load("acme", "resp_1") is None
-
-
-def cut_off(room: Room, monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
-    """Let `after` more round trips of the room happen, and no others; counts what is left."""
-    left = [after]
-    for name in ("execute", "pipeline", "transaction"):
-        real = getattr(room.redis, name)
-
-        async def limited(*args: object, real: object = real) -> object:
-            if left[0] == 0:
-                raise StoreUnavailable("cut off")
-            left[0] -= 1
-            assert callable(real)
-            return await real(*args)
-
-        monkeypatch.setattr(room.redis, name, limited)
-    return left
 
 
 async def test_a_deletion_cut_off_anywhere_is_finished_by_another(
@@ -282,7 +264,7 @@ async def test_a_deletion_cut_off_anywhere_is_finished_by_another(
             finished = True
         except StoreUnavailable:
             finished = False
-            if await healthy.store.authenticate(key) is None:
+            if await who(healthy.store, key) is None:
                 # Half gone: nobody may take the id over what is left.
                 with pytest.raises(TenantExists):
                     await healthy.store.create_tenant("acme")
@@ -311,74 +293,14 @@ async def test_a_creation_cut_off_anywhere_can_be_mended(
             tenant, key = await healthy.create_tenant("acme")
         else:
             assert listed == ["acme"]
-            tenant, key = await healthy.get_tenant("acme"), await healthy.rotate_key("acme")
-        assert await healthy.authenticate(key) == tenant
+            tenant, (_, key) = await healthy.get_tenant("acme"), await healthy.rotate_key("acme")
+        assert await who(healthy, key) == tenant
         await healthy.delete_tenant("acme")
-        assert everything(raw).keys() <= {b"pw:pepper"}
+        assert everything(raw).keys() <= {b"pw:pepper", b"pw:audit"}
         if finished:
             break
     assert finished
     assert after > 2
-
-
-async def test_a_rotation_cut_off_anywhere_can_be_done_again(
-    raw: redis.Redis, redis_url: str, open_room: OpenRoom, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    healthy = (await open_room(redis_url)).store
-    tenant, key = await healthy.create_tenant("acme")
-    for after in range(50):
-        dying = await open_room(redis_url)
-        left = cut_off(dying, monkeypatch, after)
-        with contextlib.suppress(StoreUnavailable):
-            await dying.store.rotate_key("acme", 60)
-        new = await healthy.rotate_key("acme", 60)
-        assert await healthy.authenticate(new) == tenant
-        assert len(list(raw.scan_iter("pw:key:*"))) <= 2
-        if left[0] > 0:
-            break
-    assert left[0] > 0
-    assert await healthy.authenticate(key) is None
-
-
-async def test_what_one_process_revokes_another_forgets_on_notice(
-    room: Room, redis_url: str, open_room: OpenRoom
-) -> None:
-    remembering = await open_room(redis_url, cache_seconds=3600)
-    _, key = await room.store.create_tenant("acme")
-    _, other_key = await room.store.create_tenant("umbra")
-    async with listening(remembering) as heard:
-        assert await remembering.store.authenticate(key) is not None
-        assert await remembering.store.authenticate(other_key) is not None
-        await room.store.rotate_key("acme")
-        change = await asyncio.wait_for(heard.get(), 20)
-        assert (change.kind, change.tenant_id) == ("keys", "acme")
-        assert await remembering.store.authenticate(key) is None
-        await room.store.delete_tenant("umbra")
-        change = await asyncio.wait_for(heard.get(), 20)
-        assert (change.kind, change.tenant_id) == ("tenant", "umbra")
-        assert await remembering.store.authenticate(other_key) is None
-
-
-async def test_without_notices_a_revoked_key_lives_no_longer_than_the_copy_is_fresh(
-    room: Room, redis_url: str, open_room: OpenRoom
-) -> None:
-    deaf = await open_room(redis_url, cache_seconds=0.3)
-    _, key = await room.store.create_tenant("acme")
-    assert await deaf.store.authenticate(key) is not None
-    await room.store.rotate_key("acme")
-
-    async def dead() -> bool:
-        return await deaf.store.authenticate(key) is None
-
-    await eventually(dead)
-
-
-async def test_a_known_key_costs_no_round_trip(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    tenant, key = await room.store.create_tenant("acme")
-    await room.store.authenticate(key)
-    cut_off(room, monkeypatch, 0)
-    assert await room.store.authenticate(key) == tenant
-    assert await room.store.authenticate("sk-1234") is None
 
 
 async def test_who_writes_can_tell_whether_a_service_hears_of_it(

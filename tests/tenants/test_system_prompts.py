@@ -7,25 +7,13 @@ import asyncio
 import msgspec
 import pytest
 import redis
+from msgspec.structs import replace
 
 from engine.hashing import block_hashes
 from engine.request import EngineInfo, Namespaces
-from tenants.errors import (
-    InvalidField,
-    MissingVariable,
-    PromptNotFound,
-    TenantNotFound,
-    UnknownVariable,
-)
+from tenants.errors import InvalidField, PromptNotFound, TenantNotFound
 from tenants.records import SystemPrompt, Tenant
-from tenants.system_prompts import (
-    SystemPrompts,
-    engine_fingerprint,
-    index_prompt,
-    render,
-    static_head,
-    variables,
-)
+from tenants.system_prompts import SystemPrompts, engine_fingerprint, index_prompt
 from tests.tenants.conftest import OpenRoom, Room, everything, listening
 
 INFO = EngineInfo(
@@ -56,12 +44,81 @@ async def test_every_new_text_is_a_new_version_and_the_newest_is_active(
     prompts: SystemPrompts,
 ) -> None:
     first = await prompts.put("acme", "law", "one")
+    assert first.active
     second = await prompts.put("acme", "law", "two")
     assert (first.version, first.text, second.version, second.text) == (1, "one", 2, "two")
+    assert second.active
+    first = replace(first, active=False)
     assert await prompts.get("acme", "law") == second
     assert await prompts.get("acme", "law", 1) == first
     assert await prompts.get("acme", "law", "1") == first
     assert await prompts.get("acme", "law", 2) == second
+    assert await prompts.versions("acme", "law") == [second, first]
+
+
+async def test_a_version_may_be_put_aside_and_activated_later(prompts: SystemPrompts) -> None:
+    first = await prompts.put("acme", "law", "one", activate=False)
+    assert first.active  # something must be
+    second = await prompts.put("acme", "law", "two", activate=False)
+    assert not second.active
+    assert await prompts.get("acme", "law") == first
+    assert await prompts.list("acme") == [first]
+    active = await prompts.activate("acme", "law", 2)
+    assert active == replace(second, active=True)
+    assert await prompts.get("acme", "law") == active
+    assert await prompts.get("acme", "law", 1) == replace(first, active=False)
+    back = await prompts.activate("acme", "law", 1)
+    assert await prompts.list("acme") == [back] == [first]
+
+
+async def test_the_newest_text_put_again_is_activated_by_that(prompts: SystemPrompts) -> None:
+    await prompts.put("acme", "law", "one")
+    second = await prompts.put("acme", "law", "two", activate=False)
+    assert await prompts.put("acme", "law", "two", activate=False) == second
+    assert await prompts.put("acme", "law", "two") == replace(second, active=True)
+    assert len(await prompts.versions("acme", "law")) == 2
+
+
+@pytest.mark.parametrize(("name", "version"), [("law", 3), ("law", 0), ("law", -1), ("tax", 1)])
+async def test_what_is_not_there_cannot_be_activated(
+    prompts: SystemPrompts, name: str, version: int
+) -> None:
+    await prompts.put("acme", "law", "one")
+    second = await prompts.put("acme", "law", "two")
+    with pytest.raises(PromptNotFound, match=name):
+        await prompts.activate("acme", name, version)
+    assert await prompts.get("acme", "law") == second
+
+
+async def test_a_pin_stays_with_the_prompt_through_its_versions(prompts: SystemPrompts) -> None:
+    first = await prompts.put("acme", "law", "one")
+    assert not first.pinned
+    assert await prompts.set_pinned("acme", "law", True) == replace(first, pinned=True)
+    second = await prompts.put("acme", "law", "two")
+    assert second.pinned
+    assert await prompts.list("acme") == [second]
+    assert await prompts.set_pinned("acme", "law", False) == replace(second, pinned=False)
+    with pytest.raises(PromptNotFound, match="tax"):
+        await prompts.set_pinned("acme", "tax", True)
+    await prompts.set_pinned("acme", "law", True)
+    await prompts.delete("acme", "law")
+    assert not (await prompts.put("acme", "law", "three")).pinned
+
+
+async def test_prompts_and_versions_are_listed_page_by_page(prompts: SystemPrompts) -> None:
+    for name in ("tax", "law", "art"):
+        await prompts.put("acme", name, "one")
+    assert [prompt.name for prompt in await prompts.list("acme", limit=2)] == ["art", "law"]
+    assert [prompt.name for prompt in await prompts.list("acme", after="law")] == ["tax"]
+    assert await prompts.list("acme", after="tax", limit=2) == []
+    for number in range(11):
+        await prompts.put("acme", "law", f"{number}")
+    numbers = [prompt.version for prompt in await prompts.versions("acme", "law", limit=3)]
+    assert numbers == [12, 11, 10]
+    numbers = [prompt.version for prompt in await prompts.versions("acme", "law", 10, 2)]
+    assert numbers == [9, 8]
+    with pytest.raises(PromptNotFound, match="lax"):
+        await prompts.versions("acme", "lax")
 
 
 async def test_the_active_text_put_again_is_no_new_version(prompts: SystemPrompts) -> None:
@@ -89,7 +146,8 @@ async def test_versions_put_at_the_same_time_are_all_kept(
     made = await asyncio.gather(*puts)
     assert sorted(prompt.version for prompt in made) == list(range(1, 11))
     for prompt in made:
-        assert await prompts.get("acme", "law", prompt.version) == prompt
+        found = await prompts.get("acme", "law", prompt.version)
+        assert found == replace(prompt, active=prompt.version == 10)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +228,7 @@ async def test_a_version_number_never_comes_back_with_another_text(
 async def test_any_live_version_is_found_by_its_exact_text(prompts: SystemPrompts) -> None:
     first = await prompts.put("acme", "law", "one")
     second = await prompts.put("acme", "law", "two")
-    assert await prompts.find_by_text("acme", "one") == first
+    assert await prompts.find_by_text("acme", "one") == replace(first, active=False)
     assert await prompts.find_by_text("acme", "two") == second
     for text in ("", "on", "one ", "One", "\ud800"):
         assert await prompts.find_by_text("acme", text) is None
@@ -253,7 +311,7 @@ async def test_a_known_prompt_costs_no_round_trip(
 def test_an_index_holds_the_hashes_that_the_engine_computes(acme: Tenant) -> None:
     ids = list(range(100))
     prompt = SystemPrompt(name="law", version=3, text="one", created_at=0.0)
-    index = index_prompt(acme, prompt, ids, INFO, warmed_at=1.0)
+    index = index_prompt(acme.namespace_key, prompt, ids, INFO, warmed_at=1.0)
     assert (index.name, index.version, index.token_count) == ("law", 3, 100)
     conversation = [*ids, *range(60)]
     request = Namespaces(
@@ -271,7 +329,9 @@ async def test_two_tenants_indexes_of_one_prompt_share_no_hash(room: Room, acme:
     indexes = []
     for tenant in (acme, umbra):
         prompt = await room.prompts.put(tenant.id, "law", "one")
-        indexes.append(index_prompt(tenant, prompt, list(range(64)), INFO, warmed_at=1.0))
+        indexes.append(
+            index_prompt(tenant.namespace_key, prompt, list(range(64)), INFO, warmed_at=1.0)
+        )
     assert len(indexes[0].block_hashes) == 4
     assert not set(indexes[0].block_hashes) & set(indexes[1].block_hashes)
 
@@ -286,15 +346,15 @@ async def test_an_index_is_kept_for_each_version_and_engine(
     assert engine == engine_fingerprint(msgspec.structs.replace(INFO, num_blocks=5))
     one = await prompts.put("acme", "law", "one")
     two = await prompts.put("acme", "law", "two")
-    index = index_prompt(acme, one, list(range(50)), INFO, warmed_at=1.0)
+    index = index_prompt(acme.namespace_key, one, list(range(50)), INFO, warmed_at=1.0)
     await prompts.save_index("acme", index)
     assert await prompts.load_index("acme", "law", 1, engine) == index
     assert await prompts.load_index("acme", "law", 2, engine) is None
     assert await prompts.load_index("acme", "law", 1, other_engine) is None
-    newer = index_prompt(acme, one, list(range(40)), INFO, warmed_at=2.0)
+    newer = index_prompt(acme.namespace_key, one, list(range(40)), INFO, warmed_at=2.0)
     await prompts.save_index("acme", newer)
     assert await prompts.load_index("acme", "law", 1, engine) == newer
-    other = index_prompt(acme, one, list(range(30)), other_info, warmed_at=3.0)
+    other = index_prompt(acme.namespace_key, one, list(range(30)), other_info, warmed_at=3.0)
     await prompts.save_index("acme", other)
     assert await prompts.load_index("acme", "law", 1, engine) == newer
     assert await prompts.newest_index("acme", one) == other
@@ -305,7 +365,7 @@ async def test_an_index_survives_its_process(
     prompts: SystemPrompts, acme: Tenant, redis_url: str, open_room: OpenRoom
 ) -> None:
     prompt = await prompts.put("acme", "law", "one")
-    index = index_prompt(acme, prompt, list(range(50)), INFO, warmed_at=1.0)
+    index = index_prompt(acme.namespace_key, prompt, list(range(50)), INFO, warmed_at=1.0)
     await prompts.save_index("acme", index)
     later = (await open_room(redis_url)).prompts
     assert await later.load_index("acme", "law", 1, engine_fingerprint(INFO)) == index
@@ -315,40 +375,10 @@ async def test_no_index_is_left_of_a_deleted_prompt(
     prompts: SystemPrompts, acme: Tenant, raw: redis.Redis
 ) -> None:
     prompt = await prompts.put("acme", "law", "one")
-    index = index_prompt(acme, prompt, list(range(50)), INFO, warmed_at=1.0)
+    index = index_prompt(acme.namespace_key, prompt, list(range(50)), INFO, warmed_at=1.0)
     await prompts.save_index("acme", index)
     await prompts.delete("acme", "law")
     assert await prompts.load_index("acme", "law", 1, engine_fingerprint(INFO)) is None
     with pytest.raises(PromptNotFound, match="law"):
         await prompts.save_index("acme", index)
     assert not [key for key in everything(raw) if b"index" in key]
-
-
-def test_variables_are_named_once_in_order_of_appearance() -> None:
-    assert variables("Hi {{who}}, from {{city}}; bye {{who}}.") == ["who", "city"]
-    assert variables("{{}} {x} {{1a}} {{a-b}} { {a} } {{a}") == []
-
-
-def test_a_rendering_puts_every_value_in_its_place() -> None:
-    text = "Hi {{who}}, from {{city}}; bye {{who}}."
-    assert render(text, {"who": "Ann", "city": r"K\1öln"}) == r"Hi Ann, from K\1öln; bye Ann."
-    assert render("no placeholder {x}", {}) == "no placeholder {x}"
-
-
-def test_a_value_is_not_searched_for_placeholders() -> None:
-    assert render("{{a}}{{b}}", {"a": "{{b}}", "b": "{{a}}"}) == "{{b}}{{a}}"
-
-
-def test_a_missing_or_unknown_variable_is_an_error_that_names_it() -> None:
-    with pytest.raises(MissingVariable, match="city") as missing:
-        render("{{who}} {{city}}", {"who": "Ann"})
-    assert missing.value.field == "variables.city"
-    with pytest.raises(UnknownVariable, match="cities") as unknown:
-        render("{{who}}", {"who": "Ann", "cities": "x"})
-    assert unknown.value.field == "variables.cities"
-
-
-def test_the_static_head_ends_where_the_first_placeholder_begins() -> None:
-    assert static_head("You are {x} of {{firm}}, {{city}}.") == "You are {x} of "
-    assert static_head("{{firm}} first") == ""
-    assert static_head("all of it") == "all of it"

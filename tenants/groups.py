@@ -1,0 +1,170 @@
+"""Share groups: tenants that use one set of prompts, because an operator put them together.
+
+A tenant joins and leaves by its `share_group`, see `TenantStore.update_tenant`; the group's prompts
+are kept by `SystemPrompts` under `group.owner`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import secrets
+import time
+
+import msgspec
+from msgspec.structs import replace
+
+from tenants import audit, keyspace
+from tenants.connection import GuardedRedis
+from tenants.errors import GroupExists, GroupNotFound, RevisionMismatch, StoreConflict
+from tenants.keys import group_decoder
+from tenants.owners import clear_slot, list_records
+from tenants.records import SECRET_BYTES, Change, ShareGroup, check_id, check_name, is_id
+from tenants.writes import Writes, absent, holds, until_committed
+
+
+class ShareGroups:
+    """Share groups over one Redis. All methods raise `StoreUnavailable` while it is down."""
+
+    def __init__(self, redis: GuardedRedis, *, audit_max_entries: int = audit.MAX_ENTRIES) -> None:
+        self._redis = redis
+        self._writes = Writes(redis, audit_max_entries)
+
+    async def create(
+        self, group_id: str, name: str | None = None, *, actor: str = "system"
+    ) -> ShareGroup:
+        """A new group without members. Raises `InvalidField` ("id", "name"), `GroupExists`."""
+        check_id(group_id)
+        group = ShareGroup(
+            id=group_id,
+            name=group_id if name is None else name,
+            namespace_secret=secrets.token_bytes(SECRET_BYTES),
+            created_at=time.time(),
+        )
+        check_name(group.name)
+        meta, deleting = keyspace.meta(group.owner), keyspace.deleting(group.owner)
+        committed = await self._writes.commit(
+            [absent(meta), absent(deleting)],
+            [
+                ("SET", meta, msgspec.msgpack.encode(group)),
+                ("ZADD", keyspace.GROUPS, 0, group_id),
+            ],
+            Change(kind="group", name=group_id),
+            _note("group.create", actor, None, group),
+        )
+        if not committed:
+            raise GroupExists(group_id)
+        return group
+
+    async def list(self, after: str | None = None, limit: int | None = None) -> list[ShareGroup]:
+        """Up to `limit` groups by id, from behind the id `after`."""
+        blobs = await list_records(
+            self._redis, keyspace.GROUPS, lambda one: keyspace.meta(f"@{one}"), after, limit
+        )
+        return [group_decoder.decode(blob) for blob in blobs]
+
+    async def get(self, group_id: str) -> ShareGroup:
+        """Raises `GroupNotFound`."""
+        return (await self._read(group_id))[1]
+
+    async def members(self, group_id: str) -> builtins.list[str]:
+        """Ids of the tenants in a group, in order. Raises `GroupNotFound`."""
+        group = await self.get(group_id)
+        found = await self._redis.execute("SMEMBERS", keyspace.members(group.owner))
+        return sorted(one.decode() for one in found)
+
+    async def update(
+        self,
+        group_id: str,
+        name: str,
+        *,
+        expected_revision: int | None = None,
+        actor: str = "system",
+    ) -> ShareGroup:
+        """Rename a group. Raises `InvalidField` ("name"), `RevisionMismatch`, `GroupNotFound`."""
+        check_name(name)
+
+        async def attempt() -> ShareGroup | None:
+            blob, old = await self._read(group_id)
+            if expected_revision not in (None, old.revision):
+                raise RevisionMismatch(expected_revision, old.revision)
+            if name == old.name:
+                return old
+            new = replace(old, name=name, revision=old.revision + 1)
+            committed = await self._writes.commit(
+                [holds(keyspace.meta(old.owner), blob)],
+                [("SET", keyspace.meta(old.owner), msgspec.msgpack.encode(new))],
+                Change(kind="group", name=group_id),
+                _note("group.update", actor, old, new),
+            )
+            return new if committed else None
+
+        return await until_committed(attempt)
+
+    async def delete(self, group_id: str, *, actor: str = "system") -> None:
+        """Remove a group and its prompts. Raises `GroupNotFound`.
+
+        Raises `StoreConflict` while it has members. When this is cut off, calling it again
+        finishes the work.
+        """
+        await until_committed(lambda: self._begin_delete(group_id, actor))
+        owner = f"@{group_id}"
+        deleting = keyspace.deleting(owner)
+        await clear_slot(self._redis, owner, keep=frozenset([deleting]))
+        await self._redis.execute("DEL", deleting)
+
+    async def _read(self, group_id: str) -> tuple[bytes, ShareGroup]:
+        if not is_id(group_id):
+            raise GroupNotFound(group_id)
+        blob = await self._redis.execute("GET", keyspace.meta(f"@{group_id}"))
+        if blob is None:
+            raise GroupNotFound(group_id)
+        return blob, group_decoder.decode(blob)
+
+    async def _begin_delete(self, group_id: str, actor: str) -> bool | None:
+        """From here on nobody can join the group, nor put a prompt into it."""
+        try:
+            blob, group = await self._read(group_id)
+        except GroupNotFound:
+            if is_id(group_id) and await self._redis.execute(
+                "EXISTS", keyspace.deleting(f"@{group_id}")
+            ):
+                return True
+            raise
+        members = await self.members(group_id)
+        if members:
+            raise StoreConflict(f"share group {group_id!r} has members: {', '.join(members[:10])}")
+        committed = await self._writes.commit(
+            [
+                holds(keyspace.meta(group.owner), blob),
+                absent(keyspace.members(group.owner)),
+            ],
+            [
+                ("RENAME", keyspace.meta(group.owner), keyspace.deleting(group.owner)),
+                ("ZREM", keyspace.GROUPS, group_id),
+            ],
+            Change(kind="group", name=group_id),
+            _note("group.delete", actor, group, None),
+        )
+        return True if committed else None
+
+
+def _note(
+    action: str, actor: str, before: ShareGroup | None, after: ShareGroup | None
+) -> audit.Note:
+    either = after or before
+    assert either is not None
+    return audit.Note(
+        actor=actor,
+        action=action,
+        owner=either.owner,
+        before=_document(before),
+        after=_document(after),
+    )
+
+
+def _document(group: ShareGroup | None) -> audit.Document | None:
+    if group is None:
+        return None
+    document: audit.Document = msgspec.to_builtins(group)
+    del document["namespace_secret"]
+    return document

@@ -1,0 +1,358 @@
+"""The API keys of tenants: made, rotated and revoked by an operator, looked up by every request."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from tenants import api_keys, audit, keyspace
+from tenants.cache import ReadThroughCache
+from tenants.connection import Command, GuardedRedis
+from tenants.errors import (
+    InvalidField,
+    KeyNotFound,
+    PepperMismatch,
+    StoreConflict,
+    TenantNotFound,
+)
+from tenants.records import ApiKey, Change, Principal, ShareGroup, Tenant, check_name, is_id
+from tenants.writes import Writes, exists, holds, until_committed
+
+CACHE_SECONDS = 5.0
+STALE_SECONDS = 3600.0
+MAX_LIVE_KEYS = 32
+"""How many keys of one tenant may be valid at once."""
+
+_MAX_OVERLAP_SECONDS = 366 * 24 * 3600.0
+_END_OF_TIME = 253402300799.0  # of the year 9999: what a date can still say
+
+tenant_decoder = msgspec.msgpack.Decoder(Tenant)
+group_decoder = msgspec.msgpack.Decoder(ShareGroup)
+_keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
+
+
+class _Edit(msgspec.Struct, frozen=True):
+    """A change of one key, as its tenant's list shall show it."""
+
+    keys: list[ApiKey]
+    target: str
+    before: ApiKey | None
+    after: ApiKey | None
+
+
+class KeyStore:
+    """API keys over one Redis. All methods raise `StoreUnavailable` while it is down.
+
+    `authenticate` is the exception: a key seen in the last `stale_seconds` stays known. A tenant's
+    list of keys decides; the look-up by digest only finds the list.
+    """
+
+    def __init__(
+        self,
+        redis: GuardedRedis,
+        pepper: bytes,
+        *,
+        cache_seconds: float = CACHE_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+        audit_max_entries: int = audit.MAX_ENTRIES,
+    ) -> None:
+        self._redis = redis
+        self._pepper = pepper
+        self._writes = Writes(redis, audit_max_entries)
+        self._principals: ReadThroughCache[bytes, Principal] = ReadThroughCache(
+            cache_seconds, stale_seconds, keep_missing=False
+        )
+        redis.add_listener(self._on_change)
+
+    async def check_pepper(self) -> None:
+        """Raises `PepperMismatch` unless this store's keys were made with our pepper.
+
+        An empty store takes ours.
+        """
+        ours = api_keys.fingerprint(self._pepper)
+        await self._redis.execute("SET", keyspace.PEPPER, ours, "NX")
+        stored = await self._redis.execute("GET", keyspace.PEPPER)
+        if stored is None or not hmac.compare_digest(stored, ours):
+            raise PepperMismatch
+
+    async def create_key(
+        self, tenant_id: str, name: str, *, expires_at: float | None = None, actor: str = "system"
+    ) -> tuple[ApiKey, str]:
+        """One more key of a tenant: its record, and the key itself, which nobody can read again.
+
+        Raises `InvalidField` ("name", "expires_at"), `TenantNotFound`, `PepperMismatch`, and
+        `StoreConflict` for a tenant with `MAX_LIVE_KEYS` keys.
+        """
+        check_name(name)
+        _check_expiry(expires_at)
+        await self.check_pepper()
+        api_key, record = self._new_key(tenant_id, name, expires_at)
+
+        def add(keys: list[ApiKey]) -> _Edit:
+            return _Edit([record, *keys], record.id, None, record)
+
+        await self._edit_keys(tenant_id, "key.create", actor, add)
+        return record, api_key
+
+    async def list_keys(self, tenant_id: str) -> list[ApiKey]:
+        """A tenant's keys, the newest first; with those that expired since the last change.
+
+        Raises `TenantNotFound`.
+        """
+        return (await self._read_keys(tenant_id))[1]
+
+    async def get_key(self, tenant_id: str, key_id: str) -> ApiKey:
+        """Raises `KeyNotFound`, `TenantNotFound`."""
+        return _find(await self.list_keys(tenant_id), key_id)
+
+    async def update_key(
+        self,
+        tenant_id: str,
+        key_id: str,
+        *,
+        name: str | UnsetType = UNSET,
+        expires_at: float | UnsetType | None = UNSET,
+        check: Callable[[ApiKey], object] | None = None,
+        actor: str = "system",
+    ) -> ApiKey:
+        """Change what is given; `expires_at=None` is never.
+
+        `check` sees the key as it is, and stops the change by raising. Raises `InvalidField`
+        ("name", "expires_at"), `KeyNotFound`, `TenantNotFound`.
+        """
+        changed: dict[str, Any] = {}
+        if name is not UNSET:
+            check_name(name)
+            changed["name"] = name
+        if expires_at is not UNSET:
+            _check_expiry(expires_at)
+            changed["expires_at"] = expires_at
+
+        def change(keys: list[ApiKey]) -> _Edit:
+            key = _find(keys, key_id)
+            if check is not None:
+                check(key)
+            new = replace(key, **changed)
+            return _Edit([new if one is key else one for one in keys], key_id, key, new)
+
+        edit = await self._edit_keys(tenant_id, "key.update", actor, change)
+        assert edit.after is not None
+        return edit.after
+
+    async def rotate_key(
+        self,
+        tenant_id: str,
+        key_id: str | None = None,
+        overlap_seconds: float = 0,
+        *,
+        actor: str = "system",
+    ) -> tuple[ApiKey, str]:
+        """A new key in place of an old one, which stays valid for `overlap_seconds`.
+
+        The new one takes over name and expiry. Without `key_id` it is the newest that was not
+        replaced yet. Raises `InvalidField` ("overlap_seconds"), `KeyNotFound`, `TenantNotFound`,
+        `PepperMismatch`, and `StoreConflict` for a key that was replaced already or is one too
+        many.
+        """
+        if not 0 <= overlap_seconds <= _MAX_OVERLAP_SECONDS:
+            raise InvalidField("overlap_seconds", f"0 to {_MAX_OVERLAP_SECONDS:.0f}")
+        await self.check_pepper()
+        api_key, record = self._new_key(tenant_id)
+
+        def rotate(keys: list[ApiKey]) -> _Edit:
+            old = _find(keys, key_id) if key_id is not None else _newest(keys)
+            if old.replaced_by is not None:
+                raise StoreConflict(f"key {old.id!r} was replaced by {old.replaced_by!r} already")
+            new = replace(record, name=old.name, expires_at=old.expires_at)
+            end = record.created_at + overlap_seconds
+            ends = end if old.expires_at is None else min(end, old.expires_at)
+            rest = [
+                replace(one, expires_at=ends, replaced_by=new.id) if one is old else one
+                for one in keys
+                if one is not old or overlap_seconds > 0
+            ]
+            return _Edit([new, *rest], old.id, old, new)
+
+        edit = await self._edit_keys(tenant_id, "key.rotate", actor, rotate)
+        assert edit.after is not None
+        return edit.after, api_key
+
+    async def revoke_key(self, tenant_id: str, key_id: str, *, actor: str = "system") -> None:
+        """End a key at once. Raises `KeyNotFound`, `TenantNotFound`."""
+
+        def remove(keys: list[ApiKey]) -> _Edit:
+            key = _find(keys, key_id)
+            return _Edit([one for one in keys if one is not key], key_id, key, None)
+
+        await self._edit_keys(tenant_id, "key.revoke", actor, remove)
+
+    async def authenticate(self, api_key: str) -> Principal | None:
+        """Whom `api_key` belongs to, also if that tenant is disabled; or `None`.
+
+        Raises `StoreUnavailable` for a key not seen lately while the store is down.
+        """
+        if api_keys.parse(api_key) is None:
+            return None
+        digest = api_keys.digest(api_key, self._pepper)
+        principal = await self._principals.get(
+            digest, functools.partial(self._find_principal, digest)
+        )
+        if principal is None or not principal.key.is_live(time.time()):
+            return None
+        return principal
+
+    async def is_live(self, principal: Principal) -> bool:
+        """Whether its key and its tenant may still be used, by what the store says right now."""
+        found = await self._find_in(principal.tenant.id, principal.key.digest)
+        return found is not None and found[0].status == "active"
+
+    def _new_key(
+        self, tenant_id: str, name: str = "", expires_at: float | None = None
+    ) -> tuple[str, ApiKey]:
+        api_key = api_keys.generate()
+        key_id = api_keys.parse(api_key)
+        assert key_id is not None
+        record = ApiKey(
+            id=key_id,
+            tenant_id=tenant_id,
+            digest=api_keys.digest(api_key, self._pepper),
+            created_at=time.time(),
+            name=name,
+            expires_at=expires_at,
+        )
+        return api_key, record
+
+    async def _read_keys(self, tenant_id: str) -> tuple[bytes | None, list[ApiKey]]:
+        if not is_id(tenant_id):
+            raise TenantNotFound(tenant_id)
+        tenant, blob = await self._redis.execute(
+            "MGET", keyspace.meta(tenant_id), keyspace.keys(tenant_id)
+        )
+        if tenant is None:
+            raise TenantNotFound(tenant_id)
+        return blob, decode_keys(blob)
+
+    async def _edit_keys(
+        self, tenant_id: str, action: str, actor: str, edit: Callable[[list[ApiKey]], _Edit]
+    ) -> _Edit:
+        """Change a tenant's list, out of which expired keys fall. An edit of nothing is none."""
+
+        async def attempt() -> _Edit | None:
+            blob, keys = await self._read_keys(tenant_id)
+            live = [key for key in keys if key.is_live(time.time())]
+            edited = edit(live)
+            if edited.before == edited.after:
+                return edited
+            if len(edited.keys) > max(MAX_LIVE_KEYS, len(live)):
+                raise StoreConflict(f"a tenant may have {MAX_LIVE_KEYS} live keys")
+            committed = await self._writes.commit(
+                [exists(keyspace.meta(tenant_id)), holds(keyspace.keys(tenant_id), blob)],
+                [
+                    ("SET", keyspace.keys(tenant_id), msgspec.msgpack.encode(edited.keys)),
+                    *lookup_commands(keys, edited.keys),
+                ],
+                Change(kind="keys", tenant_id=tenant_id),
+                audit.Note(
+                    actor=actor,
+                    action=action,
+                    owner=tenant_id,
+                    target=edited.target,
+                    before=_document(edited.before),
+                    after=_document(edited.after),
+                ),
+            )
+            return edited if committed else None
+
+        return await until_committed(attempt)
+
+    async def _find_principal(self, digest: bytes) -> Principal | None:
+        tenant_id = await self._redis.execute("GET", keyspace.api_key(digest))
+        found = None if tenant_id is None else await self._find_in(tenant_id.decode(), digest)
+        if found is None:
+            return None
+        tenant, key = found
+        group = None
+        if tenant.share_group is not None:
+            blob = await self._redis.execute("GET", keyspace.meta(f"@{tenant.share_group}"))
+            group = None if blob is None else group_decoder.decode(blob)
+        return Principal(tenant=tenant, key=key, group=group)
+
+    async def _find_in(self, tenant_id: str, digest: bytes) -> tuple[Tenant, ApiKey] | None:
+        tenant, keys = await self._redis.execute(
+            "MGET", keyspace.meta(tenant_id), keyspace.keys(tenant_id)
+        )
+        if tenant is None:
+            return None
+        for key in decode_keys(keys):
+            if hmac.compare_digest(key.digest, digest) and key.is_live(time.time()):
+                return tenant_decoder.decode(tenant), key
+        return None
+
+    def _on_change(self, change: Change) -> None:
+        if change.kind == "resync":
+            self._principals.expire()
+        elif change.kind in ("tenant", "deleted", "keys"):
+            self._principals.drop_if(
+                lambda _, found: found is not None and found.tenant.id == change.tenant_id
+            )
+        elif change.kind == "group":
+            self._principals.drop_if(
+                lambda _, found: found is not None and found.tenant.share_group == change.name
+            )
+
+
+def decode_keys(blob: bytes | None) -> list[ApiKey]:
+    """A tenant's list, as it is stored."""
+    return [] if blob is None else _keys_decoder.decode(blob)
+
+
+def lookup_commands(old: Iterable[ApiKey], new: Iterable[ApiKey]) -> list[Command]:
+    """What makes the look-up of keys agree with a tenant's list that changed."""
+    before = {key.digest: key for key in old}
+    after = {key.digest: key for key in new}
+    gone: list[Command] = [
+        ("DEL", keyspace.api_key(digest)) for digest in before if digest not in after
+    ]
+    return gone + [_lookup(key) for digest, key in after.items() if before.get(digest) != key]
+
+
+def _lookup(key: ApiKey) -> Command:
+    command = ("SET", keyspace.api_key(key.digest), key.tenant_id)
+    if key.expires_at is None:
+        return command
+    # Rounded up: the list decides, the look-up may only outlive it.
+    return (*command, "PXAT", int(key.expires_at * 1000) + 1)
+
+
+def _find(keys: list[ApiKey], key_id: str) -> ApiKey:
+    for key in keys:
+        if key.id == key_id:
+            return key
+    raise KeyNotFound(key_id)
+
+
+def _newest(keys: list[ApiKey]) -> ApiKey:
+    for key in keys:
+        if key.replaced_by is None:
+            return key
+    raise KeyNotFound(None)
+
+
+def _check_expiry(expires_at: float | None) -> None:
+    if expires_at is not None and not time.time() < expires_at <= _END_OF_TIME:
+        raise InvalidField("expires_at", "a time in the future, before the year 10000")
+
+
+def _document(key: ApiKey | None) -> audit.Document | None:
+    if key is None:
+        return None
+    document: audit.Document = msgspec.to_builtins(key)
+    del document["digest"], document["tenant_id"]
+    return document

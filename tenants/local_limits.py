@@ -1,0 +1,135 @@
+"""The estimate of a tenant's limits that one process makes while it cannot reach the store.
+
+It watches what passes through this process at all times, with the arithmetic of `tenants.limits`,
+and in an outage gives out this process' share of the limits: it errs as far as tenants do not
+spread evenly over the replicas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from tenants.quota import DAY, MINUTE, Limit, Verdict
+from tenants.records import TenantLimits
+
+STREAM_RETRY = 1_000_000
+"""When to try again where something must end first: nobody knows, so soon (microseconds)."""
+
+
+class _Tenant:
+    """What one tenant has taken here."""
+
+    def __init__(self) -> None:
+        self.requests_full_at = 0
+        self.tokens_full_at = 0
+        self.day = 0
+        self.day_tokens = 0
+        # Of each request: the tokens that were taken, and of how many a minute.
+        self.streams: dict[str, tuple[int, int | None]] = {}
+        self.sockets: set[str] = set()
+
+
+class LocalLimits:
+    """All tenants as this process sees them; `clock` gives Unix seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+
+    def admit(
+        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int, replicas: int
+    ) -> Verdict:
+        """Take what a request may use, out of a share of the limits; nothing if it is too much."""
+        now = self._now()
+        mine = _share(limits, replicas)
+        tenant = self._tenant(tenant_id, now)
+        requests = max(tenant.requests_full_at, now)
+        budget = max(tenant.tokens_full_at, now)
+        waits: dict[Limit, int] = {
+            "requests": requests + _cost(1, mine.requests_per_minute) - MINUTE - now,
+            "tokens": budget + _cost(tokens, mine.tokens_per_minute) - MINUTE - now,
+        }
+        if mine.tokens_per_day is not None and tenant.day_tokens + tokens > mine.tokens_per_day:
+            waits["tokens_per_day"] = DAY - now % DAY
+        most = mine.concurrent_streams
+        if most is not None and len(tenant.streams) >= most:
+            waits["streams"] = STREAM_RETRY
+        limited, wait = max(waits.items(), key=lambda item: item[1])
+        if wait <= 0:
+            self.note_admitted(tenant_id, mine, request_id, tokens)
+        return Verdict(
+            limited=limited if wait > 0 else "",
+            wait=max(0, wait),
+            requests_reset=max(0, tenant.requests_full_at - now),
+            tokens_reset=max(0, tenant.tokens_full_at - now),
+            day=tenant.day,
+        )
+
+    def note_admitted(
+        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int
+    ) -> None:
+        """Count what somebody else has admitted. A bucket is at worst empty."""
+        now = self._now()
+        tenant = self._tenant(tenant_id, now)
+        requests = max(tenant.requests_full_at, now) + _cost(1, limits.requests_per_minute)
+        budget = max(tenant.tokens_full_at, now) + _cost(tokens, limits.tokens_per_minute)
+        tenant.requests_full_at = min(requests, now + MINUTE)
+        tenant.tokens_full_at = min(budget, now + MINUTE)
+        tenant.day_tokens += tokens
+        tenant.streams[request_id] = tokens, limits.tokens_per_minute
+
+    def note_settled(self, tenant_id: str, request_id: str, used_tokens: int) -> None:
+        """Give back what a request did not use; once, however often this is called."""
+        tenant = self._tenant(tenant_id, self._now())
+        if request_id in tenant.streams:
+            taken, limit = tenant.streams.pop(request_id)
+            tenant.tokens_full_at -= _cost(taken, limit) - _cost(used_tokens, limit)
+            tenant.day_tokens = max(0, tenant.day_tokens - taken + used_tokens)
+
+    def sockets(self, tenant_id: str) -> set[str]:
+        """The tenant's sockets that are open here; to be changed by who opens and closes them."""
+        return self._tenant(tenant_id, self._now()).sockets
+
+    def all_sockets(self) -> dict[str, list[str]]:
+        """Ids of the sockets that are open here, by tenant."""
+        return {key: list(one.sockets) for key, one in self._tenants.items() if one.sockets}
+
+    def forget_idle(self) -> None:
+        """Drop the tenants of whom there is nothing to know."""
+        now = self._now()
+        for tenant_id, one in list(self._tenants.items()):
+            full = max(one.requests_full_at, one.tokens_full_at) <= now
+            if full and one.day != now // DAY and not one.streams and not one.sockets:
+                del self._tenants[tenant_id]
+
+    def _now(self) -> int:
+        return int(self._clock() * 1e6)
+
+    def _tenant(self, tenant_id: str, now: int) -> _Tenant:
+        tenant = self._tenants.setdefault(tenant_id, _Tenant())
+        if tenant.day != now // DAY:
+            tenant.day, tenant.day_tokens = now // DAY, 0
+        return tenant
+
+
+def _share(limits: TenantLimits, replicas: int) -> TenantLimits:
+    """One of `replicas` equal parts of what a tenant may take, and never nothing."""
+
+    def part(limit: int | None) -> int | None:
+        return None if limit is None else max(1, limit // replicas)
+
+    return replace(
+        limits,
+        requests_per_minute=part(limits.requests_per_minute),
+        tokens_per_minute=part(limits.tokens_per_minute),
+        tokens_per_day=part(limits.tokens_per_day),
+        concurrent_streams=part(limits.concurrent_streams),
+    )
+
+
+def _cost(amount: int, limit: int | None) -> int:
+    """How long a bucket refills `amount`; what is larger than the bucket takes all of it."""
+    return 0 if limit is None else min(amount, limit) * MINUTE // limit

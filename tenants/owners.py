@@ -1,0 +1,70 @@
+"""What tenants and share groups have in common: they are listed by id, and own a slot of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tenants import keyspace
+from tenants.connection import GuardedRedis
+from tenants.errors import GroupNotFound, InvalidField, StoreError, TenantNotFound
+from tenants.records import is_id
+
+_SCAN_COUNT = 1000
+_UNBOUNDED_PAGE = 1000
+
+
+def not_found(owner: str) -> StoreError:
+    """The error that says that `owner` is not there."""
+    if owner.startswith("@"):
+        return GroupNotFound(owner.removeprefix("@"))
+    return TenantNotFound(owner)
+
+
+async def list_records(
+    redis: GuardedRedis,
+    directory: str,
+    key_of: Callable[[str], str],
+    after: str | None,
+    limit: int | None,
+) -> list[bytes]:
+    """Up to `limit` records of those whose ids lie in the sorted set `directory` behind `after`.
+
+    Raises `InvalidField` ("after").
+    """
+    if after is not None and not is_id(after):
+        raise InvalidField("after", "no id that this list could hold")
+    start = "-" if after is None else f"({after}"
+    found: list[bytes] = []
+    while limit is None or len(found) < limit:
+        count = _UNBOUNDED_PAGE if limit is None else limit - len(found)
+        ids = [
+            one.decode()
+            for one in await redis.execute(
+                "ZRANGE", directory, start, "+", "BYLEX", "LIMIT", 0, count
+            )
+        ]
+        if not ids:
+            break
+        blobs = await redis.pipeline(*(("GET", key_of(one)) for one in ids))
+        # One that was deleted a moment ago leaves a gap, which the next round fills.
+        found += [blob for blob in blobs if blob is not None]
+        start = f"({ids[-1]}"
+    return found
+
+
+async def clear_slot(redis: GuardedRedis, owner: str, keep: frozenset[str]) -> None:
+    """Remove all that lies in an owner's slot but for `keep`.
+
+    Whatever was there when the owner's `meta` went is seen by one full scan.
+    """
+    kept = {key.encode() for key in keep}
+    cursor = b"0"
+    while True:
+        cursor, names = await redis.execute(
+            "SCAN", cursor, "MATCH", keyspace.everything_of(owner), "COUNT", _SCAN_COUNT
+        )
+        doomed = [name for name in names if name not in kept]
+        if doomed:
+            await redis.execute("UNLINK", *doomed)
+        if int(cursor) == 0:
+            return
