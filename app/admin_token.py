@@ -1,4 +1,8 @@
-"""The operator's token for `/admin`: made on the first start, of which only a hash is kept."""
+"""The operators' tokens for `/admin`, of which only hashes are kept.
+
+The first start makes one. A file of one's own may hold several, a line each: a token, or a name and
+a token, so that the audit tells who did what.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,36 +18,49 @@ _FILE_NAME = "admin-token.sha256"
 _PREFIX = "pwadmin_"
 _RANDOM_BYTES = 32
 MIN_CHARACTERS = 16
+DEFAULT_HOLDER = "admin"
 
 
 @dataclass(frozen=True)
 class AdminToken:
-    """What a given token is checked against. `created` is the token itself, where it is new."""
+    """What a given token is checked against: digests, and whose they are.
 
-    digest: bytes
+    `created` is the token itself, where it is new.
+    """
+
+    holders: Mapping[bytes, str]
     created: str | None = None
 
-    def matches(self, token: str) -> bool:
-        """Whether `token` is the right one, in time that does not depend on the answer."""
-        return hmac.compare_digest(_digest(token), self.digest)
+    @classmethod
+    def of(cls, token: str, created: str | None = None) -> AdminToken:
+        """One token, of the operator called `admin`."""
+        return cls({_digest(token): DEFAULT_HOLDER}, created)
+
+    def holder(self, token: str) -> str | None:
+        """Whose `token` is, in time that does not depend on how much of it is right."""
+        digest = _digest(token)
+        found = None
+        for known, name in self.holders.items():
+            if hmac.compare_digest(digest, known):
+                found = name
+        return found
 
 
 def load_admin_token(data_dir: Path, token_file: Path | None) -> AdminToken:
-    """The token in `token_file` if one is given, else the one of `data_dir`, made on first use.
+    """The tokens in `token_file` if one is given, else the one of `data_dir`, made on first use.
 
-    Raises `ValueError` for a given token that is too short to be safe, and `OSError`.
+    Raises `ValueError` for a given token that is too short to be safe, a line that is none, and a
+    file without any, and `OSError`.
     """
     if token_file is not None:
-        token = token_file.read_text().strip()
-        if len(token) < MIN_CHARACTERS:
-            raise ValueError(f"admin_token_file: the token must have {MIN_CHARACTERS} characters")
-        return AdminToken(_digest(token))
+        lines = [line.split() for line in token_file.read_text().splitlines() if line.strip()]
+        return AdminToken(dict(map(_parse, lines or [[]])))
     path = data_dir / _FILE_NAME
     if path.exists():
-        return AdminToken(bytes.fromhex(path.read_text().strip()))
+        return AdminToken({bytes.fromhex(path.read_text().strip()): DEFAULT_HOLDER})
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     write_private(path, _digest(token).hex() + "\n")
-    return AdminToken(_digest(token), token)
+    return AdminToken.of(token, created=token)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -62,3 +80,13 @@ def write_private(path: Path, text: str) -> None:
 def _digest(token: str) -> bytes:
     # A plain hash is enough for a token that is long and random.
     return hashlib.sha256(token.encode()).digest()
+
+
+def _parse(words: list[str]) -> tuple[bytes, str]:
+    """A line of a token file as digest and holder."""
+    if len(words) not in (1, 2) or len(words[-1]) < MIN_CHARACTERS:
+        raise ValueError(
+            f"admin_token_file: each line holds a token of at least {MIN_CHARACTERS} characters, "
+            "or a name and a token"
+        )
+    return _digest(words[-1]), words[0] if len(words) == 2 else DEFAULT_HOLDER

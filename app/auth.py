@@ -1,4 +1,4 @@
-"""From a key in a request to its tenant.
+"""From a key in a request to its principal: the key, its tenant and the tenant's share group.
 
 A key comes as `Authorization: Bearer KEY`. A browser cannot set headers on a WebSocket; it offers
 two subprotocols instead, one that names the protocol (`realtime` or `partywall.v1`) and one that
@@ -12,29 +12,36 @@ from collections.abc import Iterable
 
 from starlette.requests import HTTPConnection
 
-from app.errors import unauthorized
-from tenants.records import Tenant
+from app.errors import ApiError, unauthorized
+from tenants.records import Principal
 from tenants.store import TenantStore
 
 PROTOCOLS = ("partywall.v1", "realtime")
 KEY_PREFIXES = ("partywall.key.", "openai-insecure-api-key.")
 
 
-async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Tenant:
-    """The tenant whose key a request carries.
+async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Principal:
+    """Whom the key that a request carries belongs to.
 
-    Raises `ApiError` 401 without a valid key, and `StoreUnavailable` for a key that is not known
-    here while the store is down.
+    Raises `ApiError` 401 without a valid key and 403 for a disabled tenant, and `StoreUnavailable`
+    for a key that is not known here while the store is down.
     """
     key = _bearer(connection.headers.get("authorization"))
     if key is None and connection.scope["type"] == "websocket":
         key = _subprotocol_key(connection.scope["subprotocols"])
     if key is None:
         raise unauthorized("Send your API key as 'Authorization: Bearer KEY'.")
-    tenant = await tenants.authenticate(key)
-    if tenant is None:
+    principal = await tenants.authenticate(key)
+    if principal is None:
         raise unauthorized("This API key is not valid.")
-    return tenant
+    if principal.tenant.status == "disabled":
+        raise tenant_disabled()
+    return principal
+
+
+def tenant_disabled() -> ApiError:
+    """What every request of a disabled tenant is told."""
+    return ApiError(403, "This tenant is disabled.", code="tenant_disabled")
 
 
 def select_subprotocol(offered: Iterable[str]) -> str | None:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from app.commands import chat, prompt, serve, tenant
+from app.commands import chat, group, key, prompt, report, serve, tenant
 from app.commands.errors import CommandError
 
 app = typer.Typer(
@@ -20,7 +20,11 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(key.app, name="key")
 app.add_typer(prompt.app, name="prompt")
+app.add_typer(group.app, name="group")
+app.command("usage")(report.usage)
+app.command("audit")(report.audit)
 
 
 def main() -> None:

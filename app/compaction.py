@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Literal
 
@@ -28,7 +29,7 @@ from app.wire_events import (
     Usage,
 )
 from app.wire_responses import CompactBody, MessageItem
-from tenants.records import Tenant
+from tenants.records import Principal
 
 _SUMMARY_TOKENS = 512
 _REQUEST = (
@@ -37,12 +38,15 @@ _REQUEST = (
 )
 
 
-async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
-    """The compacted conversation as JSON.
+async def compact(
+    service: Service, principal: Principal, body: CompactBody
+) -> tuple[bytes, Mapping[str, str]]:
+    """The compacted conversation as JSON, and the headers that go with it.
 
     Raises `ApiError` naming the field at fault, 500 if the engine fails, and whatever starting a
     response raises.
     """
+    service.draining.check()
     service.names.check(body.model)
     if body.input is None and body.previous_response_id is None:
         raise invalid_request(
@@ -50,14 +54,16 @@ async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
         )
     asking = [*body.items, MessageItem(role="user", content=_REQUEST)]
     prompt = await service.responses.conversation(
-        tenant, asking, body.previous_response_id, body.instructions
+        principal, asking, body.previous_response_id, body.instructions
     )
     info = service.engine.info
-    remaining = output_budget(len(prompt.ids), None, _SUMMARY_TOKENS, info, ("input", "input"))
+    remaining = output_budget(
+        len(prompt.ids), None, _SUMMARY_TOKENS, info, principal.tenant.limits, ("input", "input")
+    )
     compaction_id = f"resp_{secrets.token_hex(16)}"
     request = engine_request(
         compaction_id,
-        tenant,
+        principal,
         prompt,
         SamplingFields(temperature=0.0, prompt_cache_key=body.prompt_cache_key),
         info,
@@ -65,9 +71,12 @@ async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
         max_tokens=remaining,
         logprobs=None,
     )
-    generation = Generation(service.engine, request, service.tokenizer, (), service.metrics)
+    ticket = await service.gate.admit(principal, request)
+    generation = Generation(service.engine, request, service.tokenizer, (), service.metrics, ticket)
     generation.start()
-    await _finish(generation)
+    summary = _Summary(generation)
+    with service.presence.stream(principal, summary):
+        await summary.finish()
     kept = [
         _kept("developer" if item.role == "developer" else "system", item.text)
         for item in body.items
@@ -75,7 +84,7 @@ async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
     ]
     if body.previous_response_id is not None and prompt.system is not None:
         kept.insert(0, _kept("system", prompt.system))
-    sealed = seal(tenant, generation.text)
+    sealed = seal(principal.tenant, generation.text)
     item = Compaction(id=f"cmp_{secrets.token_hex(16)}", encrypted_content=sealed)
     resource = CompactedResource(
         id=compaction_id,
@@ -83,15 +92,26 @@ async def compact(service: Service, tenant: Tenant, body: CompactBody) -> bytes:
         output=[*kept, item],
         usage=_usage(generation),
     )
-    return msgspec.json.encode(resource.model_dump())
+    return msgspec.json.encode(resource.model_dump()), ticket.headers
 
 
-async def _finish(generation: Generation) -> None:
-    async with aclosing(generation.pieces()) as pieces:
-        async for _ in pieces:
-            pass
-    if generation.outcome not in ("stop", "length"):
-        raise ApiError(500, generation.error or "The engine stopped.", code="server_error")
+class _Summary:
+    """A summary that is being written."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    async def end(self, error: ApiError) -> None:
+        """See `app.presence.Stream`."""
+        self._generation.fail(error)
+
+    async def finish(self) -> None:
+        """Wait for the end. Raises `ApiError` unless the summary is there."""
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+        if self._generation.failure is not None:
+            raise self._generation.failure
 
 
 def _kept(role: Literal["system", "developer"], text: str) -> CompactedMessage:

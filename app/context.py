@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from app.admission import Gate
+from app.draining import Draining
 from app.limits import ServiceLimits
 from app.metrics import Metrics
+from app.presence import Presence
 from app.responses import ModelNames, Responses
+from app.stores import Stores
 from app.turns import TurnBuilder
+from app.warming import Warmer
 from engine.client import EngineClient
 from tenants.store import TenantStore
 
@@ -24,6 +29,11 @@ class Service:
     names: ModelNames
     turns: TurnBuilder
     responses: Responses
+    gate: Gate
+    presence: Presence
+    warmer: Warmer
+    draining: Draining
+    stores: Stores
     limits: ServiceLimits
     metrics: Metrics
     started_at: int

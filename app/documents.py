@@ -1,30 +1,276 @@
-"""Tenants and system prompts as an operator sees them, in `/admin` and on the command line."""
+"""What an operator sees of the store, in `/admin` and on the command line; no secret is in it."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from hashlib import blake2b
+from typing import Annotated, Any, Literal
 
-from tenants.records import PromptIndex, SystemPrompt, Tenant
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from tenants.audit import AuditEntry
+from tenants.records import (
+    ID_PATTERN,
+    MAX_LIMIT,
+    MAX_WEIGHT,
+    NAME_PATTERN,
+    PROMPT_NAME_PATTERN,
+    ApiKey,
+    PromptIndex,
+    ShareGroup,
+    SystemPrompt,
+    Tenant,
+    TenantLimits,
+)
+from tenants.usage import DayUsage
+
+_ETAG_BYTES = 12
 
 
-def tenant_document(tenant: Tenant) -> dict[str, Any]:
-    """A tenant without its secrets; times are ISO 8601 in UTC."""
-    return {"id": tenant.id, "name": tenant.name, "created_at": _time(tenant.created_at)}
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number: 5.0 is an integer there."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def prompt_document(prompt: SystemPrompt, index: PromptIndex | None) -> dict[str, Any]:
-    """A prompt without its text; `tokens`, `blocks` and `warmed_at` are null until it is warm."""
+WHOLE = BeforeValidator(_whole)
+Id = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
+PromptName = Annotated[str, StringConstraints(pattern=f"^{PROMPT_NAME_PATTERN}$")]
+Blocks = Annotated[int, Field(ge=0, le=MAX_LIMIT), WHOLE]
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), WHOLE]
+LimitOrNone = Annotated[int, Field(ge=0, le=MAX_LIMIT), WHOLE]
+Status = Literal["active", "disabled"]
+Cache = Literal["on", "off"]
+
+
+class Document(BaseModel):
+    """Something that is shown; times are ISO 8601 in UTC."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Versioned(Document):
+    """Something that may be changed by several at once."""
+
+    def etag(self) -> str:
+        """The HTTP entity tag of this state of it; the same whether its secret is shown or not."""
+        state = self.model_dump_json(exclude={"api_key"}).encode()
+        return f'"{blake2b(state, digest_size=_ETAG_BYTES).hexdigest()}"'
+
+
+class Limits(Document):
+    """What a tenant may take; null is no limit."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = Field(
+        None, description="Prompt and output tokens together; also the most that one request takes."
+    )
+    tokens_per_day: Limit | None = Field(None, description="The day begins at midnight UTC.")
+    concurrent_streams: Limit | None = None
+    sockets: LimitOrNone | None = None
+    queued_requests: Limit | None = Field(
+        None, description="Requests that wait for their first token, in one replica."
+    )
+    context_tokens: Limit | None = Field(None, description="Prompt plus output of one request.")
+    output_tokens: Limit | None = Field(None, description="Output of one request.")
+    blocks: Limit | None = Field(
+        None, description="KV blocks that running requests may hold, in one replica."
+    )
+    pinned_blocks: LimitOrNone | None = Field(
+        None, description="KV blocks that pinned prompts may hold, in one replica."
+    )
+
+    @classmethod
+    def of(cls, limits: TenantLimits) -> Limits:
+        """The limits as a document."""
+        return cls(**msgspec.structs.asdict(limits))
+
+
+class TenantDocument(Versioned):
+    """A customer."""
+
+    id: Id
+    name: Name
+    created_at: datetime
+    revision: int = Field(description="Grows with every change.")
+    status: Status
+    weight: Weight = Field(description="Its share of the engine beside other tenants.")
+    reserved_blocks: Blocks = Field(
+        description="So many of its cached KV blocks are never evicted for other tenants."
+    )
+    cache: Cache = Field(description="Off: its requests neither find KV blocks nor leave any.")
+    share_group: Id | None = Field(description="The group whose prompts it may use.")
+    limits: Limits
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> TenantDocument:
+        """A tenant without its secret."""
+        fields = msgspec.structs.asdict(tenant)
+        del fields["namespace_secret"]
+        return cls(
+            **fields
+            | {"created_at": shown_time(tenant.created_at), "limits": Limits.of(tenant.limits)}
+        )
+
+
+class KeyDocument(Versioned):
+    """An API key without its secret."""
+
+    id: str
+    name: str
+    created_at: datetime
+    expires_at: datetime | None
+    live: bool = Field(description="Whether it may be used now.")
+    replaced_by: str | None = Field(description="The key that a rotation put in its place.")
+
+    @classmethod
+    def of(cls, key: ApiKey) -> KeyDocument:
+        """A key as its tenant's operator sees it."""
+        return cls(
+            id=key.id,
+            name=key.name,
+            created_at=shown_time(key.created_at),
+            expires_at=None if key.expires_at is None else shown_time(key.expires_at),
+            live=key.is_live(time.time()),
+            replaced_by=key.replaced_by,
+        )
+
+
+class GroupDocument(Versioned):
+    """Tenants that share prompts: those that were put into it with `share_group`."""
+
+    id: Id
+    name: Name
+    created_at: datetime
+    revision: int = Field(description="Grows with every change.")
+
+    @classmethod
+    def of(cls, group: ShareGroup) -> GroupDocument:
+        """A group without its secret."""
+        return cls(
+            id=group.id,
+            name=group.name,
+            created_at=shown_time(group.created_at),
+            revision=group.revision,
+        )
+
+
+class PromptDocument(Document):
+    """A version of a system prompt; tokens, blocks and warmed_at are null until it is warm."""
+
+    name: PromptName
+    version: int
+    active: bool = Field(description="Whether requests get it that name no version.")
+    pinned: bool = Field(description="Whether the active version's blocks stay in memory.")
+    characters: int
+    created_at: datetime
+    tokens: int | None
+    blocks: int | None
+    warmed_at: datetime | None
+
+    @classmethod
+    def of(cls, prompt: SystemPrompt, index: PromptIndex | None) -> PromptDocument:
+        """A prompt without its text."""
+        return cls(**_prompt_fields(prompt, index))
+
+
+class PromptWithText(PromptDocument):
+    """A version of a system prompt, and its text."""
+
+    text: str
+
+    @classmethod
+    def of(cls, prompt: SystemPrompt, index: PromptIndex | None) -> PromptWithText:
+        """A prompt and its text."""
+        return cls(**_prompt_fields(prompt, index), text=prompt.text)
+
+
+class PromptIndexDocument(Document):
+    """The KV blocks of a warm prompt."""
+
+    name: PromptName
+    version: int
+    engine: str = Field(description="Fingerprint of the weights, dtype and block size.")
+    tokens: int
+    blocks: int
+    block_hashes: list[str] = Field(description="Hashes of the blocks, in hexadecimal.")
+    warmed_at: datetime
+
+    @classmethod
+    def of(cls, index: PromptIndex) -> PromptIndexDocument:
+        """An index as it is kept."""
+        return cls(
+            name=index.name,
+            version=index.version,
+            engine=index.engine,
+            tokens=index.token_count,
+            blocks=len(index.block_hashes),
+            block_hashes=[one.hex() for one in index.block_hashes],
+            warmed_at=shown_time(index.warmed_at),
+        )
+
+
+class UsageDay(Document):
+    """What a tenant used on one day (UTC). Cached tokens are among the prompt's."""
+
+    day: date
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stream_seconds: float
+
+    @classmethod
+    def of(cls, usage: DayUsage) -> UsageDay:
+        """One day's counts."""
+        return cls(**msgspec.structs.asdict(usage))
+
+
+class AuditDocument(Document):
+    """A write that happened: who did what to whom, and what it changed."""
+
+    id: str
+    at: datetime
+    actor: str
+    action: str
+    owner: str = Field(description="A tenant's id, or '@' and a share group's.")
+    target: str = Field(description="The key or the prompt; empty for the owner itself.")
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, entry: AuditEntry) -> AuditDocument:
+        """An entry of the audit stream; its time in milliseconds."""
+        fields = msgspec.structs.asdict(entry)
+        return cls(**fields | {"at": datetime.fromtimestamp(entry.at, UTC)})
+
+
+def usage_csv(days: Sequence[UsageDay]) -> str:
+    """Usage as RFC 4180 lines under a header; no value needs quotes."""
+    columns = list(UsageDay.model_fields)
+    lines = [columns, *(list(day.model_dump(mode="json").values()) for day in days)]
+    return "".join(",".join(map(str, line)) + "\r\n" for line in lines)
+
+
+def shown_time(unix_seconds: float) -> datetime:
+    """A moment in whole seconds, UTC."""
+    return datetime.fromtimestamp(math.floor(unix_seconds), UTC)
+
+
+def _prompt_fields(prompt: SystemPrompt, index: PromptIndex | None) -> dict[str, Any]:
     return {
         "name": prompt.name,
         "version": prompt.version,
+        "active": prompt.active,
+        "pinned": prompt.pinned,
         "characters": len(prompt.text),
-        "created_at": _time(prompt.created_at),
+        "created_at": shown_time(prompt.created_at),
         "tokens": None if index is None else index.token_count,
         "blocks": None if index is None else len(index.block_hashes),
-        "warmed_at": None if index is None else _time(index.warmed_at),
+        "warmed_at": None if index is None else shown_time(index.warmed_at),
     }
-
-
-def _time(unix_seconds: float) -> str:
-    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="seconds")

@@ -8,10 +8,13 @@ Codes, by status:
   `invalid_value`, `unsupported_value`, `context_length_exceeded`, `previous_response_not_found`,
   `prompt_not_found`, `invalid_stream_id`, `websocket_stream_limit_reached`,
   `websocket_connection_limit_reached`, `unknown_message_type`, `message_too_large`
-- 401 `invalid_api_key`
+- 401 `invalid_api_key`; 403 `tenant_disabled`
 - 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
-- 413 `body_too_large`; 415 `unsupported_media_type`; 429 `inbox_full`
-- 500 `server_error`; 503 `store_unavailable`, `engine_unavailable`
+- 413 `body_too_large`; 415 `unsupported_media_type`
+- 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
+  tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
+  `sockets_exceeded`
+- 500 `server_error`; 503 `store_unavailable`, `engine_unavailable`, `shutting_down`
 """
 
 from __future__ import annotations

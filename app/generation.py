@@ -10,6 +10,9 @@ from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from app.admission import Ticket
+from app.draining import shutting_down
+from app.errors import ApiError
 from app.logprobs import TokenTexts
 from app.metrics import Metrics
 from app.wire_events import TokenLogprob
@@ -17,7 +20,7 @@ from engine.client import EngineClient, EngineError
 from engine.detokenizer import Detokenizer
 from engine.request import EngineRequest, TokenDelta
 
-Outcome = Literal["stop", "length", "cancelled", "error"]
+Outcome = Literal["stop", "length", "cancelled", "suspended", "error"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class Piece:
 
 
 class Generation:
-    """Runs one `EngineRequest`. Whatever ends it, `close` gives the engine's blocks back.
+    """Runs one `EngineRequest`. Whatever ends it, the engine's blocks are given back, and `ticket`
+    is settled.
 
-    `outcome` is set once `pieces` has ended; `output_ids`, `cached_tokens` and `text` grow until
-    then. `error` explains the outcome "error".
+    `outcome` is set once it has ended; `output_ids`, `cached_tokens` and `text` grow until then.
+    `failure` explains the outcome "error". A request with `generated` tokens goes on behind them:
+    `cached_tokens` and `held` are then what an earlier generation was left with.
     """
 
     def __init__(
@@ -42,21 +47,27 @@ class Generation:
         tokenizer: PreTrainedTokenizerBase,
         stop: Sequence[str],
         metrics: Metrics,
+        ticket: Ticket,
+        *,
+        cached_tokens: int = 0,
+        held: Sequence[TokenLogprob] = (),
     ) -> None:
         self.request = request
-        self.output_ids: list[int] = []
-        self.cached_tokens = 0
+        self.output_ids = list(request.generated)
+        self.cached_tokens = cached_tokens
         self.outcome: Outcome | None = None
-        self.error: str | None = None
+        self.failure: ApiError | None = None
+        self.stop = stop
+        self.ticket = ticket
         self._engine = engine
         self._metrics = metrics
         self._texts = TokenTexts(tokenizer)
         self._detokenizer = Detokenizer(tokenizer, stop)
+        self._detokenizer.push(request.generated)
         self._one_by_one = bool(stop) or request.sampling.logprobs is not None
-        self._pending: list[TokenLogprob] = []
-        self._cancelled = False
+        self._held = list(held)
         self._deltas: AsyncGenerator[TokenDelta, None] | None = None
-        self._next: asyncio.Task[TokenDelta] | None = None
+        self._waiting: asyncio.Timeout | None = None
         self._started = perf_counter()
         self._last_token: float | None = None
 
@@ -65,77 +76,101 @@ class Generation:
         """Everything shown so far."""
         return self._detokenizer.text
 
+    @property
+    def held(self) -> list[TokenLogprob]:
+        """The log-probabilities of tokens whose text is not safe to show yet."""
+        return self._held
+
     def start(self) -> None:
-        """Hand the request to the engine. The caller must iterate `pieces` or call `close`."""
+        """Begin. The caller must iterate `pieces` or call `close`."""
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = self._engine.generate(self.request)
         self._deltas = cast("AsyncGenerator[TokenDelta, None]", deltas)
         self._metrics.streams_running.inc()
-        self._next = self._fetch(self._deltas)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer's text as it comes; `start` goes first.
 
-        Engine errors set `outcome`, since the stream has begun.
+        Errors of the engine set `outcome`, since the stream has begun. What a suspended generation
+        holds back stays so.
         """
-        assert self._deltas is not None
-        assert self._next is not None
         try:
             while self.outcome is None:
-                delta = await self._next_delta(self._next)
-                for piece in self._take(delta):
+                delta = await self._next_delta()
+                if delta is not None:
+                    for piece in self._take(delta):
+                        yield piece
+            if self.outcome != "suspended":
+                for piece in self.rest():
                     yield piece
-                if delta.finish_reason is None and self.outcome is None:
-                    self._next = self._fetch(self._deltas)
-            rest = self._detokenizer.finish()
-            if rest or self._pending:
-                yield self._release(rest)
         finally:
             await self.close()
 
-    async def cancel(self) -> None:
-        """End the answer here; its stream then ends with outcome "cancelled"."""
-        self._cancelled = True
-        await self._engine.abort(self.request.request_id)
+    def rest(self) -> list[Piece]:
+        """What is held back, given that no more tokens will come. Harmless when repeated."""
+        rest = self._detokenizer.finish()
+        return [self._release(rest)] if rest or self._held else []
+
+    def cancel(self) -> None:
+        """End the answer here, with outcome "cancelled"; harmless after its end."""
+        self._stop("cancelled")
+
+    def suspend(self) -> None:
+        """End it here, with outcome "suspended", so that another generation can go on behind it."""
+        self._stop("suspended")
+
+    def fail(self, error: ApiError) -> None:
+        """End it here, with outcome "error"; harmless after its end."""
+        self._stop("error", error)
 
     async def close(self) -> None:
-        """Give the request back to the engine, finished or not. May be called twice."""
+        """Give the request back to the engine, finished or not, and settle. May be called twice."""
         deltas, self._deltas = self._deltas, None
         if deltas is None:
             return
         self._metrics.streams_running.dec()
-        if self._next is not None and not self._next.done():
-            self._next.cancel()
-            await asyncio.wait({self._next})
-        await deltas.aclose()
-
-    async def _next_delta(self, pending: asyncio.Task[TokenDelta]) -> TokenDelta:
         try:
-            return await pending
-        except EngineError as error:
-            return TokenDelta(
-                request_id=self.request.request_id, finish_reason="error", error=str(error)
-            )
+            await deltas.aclose()
+        finally:
+            await self._settle()
 
-    def _fetch(self, deltas: AsyncGenerator[TokenDelta, None]) -> asyncio.Task[TokenDelta]:
-        async def fetch() -> TokenDelta:
-            if self._cancelled:
-                # The engine may not know the request yet, and ignores aborts of unknown ones.
-                return TokenDelta(request_id=self.request.request_id, finish_reason="aborted")
-            try:
-                return await anext(deltas)
-            except StopAsyncIteration:
-                return TokenDelta(
-                    request_id=self.request.request_id,
-                    finish_reason="error",
-                    error="the engine ended the request without a reason",
-                )
+    def _stop(self, outcome: Outcome, failure: ApiError | None = None) -> None:
+        if self.outcome is None:
+            self.outcome, self.failure = outcome, failure
+            if self._waiting is not None:
+                self._waiting.reschedule(asyncio.get_running_loop().time())
 
-        return asyncio.create_task(fetch())
+    async def _settle(self) -> None:
+        """Account for the tokens; an earlier generation has paid for its own and the prompt."""
+        output = len(self.output_ids) - len(self.request.generated)
+        first = output > 0 and not self.request.generated
+        prompt = len(self.request.prompt) if first else 0
+        cached = self.cached_tokens if first else 0
+        self._metrics.count_tokens(prompt, cached, output)
+        await self.ticket.settle(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+    async def _next_delta(self) -> TokenDelta | None:
+        """The next delta, or `None` once the generation was ended from outside."""
+        assert self._deltas is not None
+        request_id = self.request.request_id
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                delta = await anext(self._deltas)
+            return delta if self.outcome is None else None
+        except TimeoutError:
+            return None
+        except StopAsyncIteration:
+            error = "the engine ended the request without a reason"
+        except EngineError as problem:
+            error = str(problem)
+        finally:
+            self._waiting = None
+        return TokenDelta(request_id=request_id, finish_reason="error", error=error)
 
     def _take(self, delta: TokenDelta) -> list[Piece]:
         """Account for a delta; returns what it lets us show, and sets `outcome` at the end."""
-        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if not self.request.generated:
+            self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if delta.token_ids:
             self._observe_latency(len(delta.token_ids))
         step = 1 if self._one_by_one else max(1, len(delta.token_ids))
@@ -149,7 +184,7 @@ class Generation:
             if text:
                 shown.append(self._release(text))
             if self._detokenizer.stopped:
-                self._pending.clear()
+                self._held.clear()
                 self.outcome = "stop"
                 return shown
         self._finish(delta)
@@ -162,25 +197,27 @@ class Generation:
             return
         assert delta.logprobs is not None
         top = self.request.sampling.logprobs or 0
-        self._pending.append(self._texts.describe(token_id, delta.logprobs[index], top))
+        self._held.append(self._texts.describe(token_id, delta.logprobs[index], top))
 
     def _release(self, text: str) -> Piece:
-        piece = Piece(text, self._pending)
-        self._pending = []
+        piece = Piece(text, self._held)
+        self._held = []
         return piece
 
     def _finish(self, delta: TokenDelta) -> None:
         if delta.finish_reason == "stop" or delta.finish_reason == "length":
             self.outcome = delta.finish_reason
-        elif delta.finish_reason == "aborted" and self._cancelled:
-            self.outcome = "cancelled"
+        elif delta.finish_reason == "aborted":
+            # Nobody here asked for it: the engine is being closed.
+            self.outcome, self.failure = "error", shutting_down()
         elif delta.finish_reason is not None:
-            self.outcome = "error"
-            self.error = delta.error or "The engine stopped while the response was running."
+            message = delta.error or "The engine stopped while the response was running."
+            self.outcome, self.failure = "error", ApiError(500, message, code="server_error")
 
     def _observe_latency(self, tokens: int) -> None:
         now = perf_counter()
         if self._last_token is None:
+            self.ticket.first_token()
             self._metrics.time_to_first_token.observe(now - self._started)
             tokens -= 1
             since = now

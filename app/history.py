@@ -13,6 +13,7 @@ from collections import OrderedDict
 import msgspec
 
 from tenants.conversations import Conversations
+from tenants.records import Change
 from tenants.store import StoreUnavailable
 
 _log = logging.getLogger(__name__)
@@ -23,12 +24,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     `packed_ids` holds the prompt and every generated token, stop token included, as native
     unsigned 32-bit integers; a failed response keeps none and cannot be continued. The first
-    `shared_tokens` of them belong to a registered system prompt. `system` is the text of the system
-    message that heads the conversation.
+    `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
+    its share group. `system` is the text of the system message that heads the conversation.
     """
 
     packed_ids: bytes
     shared_tokens: int
+    shared_owner: str
     system: str | None
     end_user: str | None
     response: bytes
@@ -76,6 +78,12 @@ class History:
         turn = msgspec.msgpack.decode(blob, type=Turn)
         self._remember(key, turn)
         return turn
+
+    def notice(self, change: Change) -> None:
+        """Forget the turns of a deleted tenant."""
+        if change.kind == "deleted":
+            for key in [key for key in self._cached if key[0] == change.tenant_id]:
+                self._tokens_held -= _size(self._cached.pop(key))
 
     def _remember(self, key: tuple[str, str], turn: Turn) -> None:
         previous = self._cached.pop(key, None)

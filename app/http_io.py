@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,31 +30,41 @@ class ReaderGone(Exception):
     """The client left before its answer was ready."""
 
 
-def json_response(content: bytes | dict[str, Any], status: int = 200) -> Response:
+def json_response(
+    content: bytes | dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """A JSON answer."""
     body = content if isinstance(content, bytes) else msgspec.json.encode(content)
-    return Response(body, status, media_type="application/json")
+    return Response(body, status, headers, media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:
     """An error in the shape of HTTP."""
-    response = json_response(error.body(), error.status)
-    response.headers.update(error.headers)
-    return response
+    return json_response(error.body(), error.status, error.headers)
 
 
 async def read_json(request: Request, max_body_bytes: int) -> Any:
     """The request's JSON body. Raises `ApiError` 400, 413 or 415."""
+    require_json(request)
+    return decode_json(await read_body(request, max_body_bytes))
+
+
+def require_json(request: Request) -> None:
+    """Raises `ApiError` 415 for a body that says it is anything but JSON."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
+
+
+async def read_body(request: Request, max_body_bytes: int) -> bytes:
+    """The request's body. Raises `ApiError` 413."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > max_body_bytes:
             message = f"The body is larger than {max_body_bytes} bytes."
             raise ApiError(413, message, code="body_too_large", headers={"connection": "close"})
-    return decode_json(bytes(body))
+    return bytes(body)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from app.errors import ApiError, as_api_error, internal_error, invalid_request
+from app.errors import ApiError, as_api_error, internal_error
 from app.history import SocketHistory
 from app.limits import ServiceLimits
-from app.responses import ResponseRun, Responses
-from app.streams import Outbox
-from app.wire_events import encode_event
-from app.wire_responses import CreateMessage
-from tenants.records import Tenant
+from app.outbox import Outbox, ReaderLeft
+from app.presence import Connection
+from app.response_run import ResponseRun
+from app.responses import Responses
+from app.wire_events import on_lane
+from app.wire_responses import CreateMessage, ResumeMessage
 
 _log = logging.getLogger(__name__)
 
@@ -30,46 +32,54 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
     return msgspec.json.encode(event)
 
 
-def too_old() -> ApiError:
-    """What a socket is told at the end of its life."""
-    message = "This socket has reached its greatest age: open a new one."
-    return invalid_request(message, None, "websocket_connection_limit_reached")
-
-
 class _Entry:
-    """One `response.create` in its lane: waiting, starting or running."""
+    """One response in its lane: waiting, starting or running."""
 
-    def __init__(self, message: CreateMessage) -> None:
+    def __init__(self, message: CreateMessage | ResumeMessage) -> None:
         self.message = message
         self.run: ResponseRun | None = None
         self.cancelled = False
 
-    async def cancel(self) -> None:
+    def cancel(self) -> None:
         self.cancelled = True
         if self.run is not None:
-            await self.run.cancel()
+            self.run.cancel()
 
 
 class Lanes:
-    """Runs one socket's responses and writes their events to its outbox."""
+    """Runs one socket's responses and sends their events to its reader.
+
+    `on_idle` is called whenever the last lane has become empty.
+    """
 
     def __init__(
-        self, responses: Responses, tenant: Tenant, outbox: Outbox, limits: ServiceLimits
+        self,
+        responses: Responses,
+        connection: Connection,
+        outbox: Outbox,
+        limits: ServiceLimits,
+        on_idle: Callable[[], None],
     ) -> None:
         self._responses = responses
-        self._tenant = tenant
+        self._connection = connection
         self._outbox = outbox
         self._limits = limits
+        self._on_idle = on_idle
         self._history = SocketHistory(limits.socket_history_responses)
         self._active = asyncio.Semaphore(limits.max_active_responses_per_socket)
         self._lanes: dict[str | None, deque[_Entry]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._retired = False
+        self._refusal: ApiError | None = None
 
-    def submit(self, message: CreateMessage) -> None:
-        """Queue a create message in its lane. Raises `ApiError` where the socket has too many."""
-        if self._retired:
-            raise too_old()
+    @property
+    def idle(self) -> bool:
+        """Whether no response is waiting or running."""
+        return not self._lanes
+
+    def submit(self, message: CreateMessage | ResumeMessage) -> None:
+        """Queue a message in its lane. Raises `ApiError` where the socket has too many."""
+        if self._refusal is not None:
+            raise self._refusal
         lane = self._lanes.get(message.stream_id)
         if lane is None and len(self._lanes) >= self._limits.max_lanes_per_socket:
             raise ApiError(
@@ -92,37 +102,45 @@ class Lanes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def cancel(self, response_id: str | None, stream_id: str | None) -> None:
+    def cancel(self, response_id: str | None, stream_id: str | None) -> None:
         """End the named response, or the lane's current one. Raises `ApiError` if there is none."""
         if response_id is not None:
-            entries = [entry for lane in self._lanes.values() for entry in lane]
-            for entry in entries:
+            for entry in self._entries():
                 if entry.run is not None and entry.run.resource.id == response_id:
-                    await entry.cancel()
+                    entry.cancel()
                     return
         elif stream_id in self._lanes:
-            await self._lanes[stream_id][0].cancel()
+            self._lanes[stream_id][0].cancel()
             return
         what = f"response '{response_id}'" if response_id else "response in this lane"
         raise ApiError(404, f"No {what} is running.", code="response_not_found")
+
+    def cancel_all(self) -> None:
+        """End every response that has begun."""
+        for entry in self._entries():
+            entry.cancel()
 
     def evict(self, response_id: str) -> None:
         """Forget a socket's own response, because a continuation of it failed."""
         self._history.evict(response_id)
 
-    async def retire(self) -> None:
-        """Refuse new responses and cancel all others; returns when each has had its last event."""
-        self._retired = True
-        for entry in [entry for lane in self._lanes.values() for entry in lane]:
-            await entry.cancel()
+    def refuse(self, error: ApiError) -> None:
+        """From now on answer whatever has not begun yet with `error`."""
+        self._refusal = error
+
+    async def finished(self) -> None:
+        """Wait until every response has had its last event."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """Abort everything at once: the reader is gone."""
+        """Read no further: the responses that have begun are left to themselves."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _entries(self) -> list[_Entry]:
+        return [entry for lane in self._lanes.values() for entry in lane]
 
     async def _run_lane(self, stream_id: str | None) -> None:
         """Serve a lane until it is empty; the entry being served stays at its head."""
@@ -132,19 +150,25 @@ class Lanes:
                 async with self._active:
                     await self._serve(lane[0])
                 lane.popleft()
+        except ReaderLeft:
+            pass  # the socket is about to close, and to close its lanes
         finally:
             del self._lanes[stream_id]
+            if self.idle:
+                self._on_idle()
 
     async def _serve(self, entry: _Entry) -> None:
+        """Send the events of one response, or why there are none. Raises `ReaderLeft`."""
         message = entry.message
         try:
-            entry.run = await self._responses.start(self._tenant, message, self._history)
-            if entry.cancelled:
-                await entry.run.cancel()
-            async with aclosing(entry.run.events()) as events:
+            after = await self._begin(entry)
+            assert entry.run is not None
+            async with aclosing(entry.run.follow(after)) as events:
                 async for event in events:
-                    await self._outbox.put(encode_event(event, message.stream_id))
+                    await self._outbox.send(on_lane(event, message.stream_id))
             failed = entry.run.resource.status == "failed"
+        except ReaderLeft:
+            raise
         except Exception as error:  # noqa: BLE001 - a lane outlives any bug in one response
             failed = True
             known = as_api_error(error)
@@ -152,9 +176,21 @@ class Lanes:
                 _log.exception("a response on a socket failed")
                 known = internal_error()
             self._responses.metrics.count_refused("responses", known.status)
-            await self._outbox.put(error_event(known, message.stream_id))
-        finally:
-            if entry.run is not None:
-                await entry.run.close()
-        if failed and message.previous_response_id is not None:
+            await self._outbox.send(error_event(known, message.stream_id))
+        if failed and isinstance(message, CreateMessage) and message.previous_response_id:
             self.evict(message.previous_response_id)
+
+    async def _begin(self, entry: _Entry) -> int:
+        """Start or find the response; returns the number of the event that it has been read to."""
+        if self._refusal is not None:
+            raise self._refusal
+        principal, message = self._connection.principal, entry.message
+        after = -1
+        if isinstance(message, ResumeMessage):
+            after = -1 if message.starting_after is None else message.starting_after
+            entry.run = await self._responses.resume(principal, message.response_id, after)
+        else:
+            entry.run = await self._responses.start(principal, message, self._history)
+        if entry.cancelled:
+            entry.run.cancel()
+        return after

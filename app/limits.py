@@ -10,11 +10,11 @@ class ServiceLimits:
     """Bounds of the service; every name carries its unit.
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context.
+    the rest of the context. A response without a reader goes on for `resume_grace_seconds`, and for
+    as long after its end its events can be fetched.
     """
 
     send_deadline_seconds: float = 15.0
-    outbox_events: int = 256
     inbox_messages: int = 64
     max_lanes_per_socket: int = 32
     max_active_responses_per_socket: int = 16
@@ -23,6 +23,7 @@ class ServiceLimits:
     max_message_bytes: int = 4 * 1024 * 1024
     max_body_bytes: int = 4 * 1024 * 1024
     response_ttl_seconds: int = 86_400
+    resume_grace_seconds: float = 30.0
     history_cache_tokens: int = 4_000_000
     default_max_output_tokens: int | None = None
     readiness_timeout_seconds: float = 2.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -46,10 +48,20 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
         )
+        self.limited = Counter(
+            "partywall_limited",
+            "Requests refused because their tenant has reached this limit.",
+            ("limit",),
+            registry=self.registry,
+        )
+        self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
         self._blocks = Gauge(
-            "partywall_kv_blocks", "KV blocks by state.", ("state",), registry=self.registry
+            "partywall_kv_blocks",
+            "KV blocks by state; pinned ones are in use.",
+            ("state",),
+            registry=self.registry,
         )
         self._peak = self._gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
         self._running = self._gauge("engine_running", "Requests in the engine's batch.")
@@ -76,6 +88,7 @@ class Metrics:
         self._blocks.labels("in_use").set(stats.blocks_in_use)
         self._blocks.labels("cached").set(stats.blocks_cached)
         self._blocks.labels("free").set(free)
+        self._blocks.labels("pinned").set(stats.blocks_pinned)
         self._blocks.labels("total").set(stats.blocks_total)
         self._peak.set(stats.peak_blocks_in_use)
         self._running.set(stats.running)
@@ -94,7 +107,8 @@ class Metrics:
         self.tokens.labels("output").inc(output)
 
     def render(self) -> bytes:
-        """The registry in Prometheus' text format."""
+        """The registry in Prometheus' text format. To be called from the event loop."""
+        self._tasks.set(len(asyncio.all_tasks()))
         return generate_latest(self.registry)
 
     def _gauge(self, name: str, documentation: str) -> Gauge:

@@ -1,59 +1,42 @@
-"""One response of the Responses API: from its create body to the events of its stream."""
+"""The responses of the Responses API: started, found again, resumed, retrieved."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from app.admission import Gate
+from app.answer import Answer
+from app.draining import Draining
 from app.errors import ApiError, invalid_request
-from app.generation import Generation, Piece
-from app.history import History, SocketHistory, Turn, pack_ids
+from app.generation import Generation
+from app.history import History, SocketHistory, Turn
 from app.limits import ServiceLimits
 from app.metrics import Metrics
-from app.turns import Prompt, Said, TurnBuilder, engine_request, or_default, output_budget
-from app.wire_events import (
-    Event,
-    IncompleteDetails,
-    InputTokensDetails,
-    ItemEvent,
-    LifecycleEvent,
-    LifecycleKind,
-    OutputMessage,
-    OutputTokensDetails,
-    PartEvent,
-    ResponseFailure,
-    ResponseResource,
-    Status,
-    TextDelta,
-    TextDone,
-    TextPart,
-    TokenLogprob,
-    Usage,
+from app.presence import Presence
+from app.response_run import Keeper, ResponseRun, check_position
+from app.suspension import SuspendedRun
+from app.turns import (
+    Prompt,
+    Said,
+    TurnBuilder,
+    engine_request,
+    or_default,
+    output_budget,
+    renewed,
 )
+from app.wire_events import ResponseResource, TokenLogprob
 from app.wire_responses import LOGPROBS, CreateBody, PromptReference
+from engine.admission import check_request
 from engine.client import EngineClient
-from tenants.records import Tenant
-
-_STATUS_OF_OUTCOME: dict[str, Status] = {
-    "stop": "completed",
-    "length": "incomplete",
-    "cancelled": "cancelled",
-    "error": "failed",
-}
-_EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
-    "completed": "response.completed",
-    "incomplete": "response.incomplete",
-    "cancelled": "response.incomplete",
-    "failed": "response.failed",
-}
+from engine.request import EngineInfo, EngineRequest
+from tenants.records import Change, Principal, Tenant
+from tenants.suspended import SuspendedResponses
 
 
 @dataclass(frozen=True)
@@ -69,55 +52,66 @@ class ModelNames:
             raise ApiError(404, message, code="model_not_found", param="model")
 
 
-class Responses:
-    """Starts responses, and knows the running ones of every tenant."""
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """What every response is made with."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        tokenizer: PreTrainedTokenizerBase,
-        turns: TurnBuilder,
-        history: History,
-        names: ModelNames,
-        limits: ServiceLimits,
-        metrics: Metrics,
-    ) -> None:
-        self.history = history
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._turns = turns
-        self._names = names
-        self._limits = limits
-        self.metrics = metrics
-        self._running: dict[tuple[str, str], ResponseRun] = {}
+    engine: EngineClient
+    tokenizer: PreTrainedTokenizerBase
+    turns: TurnBuilder
+    gate: Gate
+    presence: Presence
+    history: History
+    suspended: SuspendedResponses
+    draining: Draining
+    names: ModelNames
+    limits: ServiceLimits
+    metrics: Metrics
+
+
+class Responses:
+    """Starts responses, and knows those of every tenant whose streams can still be read."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._with = workshop
+        self._runs: dict[tuple[str, str], ResponseRun] = {}
+        self._resuming: dict[tuple[str, str], asyncio.Task[ResponseRun]] = {}
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where responses are counted."""
+        return self._with.metrics
 
     async def start(
-        self, tenant: Tenant, body: CreateBody, socket_history: SocketHistory | None = None
+        self, principal: Principal, body: CreateBody, socket_history: SocketHistory | None = None
     ) -> ResponseRun:
         """Check a body and hand its request to the engine.
 
-        The caller must iterate `events` or call `close`. Raises `ApiError`, `RequestRefused`,
-        `EngineUnavailable` or `StoreUnavailable`; nothing has happened then.
+        Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`; nothing has
+        happened then.
         """
-        self._names.check(body.model)
+        shop, tenant = self._with, principal.tenant
+        shop.draining.check()
+        shop.names.check(body.model)
         if body.top_logprobs and not body.wants_logprobs:
             message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
             raise invalid_request(message, "top_logprobs")
         previous = await self._previous(tenant, body.previous_response_id, socket_history)
-        prompt = await self._prompt(tenant, body.items, previous, body.instructions, body.prompt)
-        info = self._engine.info
+        prompt = await self._prompt(principal, body.items, previous, body.instructions, body.prompt)
+        info = shop.engine.info
         max_tokens = output_budget(
             len(prompt.ids),
             body.max_output_tokens,
-            self._limits.default_max_output_tokens,
+            shop.limits.default_max_output_tokens,
             info,
+            tenant.limits,
             ("input", "max_output_tokens"),
         )
         response_id = f"resp_{secrets.token_hex(16)}"
         end_user = body.end_user or prompt.end_user
         request = engine_request(
             response_id,
-            tenant,
+            principal,
             prompt,
             body,
             info,
@@ -125,41 +119,163 @@ class Responses:
             max_tokens=max_tokens,
             logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
         )
-        generation = Generation(
-            self._engine, request, self._tokenizer, body.stop_strings, self.metrics
-        )
-        generation.start()
-        keeper = _Keeper(self.history, socket_history, tenant.id, end_user, prompt)
-        resource = _resource(response_id, self._names.model_id, body)
-        run = ResponseRun(resource, generation, keeper, self._running, self.metrics)
-        self._running[tenant.id, response_id] = run
-        return run
+        generation = await self._generation(principal, request, body.stop_strings)
+        answer = Answer(_resource(response_id, shop.names.model_id, body, tenant))
+        keeper = self._keeper(tenant, prompt, end_user, info, socket_history)
+        return self._run(principal, answer, generation, keeper)
+
+    async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
+        """A response whose stream can still be read, or go on: `follow` it from `after`.
+
+        Raises `ApiError` 404 for any other response, and 400 for an `after` that no event has had;
+        also whatever `start` raises, where another process has begun it.
+        """
+        key = principal.tenant.id, response_id
+        if key not in self._runs:
+            if key not in self._resuming:
+                self._with.draining.check()
+                task = asyncio.create_task(self._go_on(principal, response_id, after))
+                self._resuming[key] = task
+                task.add_done_callback(lambda _: self._resuming.pop(key))
+            # Another reader may wait for the same task.
+            return await asyncio.shield(self._resuming[key])
+        return self._runs[key]
+
+    def notice(self, change: Change) -> None:
+        """Take note of a change of the store."""
+        self._with.history.notice(change)
 
     def running(self, tenant: Tenant, response_id: str) -> ResponseRun | None:
         """A tenant's running response."""
-        return self._running.get((tenant.id, response_id))
+        run = self._runs.get((tenant.id, response_id))
+        return None if run is None or run.ended else run
 
     async def retrieve(self, tenant: Tenant, response_id: str) -> bytes:
         """A tenant's response as JSON, running or stored. Raises `ApiError` 404."""
         run = self.running(tenant, response_id)
         if run is not None:
             return run.snapshot()
-        turn = await self.history.load(tenant.id, response_id)
+        turn = await self._with.history.load(tenant.id, response_id)
         if turn is None:
-            message = f"There is no response '{response_id}'."
-            raise ApiError(404, message, code="response_not_found", param="response_id")
+            raise _not_found(response_id)
         return turn.response
 
     async def conversation(
         self,
-        tenant: Tenant,
+        principal: Principal,
         items: Sequence[Said],
         previous_response_id: str | None,
         instructions: str | None,
     ) -> Prompt:
         """The prompt of a conversation that is not answered but compacted."""
-        previous = await self._previous(tenant, previous_response_id, None)
-        return await self._prompt(tenant, items, previous, instructions, None)
+        previous = await self._previous(principal.tenant, previous_response_id, None)
+        return await self._prompt(principal, items, previous, instructions, None)
+
+    async def suspend(self) -> None:
+        """End every running response, so that it can go on after a restart."""
+        running = [run for run in self._runs.values() if not run.ended]
+        for run in running:
+            run.suspend()
+        await asyncio.gather(*(run.settled() for run in running))
+
+    async def close(self) -> None:
+        """Forget every response: the process ends."""
+        await asyncio.gather(*(run.close() for run in list(self._runs.values())))
+        self._runs.clear()
+
+    async def _go_on(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
+        """Take over a response that was suspended; it stays so where that fails."""
+        shop, tenant = self._with, principal.tenant
+        info = shop.engine.info
+        blob = await shop.suspended.take(tenant.id, response_id)
+        if blob is None:
+            raise _not_found(response_id)
+        try:
+            kept = SuspendedRun.decode(blob)
+            if kept.engine != info.hash_extras:
+                raise _not_found(response_id)
+            check_position(after, len(kept.events))
+            request = renewed(kept.request, principal, kept.prompt)
+            check_request(request, info)
+            answer, held = kept.answer, kept.held_logprobs
+            generation = await self._generation(
+                principal, request, kept.stop, cached_tokens=kept.cached_tokens, held=held
+            )
+        except BaseException:
+            ttl_seconds = shop.limits.response_ttl_seconds
+            await shop.suspended.save(tenant.id, response_id, blob, ttl_seconds)
+            raise
+        keeper = self._keeper(tenant, kept.prompt, kept.end_user, info, None)
+        return self._run(principal, answer, generation, keeper, kept.events)
+
+    async def _generation(
+        self,
+        principal: Principal,
+        request: EngineRequest,
+        stop: Sequence[str],
+        *,
+        cached_tokens: int = 0,
+        held: Sequence[TokenLogprob] = (),
+    ) -> Generation:
+        """An admitted request; to be started before anything else is awaited."""
+        shop = self._with
+        ticket = await shop.gate.admit(principal, request)
+        return Generation(
+            shop.engine,
+            request,
+            shop.tokenizer,
+            stop,
+            shop.metrics,
+            ticket,
+            cached_tokens=cached_tokens,
+            held=held,
+        )
+
+    def _keeper(
+        self,
+        tenant: Tenant,
+        prompt: Prompt,
+        end_user: str | None,
+        info: EngineInfo,
+        socket_history: SocketHistory | None,
+    ) -> Keeper:
+        return Keeper(
+            history=self._with.history,
+            socket_history=socket_history,
+            suspended=self._with.suspended,
+            suspended_ttl_seconds=self._with.limits.response_ttl_seconds,
+            tenant_id=tenant.id,
+            end_user=end_user,
+            prompt=prompt,
+            engine=info.hash_extras,
+        )
+
+    def _run(
+        self,
+        principal: Principal,
+        answer: Answer,
+        generation: Generation,
+        keeper: Keeper,
+        events: Sequence[bytes | None] = (),
+    ) -> ResponseRun:
+        key = principal.tenant.id, answer.resource.id
+        run = ResponseRun(
+            principal,
+            answer,
+            generation,
+            keeper,
+            self._with.presence,
+            self._with.metrics,
+            self._with.limits.resume_grace_seconds,
+            forget=lambda: self._forget(key),
+            events=events,
+        )
+        self._runs[key] = run
+        run.start()
+        return run
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        del self._runs[key]
 
     async def _previous(
         self, tenant: Tenant, response_id: str | None, socket_history: SocketHistory | None
@@ -167,7 +283,7 @@ class Responses:
         if response_id is None:
             return None
         turn = socket_history.load(response_id) if socket_history is not None else None
-        turn = turn or await self.history.load(tenant.id, response_id)
+        turn = turn or await self._with.history.load(tenant.id, response_id)
         if turn is None or not turn.packed_ids:
             raise ApiError(
                 400,
@@ -179,178 +295,30 @@ class Responses:
 
     async def _prompt(
         self,
-        tenant: Tenant,
+        principal: Principal,
         items: Sequence[Said],
         previous: Turn | None,
         instructions: str | None,
         reference: PromptReference | None,
     ) -> Prompt:
+        turns = self._with.turns
         if previous is None:
-            return await self._turns.begin(
-                tenant, items, instructions=instructions, reference=reference, param="input"
+            return await turns.begin(
+                principal, items, instructions=instructions, reference=reference, param="input"
             )
-        return await self._turns.resume(
-            tenant, previous, items, instructions=instructions, reference=reference
+        return await turns.resume(
+            principal, previous, items, instructions=instructions, reference=reference
         )
 
 
-@dataclass(frozen=True)
-class _Keeper:
-    """Where a finished response is kept: with the tenant, with its socket, or nowhere."""
-
-    history: History
-    socket_history: SocketHistory | None
-    tenant_id: str
-    end_user: str | None
-    prompt: Prompt
-
-    async def keep(self, resource: ResponseResource, output_ids: list[int]) -> None:
-        failed = resource.status == "failed"
-        turn = Turn(
-            packed_ids=b"" if failed else pack_ids(self.prompt.ids + output_ids),
-            shared_tokens=self.prompt.shared_tokens,
-            system=self.prompt.system,
-            end_user=self.end_user,
-            response=encode_resource(resource),
-        )
-        if resource.store:
-            await self.history.save(self.tenant_id, resource.id, turn)
-        elif self.socket_history is not None:
-            self.socket_history.save(resource.id, turn)
+def _not_found(response_id: str) -> ApiError:
+    message = f"There is no response '{response_id}'."
+    return ApiError(404, message, code="response_not_found", param="response_id")
 
 
-class ResponseRun:
-    """A running response. Its events end with exactly one terminal event."""
-
-    def __init__(
-        self,
-        resource: ResponseResource,
-        generation: Generation,
-        keeper: _Keeper,
-        running: dict[tuple[str, str], ResponseRun],
-        metrics: Metrics,
-    ) -> None:
-        self.resource = resource
-        self._generation = generation
-        self._keeper = keeper
-        self._running = running
-        self._metrics = metrics
-        self._item_id = f"msg_{secrets.token_hex(16)}"
-        self._logprobs: list[TokenLogprob] = []
-        self._ended = asyncio.Event()
-
-    def snapshot(self) -> bytes:
-        """The response so far, as JSON."""
-        return encode_resource(self.resource)
-
-    async def cancel(self) -> None:
-        """End the response here; its stream goes on to its terminal event."""
-        await self._generation.cancel()
-
-    async def settled(self, timeout_seconds: float) -> bytes:
-        """The response as JSON after its end, or as it is when the reader of its events stalls."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._ended.wait()
-        return self.snapshot()
-
-    async def close(self) -> None:
-        """Give up: free the engine's blocks and forget the run. Harmless after its end."""
-        self._ended.set()
-        self._running.pop((self._keeper.tenant_id, self.resource.id), None)
-        await self._generation.close()
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event of the stream in order, numbered from 0."""
-        number = 0
-        try:
-            async with aclosing(self._unnumbered()) as events:
-                async for event in events:
-                    event.sequence_number = number
-                    number += 1
-                    yield event
-        finally:
-            await self.close()
-
-    async def _unnumbered(self) -> AsyncGenerator[Event, None]:
-        yield LifecycleEvent(type="response.created", response=self.resource)
-        yield LifecycleEvent(type="response.in_progress", response=self.resource)
-        begun = False
-        async with aclosing(self._generation.pieces()) as pieces:
-            async for piece in pieces:
-                if not begun:
-                    begun = True
-                    for event in self._opening():
-                        yield event
-                yield self._delta(piece)
-        if not begun and self._generation.outcome != "error":
-            begun = True
-            for event in self._opening():
-                yield event
-        if begun:
-            for event in self._closing():
-                yield event
-        yield await self._terminal(begun)
-
-    def _opening(self) -> list[Event]:
-        item = OutputMessage(id=self._item_id, status="in_progress", content=[])
-        return [
-            ItemEvent(type="response.output_item.added", item=item),
-            PartEvent(
-                type="response.content_part.added", item_id=self._item_id, part=TextPart(text="")
-            ),
-        ]
-
-    def _delta(self, piece: Piece) -> Event:
-        self._logprobs.extend(piece.logprobs)
-        return TextDelta(item_id=self._item_id, delta=piece.text, logprobs=piece.logprobs)
-
-    def _closing(self) -> list[Event]:
-        message = self._message()
-        part = message.content[0]
-        return [
-            TextDone(item_id=self._item_id, text=part.text, logprobs=part.logprobs),
-            PartEvent(type="response.content_part.done", item_id=self._item_id, part=part),
-            ItemEvent(type="response.output_item.done", item=message),
-        ]
-
-    def _message(self) -> OutputMessage:
-        part = TextPart(text=self._generation.text, logprobs=self._logprobs)
-        whole = self._generation.outcome == "stop"
-        return OutputMessage(
-            id=self._item_id, status="completed" if whole else "incomplete", content=[part]
-        )
-
-    async def _terminal(self, begun: bool) -> Event:
-        generation = self._generation
-        assert generation.outcome is not None
-        prompt, output = len(generation.request.prompt), len(generation.output_ids)
-        status = _STATUS_OF_OUTCOME[generation.outcome]
-        failed = status == "failed"
-        self.resource = self.resource.model_copy(
-            update={
-                "status": status,
-                "completed_at": int(time.time()) if status == "completed" else None,
-                "output": [self._message()] if begun else [],
-                "incomplete_details": IncompleteDetails() if status == "incomplete" else None,
-                "error": ResponseFailure(message=generation.error or "") if failed else None,
-                "usage": Usage(
-                    input_tokens=prompt,
-                    input_tokens_details=InputTokensDetails(cached_tokens=generation.cached_tokens),
-                    output_tokens=output,
-                    output_tokens_details=OutputTokensDetails(),
-                    total_tokens=prompt + output,
-                ),
-            }
-        )
-        self._metrics.count_tokens(prompt, generation.cached_tokens, output)
-        self._metrics.requests.labels("responses", status).inc()
-        self._ended.set()
-        await self._keeper.keep(self.resource, generation.output_ids)
-        return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
-
-
-def _resource(response_id: str, model_id: str, body: CreateBody) -> ResponseResource:
+def _resource(
+    response_id: str, model_id: str, body: CreateBody, tenant: Tenant
+) -> ResponseResource:
     """A response as it begins."""
     return ResponseResource(
         id=response_id,
@@ -367,14 +335,10 @@ def _resource(response_id: str, model_id: str, body: CreateBody) -> ResponseReso
         frequency_penalty=or_default(body.frequency_penalty, 0.0),
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
-        store=body.store is not False,
+        # A tenant that may not leave prompts in memory does not want its answers kept either.
+        store=tenant.cache == "on" if body.store is None else body.store,
         metadata=body.metadata or {},
         user=body.user,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
     )
-
-
-def encode_resource(resource: ResponseResource) -> bytes:
-    """A response as JSON."""
-    return msgspec.json.encode(resource.model_dump())

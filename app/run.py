@@ -11,24 +11,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from starlette.applications import Starlette
 from transformers import PreTrainedTokenizerBase
 
 from app.admin_token import load_admin_token, write_private
+from app.context import Service
 from app.limits import ServiceLimits
-from app.routes.admin import admin_routes
 from app.server import bind, run_server, service_url
 from app.service import create_app
 from app.settings import Settings
 from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
 from app.tokenizer import load_tokenizer
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.process import ProcessEngine
 from engine.weights import resolve_model
 from tenants.store import TenantStore
 
-_FLUSH_SECONDS = 0.1
+_FAREWELL_SECONDS = 2.0
+_POLL_SECONDS = 0.05
 
 Progress = Callable[[str], None]
 
@@ -56,6 +55,10 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         step_token_budget=settings.step_token_budget,
         max_running_requests=settings.max_running_requests,
         prefix_cache=settings.prefix_cache,
+        fairness=settings.fairness,
+        prompt_token_price=settings.prompt_token_price,
+        cached_token_price=settings.cached_token_price,
+        output_token_price=settings.output_token_price,
         threads=settings.threads,
     )
 
@@ -67,6 +70,7 @@ def service_limits(settings: Settings) -> ServiceLimits:
         max_message_bytes=settings.max_message_bytes,
         max_body_bytes=settings.max_message_bytes,
         response_ttl_seconds=settings.response_ttl_seconds,
+        resume_grace_seconds=settings.resume_grace_seconds,
         default_max_output_tokens=settings.default_max_output_tokens,
     )
 
@@ -91,26 +95,22 @@ async def run_service(
         )
         stores = await stack.enter_async_context(
             open_stores(
-                settings.redis_url,
-                settings.data_dir,
-                settings.pepper_file,
+                settings,
                 owner=True,
                 tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
             )
         )
         progress(f"loading {settings.model}")
-        engine = ProcessEngine(engine_config(settings, folder))
+        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
         tokenizer = await _start_engine(engine, folder, stack)
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
         app = create_app(
             engine,
-            stores.tenants,
-            stores.prompts,
-            stores.conversations,
+            stores,
             tokenizer,
             _model_id(settings.model, folder),
             service_limits(settings),
-            admin_routes(stores.tenants, stores.prompts, admin_token, settings.max_message_bytes),
+            admin_token,
         )
 
         async def on_ready() -> None:
@@ -134,7 +134,11 @@ async def run_service(
 
         starting.close()
         await run_server(
-            app, settings, listener, on_ready=on_ready, drain=lambda: _drain(app, engine, settings)
+            app,
+            settings,
+            listener,
+            on_ready=on_ready,
+            drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
 
 
@@ -167,15 +171,30 @@ async def _start_engine(
     return tokenizer
 
 
-async def _drain(app: Starlette, engine: EngineClient, settings: Settings) -> None:
-    """End every stream with its terminal event, and give the events time to leave."""
-    await engine.close()
-    registry = app.state.service.metrics.registry
+async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
+    """Let running streams finish for a while, suspend the rest, and see everybody off."""
+    service.draining.begin()
+    finished = asyncio.create_task(_finished(service))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait(
+        {finished, hurried}, timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED
+    )
+    for waiting in (finished, hurried):
+        waiting.cancel()
+    await service.responses.suspend()
+    # What cannot be suspended ends with the engine.
+    await service.engine.close()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(settings.drain_seconds):
-            while registry.get_sample_value("partywall_streams_running"):  # noqa: ASYNC110
-                await asyncio.sleep(_FLUSH_SECONDS)
-    await asyncio.sleep(_FLUSH_SECONDS)
+        async with asyncio.timeout(_FAREWELL_SECONDS):
+            await _finished(service)
+
+
+async def _finished(service: Service) -> None:
+    """Wait until no stream is running, and no socket is open."""
+    registry = service.metrics.registry
+    while registry.get_sample_value("partywall_streams_running"):  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_SECONDS)
+    await service.draining.left()
 
 
 async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:

@@ -27,7 +27,11 @@ from app.settings import Settings
 ABORT_EXTENSION = "partywall.abort"
 _CLOSE_GRACE_SECONDS = 1.0
 
+_CLOSE_SECONDS = 5
+
 Hook = Callable[[], Awaitable[None]]
+Drain = Callable[[asyncio.Event], Awaitable[None]]
+"""Ends all work in good order; without waiting for anybody once the event is set."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -64,14 +68,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 class Server(uvicorn.Server):
     """A server that tells when it serves, and ends its streams before its sockets.
 
-    `on_ready` runs once requests are accepted; `drain` runs when no new connection is accepted any
-    more and the open ones still work: it must make every stream reach its terminal event.
+    `on_ready` runs once requests are accepted. `drain` runs while they still are, so that whoever
+    asks can be told that the service is going down; it must make every stream reach its terminal
+    event.
     """
 
-    def __init__(self, config: uvicorn.Config, *, on_ready: Hook, drain: Hook) -> None:
+    def __init__(self, config: uvicorn.Config, *, on_ready: Hook, drain: Drain) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._drain = drain
+        self._hurry = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then report readiness."""
@@ -79,12 +86,9 @@ class Server(uvicorn.Server):
         await self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, end the streams, close the sockets, and drop those that stay."""
-        for server in self.servers:
-            server.close()
-        await self._drain()
-        grace = self.config.timeout_graceful_shutdown or 0
-        asyncio.get_running_loop().call_later(grace * 0.5, self._abort_connections)
+        """End the streams, stop listening, close the sockets, and drop those that stay."""
+        await self._drain(self._hurry)
+        self._loop.call_later(_CLOSE_SECONDS * 0.5, self._abort_connections)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn skips this then, and the application's own tasks go on
             await self.lifespan.shutdown()
@@ -104,6 +108,8 @@ class Server(uvicorn.Server):
         """Shut down; asked a second time, without waiting for anybody."""
         if self.should_exit:
             self.force_exit = True
+            # A signal handler runs between any two instructions, and wakes no event loop.
+            self._loop.call_soon_threadsafe(self._hurry.set)
         self.should_exit = True
 
     def _abort_connections(self) -> None:
@@ -151,7 +157,7 @@ async def run_server(
     listener: socket.socket,
     *,
     on_ready: Hook,
-    drain: Hook,
+    drain: Drain,
 ) -> None:
     """Serve `app` on `listener` until SIGTERM or SIGINT."""
     config = uvicorn.Config(
@@ -170,7 +176,7 @@ async def run_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,79 +15,130 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from transformers import PreTrainedTokenizerBase
 
+from app.admin_token import AdminToken
+from app.admission import Gate
 from app.chat_template import ChatTemplate
 from app.context import Service
+from app.draining import Draining
 from app.history import History
 from app.http_io import RequestIds, answering, routing_error
 from app.limits import ServiceLimits
 from app.metrics import Metrics
-from app.responses import ModelNames, Responses
+from app.presence import Presence
+from app.responses import ModelNames, Responses, Workshop
+from app.routes.admin import admin_routes
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.models import get_model, list_models
 from app.routes.ops import healthz, metrics, readyz
 from app.routes.responses import cancel_response, create_response, get_response
 from app.routes.responses_ws import responses_socket
+from app.stores import Stores
 from app.system_heads import SystemHeads
 from app.turns import TurnBuilder
 from app.warming import Warmer
 from engine.client import EngineClient
-from tenants.conversations import Conversations
-from tenants.store import TenantStore
-from tenants.system_prompts import SystemPrompts
+
+_log = logging.getLogger(__name__)
 
 
 def create_app(
     engine: EngineClient,
-    tenants: TenantStore,
-    prompts: SystemPrompts,
-    conversations: Conversations,
+    stores: Stores,
     tokenizer: PreTrainedTokenizerBase,
     model_id: str,
     limits: ServiceLimits,
-    extra_routes: Sequence[BaseRoute] = (),
+    admin_token: AdminToken | None = None,
 ) -> Starlette:
-    """The ASGI application.
+    """The ASGI application; with `/admin`, if there is a token that opens it.
 
-    Engine and store are started and closed by the caller; the application's lifespan owns only its
-    own background work (warming).
+    Engine and stores are started and closed by the caller; the application's lifespan owns only its
+    own background work (warming, leases, usage).
     """
-    metrics_registry = Metrics()
+    registry = Metrics()
     template = ChatTemplate(tokenizer)
-    heads = SystemHeads(prompts, template)
-    turns = TurnBuilder(template, heads)
-    history = History(conversations, limits.response_ttl_seconds, limits.history_cache_tokens)
-    names = ModelNames(model_id)
-    responses = Responses(engine, tokenizer, turns, history, names, limits, metrics_registry)
-    warmer = Warmer(engine, tenants, prompts, heads)
+    heads = SystemHeads(stores.prompts, template)
+    gate = Gate(stores.limiter, stores.usage, registry)
+    presence = Presence(stores.tenants, stores.groups, stores.limiter, engine)
+    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, heads)
+    workshop = Workshop(
+        engine=engine,
+        tokenizer=tokenizer,
+        turns=TurnBuilder(template, heads),
+        gate=gate,
+        presence=presence,
+        history=History(
+            stores.conversations, limits.response_ttl_seconds, limits.history_cache_tokens
+        ),
+        suspended=stores.suspended,
+        draining=Draining(),
+        names=ModelNames(model_id),
+        limits=limits,
+        metrics=registry,
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        warming = asyncio.create_task(warmer.run())
-        try:
-            yield
-        finally:
-            warming.cancel()
-            await asyncio.gather(warming, return_exceptions=True)
+        # The meter outlives the gate, which settles what has ended before it is done.
+        async with _background(stores.usage.run()):
+            async with _background(warmer.run(), presence.run(), _notify(service), gate.run()):
+                yield
+                await service.responses.close()
+            await gate.close()
 
+    service = Service(
+        engine=engine,
+        tenants=stores.tenants,
+        tokenizer=tokenizer,
+        names=workshop.names,
+        turns=workshop.turns,
+        responses=Responses(workshop),
+        gate=gate,
+        presence=presence,
+        warmer=warmer,
+        draining=workshop.draining,
+        stores=stores,
+        limits=limits,
+        metrics=registry,
+        started_at=int(time.time()),
+    )
+    admin = [] if admin_token is None else admin_routes(service, admin_token)
     app = Starlette(
-        routes=[*_routes(), *extra_routes],
+        routes=[*_routes(), *admin],
         middleware=[Middleware(RequestIds)],
         exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
     )
-    app.state.service = Service(
-        engine=engine,
-        tenants=tenants,
-        tokenizer=tokenizer,
-        names=names,
-        turns=turns,
-        responses=responses,
-        limits=limits,
-        metrics=metrics_registry,
-        started_at=int(time.time()),
-    )
+    app.state.service = service
     return app
+
+
+async def _notify(service: Service) -> None:
+    """Pass the store's notices on; one subscription a process, by which replicas are counted."""
+    async for change in service.tenants.changes():
+        service.presence.notice(change)
+        service.warmer.notice(change)
+        service.responses.notice(change)
+
+
+@contextlib.asynccontextmanager
+async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Everything in `work` runs beside the block, and is cancelled after it."""
+    tasks = [asyncio.create_task(one) for one in work]
+    for task in tasks:
+        task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.error("background work has failed for good", exc_info=error)
 
 
 def _routes() -> list[BaseRoute]:

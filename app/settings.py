@@ -10,6 +10,7 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -17,6 +18,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from engine.weights import DEFAULT_MODEL, default_cache_dir
 
 ENV_PREFIX = "PARTYWALL_"
+_GIVEN_FILES = (
+    "ssl_certfile",
+    "ssl_keyfile",
+    "redis_password_file",
+    "admin_token_file",
+    "pepper_file",
+)
 
 
 class SettingsError(Exception):
@@ -43,6 +51,7 @@ AutoCount = Annotated[Count | None, _AUTO]
 AutoSize = Annotated[ByteSize | None, _AUTO]
 Location = Annotated[Path, BeforeValidator(_expanded)]
 Seconds = Annotated[float, Field(gt=0)]
+Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -83,11 +92,31 @@ class Settings(BaseSettings):
     max_running_requests: Count = Field(64, description="Requests in the engine's batch.")
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
     threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
+    rebuild_seconds: Seconds = Field(
+        60.0, description="How long the streams of a dead engine wait until it is back."
+    )
+    fairness: Literal["vtc", "fcfs"] = Field(
+        "vtc",
+        description="Who is served next: virtual token counters of tenants, or who came first.",
+    )
+    prompt_token_price: Price = Field(
+        1.0, description="What a computed prompt token counts in a tenant's service."
+    )
+    cached_token_price: float = Field(
+        0.1, ge=0, allow_inf_nan=False, description="What one found in the cache counts."
+    )
+    output_token_price: Price = Field(2.0, description="What an output token counts.")
 
     redis_url: str | None = Field(None, description="Redis or Valkey to use, not the embedded one.")
+    redis_password_file: Location | None = Field(
+        None, description="File that holds the password for redis_url."
+    )
     data_dir: Location = Field(
         default_factory=default_data_dir,
         description="The embedded store, and the admin token's hash.",
+    )
+    audit_max_entries: Count = Field(
+        1_000_000, description="Admin writes that the audit keeps, about; older ones are dropped."
     )
     pepper_file: Location | None = Field(
         None, description="Secret that API key hashes depend on; by default data_dir has one."
@@ -103,6 +132,9 @@ class Settings(BaseSettings):
     )
     max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
     response_ttl_seconds: Count = Field(86_400, description="How long stored responses are kept.")
+    resume_grace_seconds: Seconds = Field(
+        30.0, description="How long a response without a reader goes on, and can be resumed."
+    )
     send_deadline_seconds: Seconds = Field(
         15.0, description="A reader that takes nothing for so long loses its stream."
     )
@@ -110,20 +142,37 @@ class Settings(BaseSettings):
     ping_timeout_seconds: Seconds = Field(
         20.0, description="Without a pong a WebSocket is dropped."
     )
-    drain_seconds: Seconds = Field(5.0, description="How long shutdown waits for clients.")
+    drain_seconds: Seconds = Field(
+        30.0, description="How long shutdown waits for running responses; then it suspends them."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile go together")
-        for name in ("ssl_certfile", "ssl_keyfile", "admin_token_file", "pepper_file"):
+        for name in _GIVEN_FILES:
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise ValueError(f"{name}: there is no file {path}")
+        if self.redis_password_file is not None:
+            if self.redis_url is None:
+                raise ValueError("redis_password_file goes with redis_url")
+            if urlsplit(self.redis_url).password is not None:
+                raise ValueError("redis_url has a password, and redis_password_file another")
         budget = self.step_token_budget
         if budget is not None and self.max_running_requests > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")
         return self
+
+    @property
+    def store_url(self) -> str | None:
+        """`redis_url` with the password out of its file. Raises `OSError`."""
+        if self.redis_url is None or self.redis_password_file is None:
+            return self.redis_url
+        password = quote(self.redis_password_file.read_text().strip(), safe="")
+        parts = urlsplit(self.redis_url)
+        user, _, address = parts.netloc.rpartition("@")
+        return urlunsplit(parts._replace(netloc=f"{user}:{password}@{address}"))
 
     @property
     def uses_tls(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import cast
 
@@ -37,10 +37,15 @@ class EventStream:
         events: AsyncGenerator[bytes, None],
         close: Callable[[], Awaitable[None]],
         send_deadline_seconds: float,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._events = events
         self._close = close
         self._deadline = send_deadline_seconds
+        self._headers = [
+            *_HEADERS,
+            *((name.encode(), value.encode()) for name, value in (headers or {}).items()),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream to its end, or to its reader's."""
@@ -65,7 +70,7 @@ class EventStream:
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
             async with asyncio.timeout(self._deadline):
                 await send(start)
             async for event in events:

@@ -5,58 +5,95 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from tenants.connection import open_redis
+from app.settings import Settings
+from tenants.audit import MAX_ENTRIES, Audit
+from tenants.connection import GuardedRedis, open_redis
 from tenants.conversations import Conversations
 from tenants.embedded import EmbeddedStore, attach_or_start
+from tenants.groups import ShareGroups
+from tenants.idempotency import Idempotency
+from tenants.limits import Limiter
 from tenants.pepper import load_or_create_pepper
-from tenants.records import Tenant
+from tenants.records import Principal
 from tenants.store import TenantStore
+from tenants.suspended import SuspendedResponses
 from tenants.system_prompts import SystemPrompts
+from tenants.usage import UsageMeter
 
 DEMO_TENANT = "demo"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stores:
     """Everything that is kept in one Redis."""
 
     tenants: TenantStore
+    groups: ShareGroups
     prompts: SystemPrompts
+    audit: Audit
+    idempotency: Idempotency
     conversations: Conversations
+    suspended: SuspendedResponses
+    limiter: Limiter
+    usage: UsageMeter
+
+    @classmethod
+    def over(
+        cls,
+        redis: GuardedRedis,
+        pepper: bytes,
+        *,
+        tenant_store: type[TenantStore] = TenantStore,
+        audit_max_entries: int = MAX_ENTRIES,
+    ) -> Stores:
+        """The stores of one service process or command."""
+        return cls(
+            tenants=tenant_store(redis, pepper, audit_max_entries=audit_max_entries),
+            groups=ShareGroups(redis, audit_max_entries=audit_max_entries),
+            prompts=SystemPrompts(redis, audit_max_entries=audit_max_entries),
+            audit=Audit(redis),
+            idempotency=Idempotency(redis, pepper),
+            conversations=Conversations(redis),
+            suspended=SuspendedResponses(redis),
+            limiter=Limiter(redis),
+            usage=UsageMeter(redis),
+        )
 
 
 class PublicTenantStore(TenantStore):
     """Tenants as a network may use them: the demo tenant is none of them."""
 
-    async def authenticate(self, api_key: str) -> Tenant | None:
+    async def authenticate(self, api_key: str) -> Principal | None:
         """See `TenantStore.authenticate`."""
-        tenant = await super().authenticate(api_key)
-        return None if tenant is not None and tenant.id == DEMO_TENANT else tenant
+        principal = await super().authenticate(api_key)
+        if principal is not None and principal.tenant.id == DEMO_TENANT:
+            return None
+        return principal
 
 
 @contextlib.asynccontextmanager
 async def open_stores(
-    redis_url: str | None,
-    data_dir: Path,
-    pepper_file: Path | None,
-    *,
-    owner: bool,
-    tenant_store: type[TenantStore] = TenantStore,
+    settings: Settings, *, owner: bool, tenant_store: type[TenantStore] = TenantStore
 ) -> AsyncIterator[Stores]:
-    """The store at `redis_url`, else the embedded one of `data_dir`.
+    """The stores at `redis_url`, else in the embedded store of `data_dir`.
 
     The service owns its embedded store; a command borrows it from a running service or starts it
     for as long as it takes. Raises `StoreError`.
     """
     async with contextlib.AsyncExitStack() as stack:
-        if redis_url is None and owner:
-            redis_url = stack.enter_context(EmbeddedStore(data_dir)).url
-        elif redis_url is None:
-            redis_url = stack.enter_context(attach_or_start(data_dir))
-        redis = await open_redis(redis_url)
+        url = settings.store_url
+        if url is None and owner:
+            url = stack.enter_context(EmbeddedStore(settings.data_dir)).url
+        elif url is None:
+            url = stack.enter_context(attach_or_start(settings.data_dir))
+        redis = await open_redis(url)
         stack.push_async_callback(redis.close)
-        tenants = tenant_store(redis, load_or_create_pepper(data_dir, pepper_file))
-        await tenants.check_pepper()
-        yield Stores(tenants, SystemPrompts(redis), Conversations(redis))
+        stores = Stores.over(
+            redis,
+            load_or_create_pepper(settings.data_dir, settings.pepper_file),
+            tenant_store=tenant_store,
+            audit_max_entries=settings.audit_max_entries,
+        )
+        await stores.tenants.check_pepper()
+        yield stores

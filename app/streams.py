@@ -1,69 +1,107 @@
-"""What a socket is sent: a bounded outbox, one sender, and a deadline for a stalled reader."""
+"""A stream's events, kept and numbered so that its readers may leave and come back."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
-
-
-class ReaderStalled(Exception):
-    """The reader took longer than the send deadline for one event."""
+_REPLAYED_AT_ONCE = 64
 
 
-class ReaderFlooded(Exception):
-    """The client keeps causing errors and does not read them."""
+class StreamLog:
+    """Encoded events, numbered from 0. Any number of readers follow, each at a pace of its own.
 
-
-class Outbox:
-    """Events on their way to one socket.
-
-    Streams wait in `put` while the outbox is full, which stops them from asking the engine's client
-    for more. `put_now` is for replies of the reader, which must never wait: they go ahead of the
-    streams, in a queue with a bound of its own.
+    Once nobody has followed for `grace_seconds`, `abandoned` is called; it may be called again
+    after later readers have left. `None` stands for an event that is not for replay.
     """
 
-    def __init__(self, max_events: int, max_replies: int) -> None:
-        self._events: asyncio.Queue[bytes] = asyncio.Queue(max_events)
-        self._replies: deque[bytes] = deque()
-        self._max_replies = max_replies
-        self._ready = asyncio.Event()
+    def __init__(
+        self,
+        grace_seconds: float,
+        abandoned: Callable[[], None],
+        events: Sequence[bytes | None] = (),
+    ) -> None:
+        self._events = list(events)
+        self._ended = False
+        self._news = asyncio.Event()
+        self._grace_seconds = grace_seconds
+        self._abandoned: Callable[[], None] | None = abandoned
+        self._readers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait_for_readers()
 
-    async def put(self, event: bytes) -> None:
-        """Add a stream's event, after waiting for room."""
-        await self._events.put(event)
-        self._ready.set()
+    @property
+    def next_number(self) -> int:
+        """The number that the next event will have."""
+        return len(self._events)
 
-    def put_now(self, reply: bytes) -> None:
-        """Add a reply at once. Raises `ReaderFlooded` when too many are unread."""
-        if len(self._replies) >= self._max_replies:
-            raise ReaderFlooded
-        self._replies.append(reply)
-        self._ready.set()
+    @property
+    def events(self) -> list[bytes | None]:
+        """Every event so far, by its number."""
+        return self._events
 
-    async def flushed(self) -> None:
-        """Wait until every event that was put has been sent."""
-        await self._events.join()
+    def append(self, event: bytes) -> None:
+        """Add the next event and wake the readers."""
+        self._events.append(event)
+        self._wake()
 
-    async def send_all(self, socket: WebSocket, deadline_seconds: float) -> None:
-        """Send until cancelled.
+    def end(self) -> None:
+        """No more events will come: readers that have the last one are done."""
+        self._ended = True
+        self._wake()
 
-        Returns when the socket has closed; raises `ReaderStalled` past the deadline.
+    def close(self) -> None:
+        """Call `abandoned` no more."""
+        self._abandoned = None
+        self._stop_timer()
+
+    async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Every event with a number greater than `after` (-1: all), as they come, to the end.
+
+        A long replay lets others run, even where the reader takes everything at once.
         """
-        while True:
-            await self._ready.wait()
-            self._ready.clear()
-            while self._replies or not self._events.empty():
-                reply = bool(self._replies)
-                event = self._replies.popleft() if reply else self._events.get_nowait()
-                try:
-                    async with asyncio.timeout(deadline_seconds):
-                        await socket.send({"type": "websocket.send", "text": event.decode()})
-                except TimeoutError:
-                    raise ReaderStalled from None
-                except (WebSocketDisconnect, RuntimeError):
-                    # Starlette says RuntimeError for a send after the close message.
+        with self._reading():
+            number = after + 1
+            while True:
+                while number < len(self._events):
+                    event = self._events[number]
+                    number += 1
+                    if event is not None:
+                        yield event
+                    if number % _REPLAYED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                if self._ended:
                     return
-                if not reply:
-                    self._events.task_done()
+                await self._news.wait()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._readers += 1
+        self._stop_timer()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._wait_for_readers()
+
+    def _wake(self) -> None:
+        # A pulse: it resumes whoever waits now. The others look at the events before they wait.
+        self._news.set()
+        self._news.clear()
+
+    def _wait_for_readers(self) -> None:
+        if self._abandoned is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._grace_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._wait_for_readers()
+        if self._abandoned is not None:
+            self._abandoned()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

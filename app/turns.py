@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from app.chat_template import ChatTemplate, Message
 from app.errors import ApiError, invalid_request
 from app.history import Turn
@@ -16,8 +18,8 @@ from app.wire_chat import ChatMessage
 from app.wire_responses import CompactionItem, MessageItem, PromptReference
 from engine.admission import check_request
 from engine.hashing import derive_key
-from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
-from tenants.records import Tenant
+from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
+from tenants.records import Principal, Tenant, TenantLimits
 
 Said = MessageItem | CompactionItem | ChatMessage
 """An item of the conversation, from either API."""
@@ -25,14 +27,16 @@ Said = MessageItem | CompactionItem | ChatMessage
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of one turn: ids, how many of them the tenant shares, and its system text.
+    """The prompt of one turn: ids, how many of them are a registered prompt's, and the system text.
 
-    `end_user` is whom the conversation so far belongs to.
+    `shared_owner` is whose prompt that is, see `SystemText`, and `end_user` whom the conversation
+    so far belongs to.
     """
 
     ids: list[int]
-    shared_tokens: int
-    system: str | None
+    shared_tokens: int = 0
+    shared_owner: str = ""
+    system: str | None = None
     end_user: str | None = None
 
 
@@ -45,7 +49,7 @@ class TurnBuilder:
 
     async def begin(
         self,
-        tenant: Tenant,
+        principal: Principal,
         items: Sequence[Said],
         *,
         instructions: str | None = None,
@@ -57,25 +61,27 @@ class TurnBuilder:
         The system text is the registered prompt that `reference` names, or `instructions`, or else
         the leading system message. Raises `ApiError` naming the field at fault.
         """
-        messages = _messages(tenant, items)
+        messages = _messages(principal.tenant, items)
         system: SystemText | None = None
         if reference is not None:
             if instructions is not None:
                 raise invalid_request("'instructions' cannot go with 'prompt'.", "instructions")
-            system = await self._heads.resolve(tenant.id, reference)
+            system = await self._heads.resolve(principal, reference)
             messages.insert(0, {"role": "system", "content": system.text})
         else:
             if instructions is not None:
                 messages.insert(0, {"role": "system", "content": instructions})
             if messages[0]["role"] == "system":
-                system = await self._heads.recognize(tenant.id, messages[0]["content"])
+                system = await self._heads.recognize(principal, messages[0]["content"])
         ids = await self._template.prompt_ids(messages, param)
-        shared = await self._heads.shared_tokens(tenant.id, system, ids)
-        return Prompt(ids, shared, system.text if system else None)
+        if system is None:
+            return Prompt(ids)
+        shared = await self._heads.shared_tokens(system, ids)
+        return Prompt(ids, shared, system.owner, system.text)
 
     async def resume(
         self,
-        tenant: Tenant,
+        principal: Principal,
         previous: Turn,
         items: Sequence[Said],
         *,
@@ -89,14 +95,17 @@ class TurnBuilder:
         """
         system, param = instructions, "instructions"
         if reference is not None:
-            system, param = (await self._heads.resolve(tenant.id, reference)).text, "prompt"
+            system, param = (await self._heads.resolve(principal, reference)).text, "prompt"
         if system is not None and system != previous.system:
             message = (
                 "A continued conversation keeps its system text; start a new one to change it."
             )
             raise invalid_request(message, param)
-        ids = await self._template.continuation_ids(previous.ids, _messages(tenant, items), "input")
-        return Prompt(ids, previous.shared_tokens, previous.system, previous.end_user)
+        messages = _messages(principal.tenant, items)
+        ids = await self._template.continuation_ids(previous.ids, messages, "input")
+        return Prompt(
+            ids, previous.shared_tokens, previous.shared_owner, previous.system, previous.end_user
+        )
 
 
 def _messages(tenant: Tenant, items: Sequence[Said]) -> list[Message]:
@@ -117,7 +126,7 @@ def _message(tenant: Tenant, item: Said, param: str) -> Message:
 
 def engine_request(
     request_id: str,
-    tenant: Tenant,
+    principal: Principal,
     prompt: Prompt,
     fields: SamplingFields,
     info: EngineInfo,
@@ -131,6 +140,7 @@ def engine_request(
     Raises `ApiError` for token ids outside the vocabulary, and `RequestRefused` for whatever else
     the engine would refuse: a stream begins only once nothing can be refused any more.
     """
+    tenant = principal.tenant
     private_key = tenant.user_key(end_user) if end_user is not None else tenant.namespace_key
     if fields.prompt_cache_key is not None:
         private_key = derive_key(private_key, "prompt_cache_key", fields.prompt_cache_key)
@@ -138,15 +148,53 @@ def engine_request(
         request_id=request_id,
         tenant=tenant.id,
         prompt=prompt.ids,
-        namespaces=Namespaces(
-            shared_key=tenant.namespace_key,
-            private_key=private_key,
-            shared_tokens=prompt.shared_tokens,
-        ),
+        namespaces=_namespaces(principal, prompt, private_key),
         sampling=_sampling(fields, info, max_tokens, logprobs),
+        share=tenant_share(tenant),
+        cache=tenant.cache == "on",
     )
     check_request(request, info)
     return request
+
+
+def renewed(request: EngineRequest, principal: Principal, prompt: Prompt) -> EngineRequest:
+    """An earlier request of the same tenant's as it may be made now, with an id of its own."""
+    tenant = principal.tenant
+    return msgspec.structs.replace(
+        request,
+        request_id=f"{request.request_id.partition('.')[0]}.{secrets.token_hex(4)}",
+        namespaces=_namespaces(principal, prompt, request.namespaces.private_key),
+        share=tenant_share(tenant),
+        cache=tenant.cache == "on",
+    )
+
+
+def _namespaces(principal: Principal, prompt: Prompt, private_key: bytes) -> Namespaces:
+    """Who may share the prompt's blocks.
+
+    A group's prompt is the group's as long as the tenant is in it. Whatever registered prompt the
+    tenant may not use any more is as private as the rest.
+    """
+    tenant, group = principal.tenant, principal.group
+    keys = {tenant.id: tenant.namespace_key}
+    if group is not None:
+        keys[group.owner] = group.namespace_key
+    shared_key = keys.get(prompt.shared_owner)
+    return Namespaces(
+        shared_key=private_key if shared_key is None else shared_key,
+        private_key=private_key,
+        shared_tokens=0 if shared_key is None else prompt.shared_tokens,
+    )
+
+
+def tenant_share(tenant: Tenant) -> TenantShare:
+    """What the engine lets a tenant have."""
+    return TenantShare(
+        weight=tenant.weight,
+        reserved_blocks=tenant.reserved_blocks,
+        max_blocks=tenant.limits.blocks,
+        max_pinned_blocks=tenant.limits.pinned_blocks,
+    )
 
 
 def _sampling(
@@ -201,20 +249,22 @@ def output_budget(
     asked: int | None,
     default: int | None,
     info: EngineInfo,
+    limits: TenantLimits,
     params: tuple[str, str],
 ) -> int:
     """How many tokens the answer may have.
 
-    Without an explicit number: the rest of the context, within the service's `default`. `params`
-    name the input and the maximum. Raises `ApiError` if prompt and answer do not fit the context.
+    Without an explicit number: the rest of the context, within the service's `default` and what
+    the tenant can reserve at once. `params` name the input and the maximum. Raises `ApiError` if
+    prompt and answer do not fit the context, the model's or the tenant's, or the answer is longer
+    than the tenant's may be.
     """
     input_param, maximum_param = params
-    context = info.max_context_tokens
+    context = min(info.max_context_tokens, limits.context_tokens or info.max_context_tokens)
     remaining = context - prompt_tokens
     if remaining < 1:
         raise _too_long(
-            f"The prompt has {prompt_tokens} tokens; this model's context holds {context}, "
-            "answer included.",
+            f"The prompt has {prompt_tokens} tokens; the context holds {context}, answer included.",
             input_param,
         )
     if asked is not None and asked > remaining:
@@ -223,9 +273,20 @@ def output_budget(
             f"{asked} were asked for.",
             maximum_param,
         )
+    longest = limits.output_tokens
+    if asked is not None and longest is not None and asked > longest:
+        message = f"An answer may have {longest} tokens; {asked} were asked for."
+        raise invalid_request(message, maximum_param)
     if asked is not None:
         return asked
-    return remaining if default is None else min(remaining, default)
+    reservable = [
+        budget - prompt_tokens
+        for budget in (limits.tokens_per_minute, limits.tokens_per_day)
+        if budget is not None
+    ]
+    bounds = [bound for bound in (default, longest, *reservable) if bound is not None]
+    # At least 1: where not even that can be reserved, the gate says so.
+    return max(1, min([remaining, *bounds]))
 
 
 def _too_long(message: str, param: str) -> ApiError:

@@ -74,16 +74,16 @@ class Usage(Wire):
 
 
 class ResponseFailure(Wire):
-    """Why a response failed."""
+    """Why a response failed: the code of the error that ended it."""
 
-    code: Literal["server_error"] = "server_error"
+    code: str
     message: str
 
 
 class IncompleteDetails(Wire):
     """Why a response is incomplete."""
 
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    reason: Literal["max_output_tokens", "service_restart"]
 
 
 class ResponseResource(Wire):
@@ -222,9 +222,18 @@ class TextDone(Event):
     logprobs: list[TokenLogprob] = Field(default_factory=list)
 
 
-def encode_event(event: Event, stream_id: str | None = None) -> bytes:
-    """An event as JSON; a socket's events echo the lane that asked for them."""
-    document = event.model_dump()
-    if stream_id is not None:
-        document["stream_id"] = stream_id
-    return msgspec.json.encode(document)
+def encode_event(event: Event) -> bytes:
+    """An event as JSON."""
+    return msgspec.json.encode(event.model_dump())
+
+
+def event_type(encoded: bytes) -> bytes:
+    """The type of an encoded event: the first of its fields."""
+    return encoded[len(b'{"type":"') : encoded.index(b'",')]
+
+
+def on_lane(encoded: bytes, stream_id: str | None) -> bytes:
+    """An encoded event as a socket carries it: it echoes the lane that asked for it."""
+    if stream_id is None:
+        return encoded
+    return b'%b,"stream_id":%b}' % (encoded[:-1], msgspec.json.encode(stream_id))

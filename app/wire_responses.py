@@ -214,3 +214,15 @@ class CancelMessage(Wire):
     type: Literal["response.cancel"]
     response_id: Identifier | None = None
     stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+
+
+class ResumeMessage(Wire):
+    """`response.resume`, an extension: the events of a response that `starting_after` has not seen.
+
+    They are numbered as they first were. Without `starting_after` it means all of them.
+    """
+
+    type: Literal["response.resume"]
+    response_id: Identifier
+    starting_after: Annotated[int, Field(ge=0)] | None = None
+    stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-STORE_FIELDS = ["redis_url", "data_dir", "pepper_file"]
+Confirmed = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+STORE_FIELDS = ["redis_url", "redis_password_file", "data_dir", "pepper_file"]
 
 
 def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Result]]) -> Result:
@@ -32,9 +35,7 @@ def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Res
         raise CommandError(str(error)) from None
 
     async def run() -> Result:
-        async with open_stores(
-            settings.redis_url, settings.data_dir, settings.pepper_file, owner=False
-        ) as stores:
+        async with open_stores(settings, owner=False) as stores:
             return await work(stores)
 
     try:
@@ -43,10 +44,27 @@ def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Res
         raise CommandError(str(error)) from error
 
 
+def actor() -> str:
+    """Who the audit says it was: whoever runs the command."""
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):  # no name, as in a container with a user of its own
+        return f"cli:{os.getuid()}"
+
+
+def confirm(question: str, confirmed: bool) -> None:
+    """Ask, unless that is done with. Raises `CommandError` for a no."""
+    if not confirmed and not typer.confirm(question):
+        raise CommandError("nothing was done")
+
+
 def store_options(settings: Settings) -> str:
     """The options that lead a command to the same store, each with a space before it."""
     if settings.redis_url is not None:
-        return f" {option_name('redis_url')} {settings.redis_url}"
+        password = settings.redis_password_file
+        return f" {option_name('redis_url')} {settings.redis_url}" + (
+            "" if password is None else f" {option_name('redis_password_file')} {password}"
+        )
     default = Settings.model_fields["data_dir"].get_default(call_default_factory=True)
     return "" if settings.data_dir == default else f" --data-dir {settings.data_dir}"
 
@@ -67,6 +85,22 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str) -> None:
     for line in texts:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def print_fields(document: Mapping[str, Any]) -> None:
+    """For people: a line for each field, those of a nested document by their path."""
+    lines = list(_fields(document, ""))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name.ljust(width)}  {_text(value)}")
+
+
+def _fields(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _text(value: object) -> str:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from app.commands.errors import CommandError
 from app.commands.options import settings_command
-from app.commands.store import STORE_FIELDS, AsJson, print_json, print_table, with_stores
+from app.commands.store import (
+    STORE_FIELDS,
+    AsJson,
+    Confirmed,
+    actor,
+    confirm,
+    print_fields,
+    print_json,
+    print_table,
+    with_stores,
+)
 
-app = typer.Typer(help="Create, show and delete tenants.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from app.tenant_patch import TenantPatch
+    from tenants.records import Tenant
+
+app = typer.Typer(help="Create, show, change and delete tenants.", no_args_is_help=True)
 
 TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
+
+_LISTED = ("id", "name", "status", "weight", "share_group", "created_at")
 
 
 @app.command("create")
@@ -24,11 +40,11 @@ def create(
     **given: Any,
 ) -> None:
     """Create a tenant and print its API key, which cannot be read again."""
-    from app.documents import tenant_document
-
-    created, api_key = with_stores(given, lambda stores: stores.tenants.create_tenant(tenant, name))
+    created, api_key = with_stores(
+        given, lambda stores: stores.tenants.create_tenant(tenant, name, actor=actor())
+    )
     if as_json:
-        print_json(tenant_document(created) | {"api_key": api_key})
+        print_json(_document(created) | {"api_key": api_key})
     else:
         print(f"created tenant {created.id}; its API key, shown once:\n{api_key}")
 
@@ -37,27 +53,48 @@ def create(
 @settings_command(STORE_FIELDS)
 def list_(as_json: AsJson = False, **given: Any) -> None:
     """List all tenants."""
-    from app.documents import tenant_document
-
     tenants = with_stores(given, lambda stores: stores.tenants.list_tenants())
-    documents = [tenant_document(one) for one in tenants]
+    documents = [_document(one) for one in tenants]
     if as_json:
         print_json(documents)
     else:
-        print_table(documents, "there are no tenants")
+        rows = [{name: document[name] for name in _LISTED} for document in documents]
+        print_table(rows, "there are no tenants")
 
 
 @app.command("show")
 @settings_command(STORE_FIELDS)
 def show(tenant: TenantId, as_json: AsJson = False, **given: Any) -> None:
     """Show one tenant."""
-    from app.documents import tenant_document
+    _print(with_stores(given, lambda stores: stores.tenants.get_tenant(tenant)), as_json)
 
-    document = tenant_document(with_stores(given, lambda stores: stores.tenants.get_tenant(tenant)))
-    if as_json:
-        print_json(document)
-    else:
-        print_table([document], "")
+
+@app.command("set")
+@settings_command(STORE_FIELDS)
+def set_(
+    tenant: TenantId,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=VALUE...",
+            help="As 'show' names them: status=disabled weight=2 limits.tokens_per_minute=10000; "
+            "'none' lifts a limit, and leaves a share group.",
+        ),
+    ],
+    as_json: AsJson = False,
+    **given: Any,
+) -> None:
+    """Change a tenant; it holds for the next request of every running service."""
+    from app.tenant_patch import edited
+
+    patch = _patch(changes)
+    changed = with_stores(
+        given,
+        lambda stores: stores.tenants.update_tenant(
+            tenant, lambda one: edited(one, patch), actor=actor()
+        ),
+    )
+    _print(changed, as_json)
 
 
 @app.command("rotate-key")
@@ -70,8 +107,13 @@ def rotate_key(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Print a new API key; the old one ends now, or after --overlap-seconds."""
-    api_key = with_stores(given, lambda stores: stores.tenants.rotate_key(tenant, overlap_seconds))
+    """Print a new API key; the newest old one ends now, or after --overlap-seconds."""
+    _, api_key = with_stores(
+        given,
+        lambda stores: stores.tenants.rotate_key(
+            tenant, overlap_seconds=overlap_seconds, actor=actor()
+        ),
+    )
     if as_json:
         print_json({"id": tenant, "api_key": api_key})
     else:
@@ -80,13 +122,52 @@ def rotate_key(
 
 @app.command("delete")
 @settings_command(STORE_FIELDS)
-def delete(
-    tenant: TenantId,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    **given: Any,
-) -> None:
-    """Delete a tenant with its keys, prompts and stored responses."""
-    if not yes and not typer.confirm(f"Delete tenant {tenant} and everything of it?"):
-        raise CommandError("nothing was deleted")
-    with_stores(given, lambda stores: stores.tenants.delete_tenant(tenant))
-    print(f"deleted tenant {tenant}")
+def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
+    """Delete a tenant with its keys, prompts and stored responses; print what it used."""
+    from app.documents import UsageDay
+
+    confirm(f"Delete tenant {tenant} and everything of it?", yes)
+    used = with_stores(given, lambda stores: stores.tenants.delete_tenant(tenant, actor=actor()))
+    days = [UsageDay.of(day).model_dump(mode="json") for day in used]
+    if as_json:
+        print_json({"id": tenant, "usage": days})
+    else:
+        print(f"deleted tenant {tenant}")
+        print_table(days, "it has used nothing")
+
+
+def _document(tenant: Tenant) -> dict[str, Any]:
+    from app.documents import TenantDocument
+
+    return TenantDocument.of(tenant).model_dump(mode="json")
+
+
+def _print(tenant: Tenant, as_json: bool) -> None:
+    if as_json:
+        print_json(_document(tenant))
+    else:
+        print_fields(_document(tenant))
+
+
+def _patch(changes: list[str]) -> TenantPatch:
+    """`limits.sockets=5` and its like. Raises `CommandError` that names the field."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from app.errors import field_path
+    from app.tenant_patch import TenantPatch
+
+    document: dict[str, Any] = {}
+    for change in changes:
+        field, equals, text = change.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"'{change}' is not FIELD=VALUE")
+        group, _, name = field.rpartition(".")
+        place = document.setdefault(group, {}) if group else document
+        if not isinstance(place, dict) or name in place:
+            raise typer.BadParameter(f"'{field}' is given twice")
+        place[name] = None if text == "none" else text
+    try:
+        return TypeAdapter(TenantPatch).validate_python(document, strict=False)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise CommandError(f"{field_path(first['loc'])}: {first['msg']}") from None

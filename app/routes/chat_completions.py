@@ -17,13 +17,15 @@ from app.wire_chat import ChatBody
 async def create_completion(request: Request) -> ASGIApp:
     """Answer the last message of a conversation."""
     service: Service = request.app.state.service
-    tenant = await authenticate(service.tenants, request)
+    service.draining.check()
+    principal = await authenticate(service.tenants, request)
     body = parse(ChatBody, await read_json(request, service.limits.max_body_bytes))
-    completion = await unless_gone(request, start_completion(service, tenant, body))
+    completion = await unless_gone(request, start_completion(service, principal, body))
     if body.stream:
         deadline = service.limits.send_deadline_seconds
-        return EventStream(completion.chunks(), completion.close, deadline)
+        return EventStream(completion.chunks(), completion.close, deadline, completion.headers)
     try:
-        return json_response(await unless_gone(request, completion.whole()))
+        answer = await unless_gone(request, completion.whole())
+        return json_response(answer, headers=completion.headers)
     finally:
         await completion.close()

@@ -16,6 +16,8 @@ from app.wire_responses import CompactBody
 async def compact_conversation(request: Request) -> ASGIApp:
     """Replace a conversation by its summary."""
     service: Service = request.app.state.service
-    tenant = await authenticate(service.tenants, request)
+    service.draining.check()
+    principal = await authenticate(service.tenants, request)
     body = parse(CompactBody, await read_json(request, service.limits.max_body_bytes))
-    return json_response(await unless_gone(request, compact(service, tenant, body)))
+    answer, headers = await unless_gone(request, compact(service, principal, body))
+    return json_response(answer, headers=headers)

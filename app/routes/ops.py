@@ -26,6 +26,8 @@ async def readyz(request: Request) -> ASGIApp:
     A store that is down leaves the service ready, but degraded: known tenants chat on.
     """
     service: Service = request.app.state.service
+    if service.draining.begun:
+        return json_response({"status": "draining", "reason": "the service is stopping"}, 503)
     stats = await _engine_stats(service)
     if stats is None:
         answer = {"status": "unavailable", "reason": "the engine loop does not answer"}

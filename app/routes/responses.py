@@ -1,4 +1,4 @@
-"""`/v1/responses` over HTTP: create (JSON or SSE), retrieve, cancel."""
+"""`/v1/responses` over HTTP: create (JSON or SSE), retrieve, resume (SSE), cancel."""
 
 from __future__ import annotations
 
@@ -10,63 +10,92 @@ from starlette.types import ASGIApp
 
 from app.auth import authenticate
 from app.context import Service
-from app.errors import ApiError
+from app.errors import invalid_request
 from app.http_io import json_response, read_json, unless_gone
-from app.responses import ResponseRun
+from app.response_run import ResponseRun
 from app.sse import EventStream
 from app.wire import parse
-from app.wire_events import encode_event
+from app.wire_events import event_type
 from app.wire_responses import CreateBody
 
 _CANCEL_SECONDS = 1.0
 
 
 async def create_response(request: Request) -> ASGIApp:
-    """`POST /v1/responses`."""
+    """`POST /v1/responses`. A stream outlives its reader for a while; a whole answer does not."""
     service: Service = request.app.state.service
-    tenant = await authenticate(service.tenants, request)
+    principal = await authenticate(service.tenants, request)
     body = parse(CreateBody, await read_json(request, service.limits.max_body_bytes))
-    run = await unless_gone(request, service.responses.start(tenant, body))
+    run = await unless_gone(request, service.responses.start(principal, body))
     if body.stream:
-        return EventStream(_sse(run), run.close, service.limits.send_deadline_seconds)
+        return _stream(service, run, -1)
     try:
-        await unless_gone(request, _drain(run))
+        await unless_gone(request, _read_all(run))
     finally:
-        await run.close()
-    if run.resource.error is not None:
-        raise ApiError(500, run.resource.error.message, code="server_error")
-    return json_response(run.snapshot())
+        run.discard()
+    if run.failure is not None:
+        raise run.failure
+    return json_response(run.snapshot(), headers=run.headers)
 
 
 async def get_response(request: Request) -> ASGIApp:
-    """`GET /v1/responses/{response_id}`."""
+    """`GET /v1/responses/{response_id}`: the response, or its events after `starting_after`.
+
+    The query is `stream` ("true" or "false") and, for a stream, `starting_after`.
+    """
     service: Service = request.app.state.service
-    tenant = await authenticate(service.tenants, request)
-    return json_response(
-        await service.responses.retrieve(tenant, request.path_params["response_id"])
-    )
+    principal = await authenticate(service.tenants, request)
+    response_id = request.path_params["response_id"]
+    after = _starting_after(request)
+    if after is None:
+        return json_response(await service.responses.retrieve(principal.tenant, response_id))
+    run = await service.responses.resume(principal, response_id, after)
+    return _stream(service, run, after)
 
 
 async def cancel_response(request: Request) -> ASGIApp:
     """`POST /v1/responses/{response_id}/cancel`: a finished response is returned unchanged."""
     service: Service = request.app.state.service
-    tenant = await authenticate(service.tenants, request)
+    tenant = (await authenticate(service.tenants, request)).tenant
     response_id = request.path_params["response_id"]
     run = service.responses.running(tenant, response_id)
     if run is None:
         return json_response(await service.responses.retrieve(tenant, response_id))
-    await run.cancel()
+    run.cancel()
     return json_response(await run.settled(_CANCEL_SECONDS))
 
 
-async def _sse(run: ResponseRun) -> AsyncGenerator[bytes, None]:
-    async with aclosing(run.events()) as events:
+def _starting_after(request: Request) -> int | None:
+    """The event after which a stream is asked for, -1 for all of it; `None` without a stream."""
+    query = dict(request.query_params)
+    stream = query.pop("stream", "false")
+    if stream not in ("true", "false"):
+        raise invalid_request("'stream' is 'true' or 'false'.", "stream")
+    after = query.pop("starting_after", None) if stream == "true" else None
+    for name in query:
+        raise invalid_request(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if stream == "false":
+        return None
+    if after is not None and not (after.isascii() and after.isdecimal()):
+        raise invalid_request("'starting_after' is the number of an event.", "starting_after")
+    return -1 if after is None else int(after)
+
+
+def _stream(service: Service, run: ResponseRun, after: int) -> EventStream:
+    events = _sse(run.follow(after))
+    return EventStream(
+        events, events.aclose, service.limits.send_deadline_seconds, headers=run.headers
+    )
+
+
+async def _sse(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
         async for event in events:
-            yield b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode_event(event))
+            yield b"event: %b\ndata: %b\n\n" % (event_type(event), event)
     yield b"data: [DONE]\n\n"
 
 
-async def _drain(run: ResponseRun) -> None:
-    async with aclosing(run.events()) as events:
+async def _read_all(run: ResponseRun) -> None:
+    async with aclosing(run.follow()) as events:
         async for _ in events:
             pass

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 
+import httpx
+import msgspec
 import pytest
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
@@ -14,17 +18,21 @@ from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from app.admin_token import AdminToken
 from app.limits import ServiceLimits
 from app.service import create_app
+from app.stores import Stores
 from tenants.connection import GuardedRedis, open_redis
-from tenants.conversations import Conversations
 from tenants.embedded import EmbeddedStore
-from tenants.records import SystemPrompt, Tenant
-from tenants.store import TenantStore
+from tenants.records import SystemPrompt, Tenant, TenantLimits
+from tenants.store import CACHE_SECONDS, FLUSH_GRACE_SECONDS, TenantStore
 from tenants.system_prompts import SystemPrompts
+from tenants.usage import DayUsage
 from tests.app.scripted_engine import ScriptedEngine
 
 MODEL = "acme/Scripted-1"
+ADMIN_TOKEN = "pwadmin_for-tests-only"
+PEPPER = b"pepper" * 6
 CHATML = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' and loop.first and not add_generation_prompt %}"
@@ -68,12 +76,35 @@ class World:
     base_url: str
     app: Starlette
     engine: ScriptedEngine
-    server: EmbeddedStore
     redis: GuardedRedis
-    prompts: SystemPrompts
+    stores: Stores
     tenants: dict[str, Tenant]
     keys: dict[str, str]
+    server_pid: int = 0
     clients: list[AsyncOpenAI] = field(default_factory=list)
+
+    @property
+    def prompts(self) -> SystemPrompts:
+        return self.stores.prompts
+
+    async def limit(self, tenant_id: str, **limits: int | None) -> None:
+        """Give a tenant these limits, and no others."""
+        self.tenants[tenant_id] = await self.stores.tenants.update_tenant(
+            tenant_id,
+            lambda tenant: msgspec.structs.replace(tenant, limits=TenantLimits(**limits)),
+        )
+
+    async def metered(self, tenant_id: str, requests: int, tokens: int) -> list[DayUsage]:
+        """Wait until the usage in the store says so; it must never say more."""
+        async with asyncio.timeout(20):
+            while True:
+                days = await self.stores.usage.read(tenant_id, date.min, date.max)
+                total = sum(day.prompt_tokens + day.output_tokens for day in days)
+                counted = sum(day.requests for day in days)
+                assert (counted, total) <= (requests, tokens)
+                if (counted, total) == (requests, tokens):
+                    return days
+                await asyncio.sleep(0.05)
 
     async def register(self, tenant_id: str, name: str, text: str) -> SystemPrompt:
         """Put a prompt, and wait until the service has warmed it."""
@@ -86,11 +117,11 @@ class World:
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
         """A store that does not answer any more."""
-        os.kill(self.server.server_pid, signal.SIGSTOP)
+        os.kill(self.server_pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(self.server.server_pid, signal.SIGCONT)
+            os.kill(self.server_pid, signal.SIGCONT)
 
     @property
     def ws_url(self) -> str:
@@ -142,27 +173,48 @@ def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedS
         yield server
 
 
-@pytest.fixture
-async def world(
+@contextlib.asynccontextmanager
+async def living(
     engine: ScriptedEngine,
-    tokenizer: PreTrainedTokenizerBase,
     limits: ServiceLimits,
-    store_server: EmbeddedStore,
+    redis_url: str,
+    cache_seconds: float = CACHE_SECONDS,
+    flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
 ) -> AsyncIterator[World]:
-    redis = await open_redis(store_server.url, timeout_seconds=0.5)
+    """A world over the store at `redis_url`; what it knows of tenants is `cache_seconds` old."""
+    redis = await open_redis(redis_url, timeout_seconds=0.5)
     await redis.execute("FLUSHALL")
-    store, prompts, conversations = (
-        TenantStore(redis, b"pepper" * 6),
-        SystemPrompts(redis),
-        Conversations(redis),
+    tenant_store = TenantStore(
+        redis, PEPPER, cache_seconds=cache_seconds, flush_grace_seconds=flush_grace_seconds
     )
+    stores = dataclasses.replace(Stores.over(redis, PEPPER), tenants=tenant_store)
     tenants, keys = {}, {}
     for name in ("acme", "umbra"):
-        tenants[name], keys[name] = await store.create_tenant(name)
-    app = create_app(engine, store, prompts, conversations, tokenizer, MODEL, limits)
+        tenants[name], keys[name] = await stores.tenants.create_tenant(name)
+    token = AdminToken.of(ADMIN_TOKEN)
+    app = create_app(engine, stores, engine.tokenizer, MODEL, limits, token)
     async with serving(app) as base_url:
-        world = World(base_url, app, engine, store_server, redis, prompts, tenants, keys)
+        world = World(base_url, app, engine, redis, stores, tenants, keys)
         yield world
         for client in world.clients:
             await client.close()
     await redis.close()
+
+
+@pytest.fixture
+async def world(
+    engine: ScriptedEngine, limits: ServiceLimits, store_server: EmbeddedStore
+) -> AsyncIterator[World]:
+    async with living(engine, limits, store_server.url) as world:
+        world.server_pid = store_server.server_pid
+        yield world
+
+
+@pytest.fixture
+async def admin(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    """An operator of the world."""
+    headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    async with httpx.AsyncClient(
+        base_url=f"{world.base_url}/admin", headers=headers, trust_env=False, timeout=20
+    ) as client:
+        yield client

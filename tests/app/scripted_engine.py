@@ -11,7 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from engine.admission import check_request
 from engine.client import EngineUnavailable
 from engine.hashing import block_hashes
-from engine.request import EngineInfo, EngineRequest, EngineStats, TokenDelta, TokenLogprobs
+from engine.request import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    TenantStats,
+    TokenDelta,
+    TokenLogprobs,
+)
 
 BLOCK_SIZE = 16
 _LAST_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
@@ -19,6 +26,8 @@ _LAST_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 
 class ScriptedEngine:
     """Set `hold_after` to pause every answer after that many tokens until `release()`."""
+
+    hash_extras = b""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -31,10 +40,15 @@ class ScriptedEngine:
         self.answer: str | None = None
         self.hold_after: int | None = None
         self.die_after: int | None = None
+        self.token_seconds = 0.0
+        self.holding: set[str] = set()
         self.starts = 1
         self._released = asyncio.Event()
         self._aborts: dict[str, asyncio.Event] = {}
-        self._cached: set[bytes] = set()
+        # Who computed each block, and what each pin holds.
+        self.cached: dict[bytes, str] = {}
+        self.pins: dict[str, tuple[str, list[bytes]]] = {}
+        self.forgotten: list[str] = []
         self._started = asyncio.Condition()
 
     @property
@@ -50,12 +64,14 @@ class ScriptedEngine:
             max_context_tokens=2048,
             vocab_size=len(self.tokenizer),
             eos_token_ids=(self.eos,),
-            hash_extras=b"",
+            hash_extras=self.hash_extras,
         )
 
     async def start(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        for aborted in self._aborts.values():
+            aborted.set()
 
     async def wait_started(self, starts: int) -> int:
         async with self._started:
@@ -63,7 +79,8 @@ class ScriptedEngine:
             return self.starts
 
     async def restart(self) -> None:
-        self._cached.clear()
+        self.cached.clear()
+        self.pins.clear()
         async with self._started:
             self.starts += 1
             self._started.notify_all()
@@ -76,6 +93,14 @@ class ScriptedEngine:
         if request_id in self._aborts:
             self._aborts[request_id].set()
 
+    async def unpin(self, pin: str) -> None:
+        self.pins.pop(pin, None)
+
+    async def forget_tenant(self, tenant: str) -> None:
+        self.forgotten.append(tenant)
+        self.cached = {block: owner for block, owner in self.cached.items() if owner != tenant}
+        self.pins = {pin: held for pin, held in self.pins.items() if held[0] != tenant}
+
     async def stats(self) -> EngineStats:
         if self.down:
             raise EngineUnavailable("down")
@@ -84,7 +109,7 @@ class ScriptedEngine:
             waiting=0,
             blocks_total=1024,
             blocks_in_use=3,
-            blocks_cached=len(self._cached),
+            blocks_cached=len(self.cached),
             peak_blocks_in_use=7,
             steps=1,
             prompt_tokens=2,
@@ -92,6 +117,21 @@ class ScriptedEngine:
             output_tokens=4,
             preemptions=5,
             invariant_violations=0,
+            blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
+            tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
+        )
+
+    def _tenant_stats(self, tenant: str) -> TenantStats:
+        return TenantStats(
+            running=sum(
+                one.tenant == tenant for one in self.requests if one.request_id in self.active
+            ),
+            waiting=0,
+            blocks_held=0,
+            blocks_shared=0,
+            blocks_cached=sum(owner == tenant for owner in self.cached.values()),
+            blocks_pinned=sum(len(held) for owner, held in self.pins.values() if owner == tenant),
+            served=0.0,
         )
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
@@ -113,11 +153,18 @@ class ScriptedEngine:
     async def _serve(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         cached = self._look_up(request)
         rid, sampling = request.request_id, request.sampling
+        if request.pin is not None:
+            hashes = block_hashes(request.prompt, BLOCK_SIZE, request.namespaces)
+            most = request.share.max_pinned_blocks
+            if most is not None and len(hashes) > most:
+                yield TokenDelta(request_id=rid, finish_reason="error", error="no room for the pin")
+                return
+            self.pins[request.pin] = (request.tenant, hashes)
         if sampling.max_tokens == 0:
             yield TokenDelta(request_id=rid, finish_reason="length", cached_tokens=cached)
             return
         script = self._script(request)
-        for index in range(sampling.max_tokens):
+        for index in range(len(request.generated), sampling.max_tokens):
             await self._pause(rid, index)
             if self._aborts[rid].is_set():
                 yield TokenDelta(request_id=rid, finish_reason="aborted", cached_tokens=cached)
@@ -133,8 +180,7 @@ class ScriptedEngine:
                 top = [(token, -0.5), *((other, -1.5) for other in range(19))][: sampling.logprobs]
                 logprobs = [TokenLogprobs(-0.5, top)]
             if stop or last:
-                everything = [*request.prompt, *script[: index + 1]]
-                self._cached.update(block_hashes(everything, BLOCK_SIZE, request.namespaces))
+                self._register(request, [*request.prompt, *script[: index + 1]])
             yield TokenDelta(
                 request_id=rid,
                 token_ids=[token],
@@ -146,12 +192,19 @@ class ScriptedEngine:
                 return
 
     def _look_up(self, request: EngineRequest) -> int:
+        if not request.cache:
+            return 0
         hashes = block_hashes(request.prompt, BLOCK_SIZE, request.namespaces)
         hits = 0
-        while hits < len(hashes) and hashes[hits] in self._cached:
+        while hits < len(hashes) and hashes[hits] in self.cached:
             hits += 1
-        self._cached.update(hashes)
+        self._register(request, request.prompt)
         return min(hits * BLOCK_SIZE, len(request.prompt) - 1)
+
+    def _register(self, request: EngineRequest, token_ids: list[int]) -> None:
+        if request.cache:
+            for block in block_hashes(token_ids, BLOCK_SIZE, request.namespaces):
+                self.cached.setdefault(block, request.tenant)
 
     def _script(self, request: EngineRequest) -> list[int]:
         text = self.answer
@@ -162,12 +215,14 @@ class ScriptedEngine:
 
     async def _pause(self, request_id: str, index: int) -> None:
         if self.hold_after is None or index < self.hold_after:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.token_seconds)
             return
         released = asyncio.ensure_future(self._released.wait())
         aborted = asyncio.ensure_future(self._aborts[request_id].wait())
+        self.holding.add(request_id)
         try:
             await asyncio.wait({released, aborted}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.holding.remove(request_id)
             released.cancel()
             aborted.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import openai
 import pytest
@@ -39,6 +41,22 @@ async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     assert "partywall_streams_running 0.0" in text
     world.engine.down = True
     assert "partywall_engine_up 0.0" in (await get(world, "/metrics")).text
+
+
+async def test_metrics_show_how_many_tasks_the_loop_has(world: World) -> None:
+    async def tasks() -> float:
+        await get(world, "/metrics")
+        registry = world.app.state.service.metrics.registry
+        return float(registry.get_sample_value("partywall_asyncio_tasks") or 0)
+
+    idle = await tasks()
+    world.engine.hold_after = 1
+    create = world.client().responses.create
+    running = [asyncio.create_task(create(model=MODEL, input="hello")) for _ in range(5)]
+    await eventually(lambda: len(world.engine.active) == 5)
+    assert await tasks() >= idle + 5
+    world.engine.release()
+    await asyncio.gather(*running)
 
 
 async def test_refused_requests_are_counted_by_status(world: World) -> None:

@@ -193,22 +193,37 @@ async def test_a_prompt_longer_than_the_context_is_refused(http: httpx.AsyncClie
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
 
 
-async def test_a_reader_that_leaves_frees_its_request_streaming_or_not(world: World) -> None:
+async def test_a_client_that_leaves_its_whole_answer_frees_its_request_at_once(
+    world: World,
+) -> None:
     world.engine.hold_after = 3
-    for stream in (False, True):
-        reader, writer = await asyncio.open_connection(*_address(world))
-        writer.write(_request(world, {"input": "x", "stream": stream}))
-        await eventually(lambda: len(world.engine.active) == 1)
-        if stream:
-            await reader.readuntil(b"output_text.delta")
-        writer.transport.abort()
-        await eventually(lambda: not world.engine.active)
-    assert len(world.engine.ended) == 2
+    _, writer = await asyncio.open_connection(*_address(world))
+    writer.write(_request(world, {"input": "x"}))
+    await eventually(lambda: len(world.engine.active) == 1)
+    writer.transport.abort()
+    await eventually(lambda: not world.engine.active)
+
+
+@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=0.2)])
+async def test_an_abandoned_stream_is_cancelled_after_the_grace(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    world.engine.hold_after = 3
+    reader, writer = await asyncio.open_connection(*_address(world))
+    writer.write(_request(world, {"input": "x", "stream": True}))
+    await reader.readuntil(b"output_text.delta")
+    await asyncio.sleep(0.5)
+    assert world.engine.active, "as long as somebody reads, it goes on"
+    writer.transport.abort()
+    await eventually(lambda: not world.engine.active)
+    response_id = world.engine.requests[-1].request_id
+    stored = (await http.get(f"/v1/responses/{response_id}")).json()
+    assert stored["status"] == "cancelled"
 
 
 @pytest.mark.parametrize("limits", [ServiceLimits(send_deadline_seconds=0.3)])
-async def test_a_reader_that_stalls_loses_its_stream(
-    world: World, caplog: pytest.LogCaptureFixture
+async def test_a_reader_that_stalls_loses_its_connection_and_the_stream_goes_on(
+    world: World, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.engine.answer = "x" * 1900
     raw = sockets.socket()
@@ -220,9 +235,12 @@ async def test_a_reader_that_stalls_loses_its_stream(
     body = {"input": "x", "stream": True, "include": include, "top_logprobs": 20}
     await loop.sock_sendall(raw, _request(world, body))
     await eventually(lambda: "stalled" in caplog.text)
-    assert not world.engine.active
+    await eventually(lambda: not world.engine.active)
     raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
     raw.close()
+    response_id = world.engine.requests[-1].request_id
+    stored = (await http.get(f"/v1/responses/{response_id}")).json()
+    assert stored["status"] == "completed"
 
 
 async def test_cancelling_over_http_ends_the_stream(http: httpx.AsyncClient, world: World) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -29,6 +29,8 @@ class Probe:
         self.disconnects: asyncio.Queue[int] = asyncio.Queue()
         self.drained = False
         self.stopped = False
+        self.lingers = False
+        self.draining = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -65,6 +67,13 @@ class Probe:
             for _ in range(1000):
                 await send({"type": "websocket.send", "bytes": bytes(100_000)})
 
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Everything is done at once, or else nothing until it has to hurry."""
+        self.draining.set()
+        if self.lingers:
+            await hurry.wait()
+        self.drained = not self.stopped
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "lifespan.startup.complete"})
@@ -74,7 +83,7 @@ class Probe:
 
 
 @contextlib.asynccontextmanager
-async def running(app: ASGIApp, settings: Settings) -> AsyncIterator[str]:
+async def running(app: Probe, settings: Settings) -> AsyncIterator[str]:
     """Serve until the block ends, which happens the way an operator ends it: by SIGTERM."""
     listener = bind(settings)
     ready = asyncio.Event()
@@ -82,12 +91,8 @@ async def running(app: ASGIApp, settings: Settings) -> AsyncIterator[str]:
     async def on_ready() -> None:
         ready.set()
 
-    async def drain() -> None:
-        if isinstance(app, Probe):
-            app.drained = not app.stopped
-
     serving = asyncio.create_task(
-        run_server(app, settings, listener, on_ready=on_ready, drain=drain)
+        run_server(app, settings, listener, on_ready=on_ready, drain=app.drain)
     )
     async with asyncio.timeout(10):
         await ready.wait()
@@ -164,10 +169,24 @@ def _upgrade(url: str, path: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
+async def test_asked_once_it_waits_and_still_answers_new_connections(probe: Probe) -> None:
+    probe.lingers = True
+    async with running(probe, settings()) as url, httpx.AsyncClient(trust_env=False) as client:
+        signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await probe.draining.wait()
+        assert (await client.get(url)).text == "half, whole"
+        assert not probe.drained
+
+
 async def test_asked_twice_it_stops_at_once_and_still_stops_the_application(probe: Probe) -> None:
+    probe.lingers = True
     async with running(probe, settings()) as url:
         socket = await connect(url.replace("http", "ws"), proxy=None)
         signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await probe.draining.wait()
+    assert probe.drained
     assert probe.stopped
     await socket.close()
 

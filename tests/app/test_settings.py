@@ -1,9 +1,12 @@
 """Settings: one name in three places, and errors that say which one is wrong."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from app.limits import ServiceLimits
+from app.run import engine_config, service_limits
 from app.settings import (
     Settings,
     SettingsError,
@@ -12,6 +15,7 @@ from app.settings import (
     load_settings,
     option_name,
 )
+from engine.config import EngineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +51,12 @@ def test_memory_is_given_the_way_people_write_it() -> None:
         ("block_size", "0"),
         ("threads", "-1"),
         ("send_deadline_seconds", "0"),
+        ("resume_grace_seconds", "-1"),
+        ("audit_max_entries", "0"),
+        ("fairness", "luck"),
+        ("prompt_token_price", "0"),
+        ("cached_token_price", "-0.1"),
+        ("output_token_price", "inf"),
         ("prefix_cache", "perhaps"),
     ],
 )
@@ -65,6 +75,23 @@ def test_a_certificate_without_its_key_is_refused() -> None:
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(SettingsError, match="admin_token_file: there is no file /nowhere"):
         load_settings(admin_token_file="/nowhere")
+
+
+def test_the_password_of_the_store_comes_from_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "redis_password"
+    secret.write_text("p/w@rd\n")
+    given = {"redis_password_file": str(secret)}
+    assert load_settings(redis_url="redis://host:1/2").store_url == "redis://host:1/2"
+    assert load_settings(redis_url="redis://host:1/2", **given).store_url == (
+        "redis://:p%2Fw%40rd@host:1/2"
+    )
+    assert load_settings(redis_url="rediss://me@host", **given).store_url == (
+        "rediss://me:p%2Fw%40rd@host"
+    )
+    with pytest.raises(SettingsError, match="redis_password_file goes with redis_url"):
+        load_settings(**given)
+    with pytest.raises(SettingsError, match="redis_url has a password"):
+        load_settings(redis_url="redis://:one@host", **given)
 
 
 def test_a_step_must_hold_every_running_request() -> None:
@@ -86,6 +113,38 @@ def test_a_step_must_hold_every_running_request() -> None:
 )
 def test_only_loopback_counts_as_private(host: str, expected: bool) -> None:
     assert load_settings(host=host).is_loopback is expected
+
+
+ENGINE_SETTINGS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "block_size": 32,
+    "max_context_tokens": 512,
+    "step_token_budget": 256,
+    "max_running_requests": 8,
+    "prefix_cache": False,
+    "threads": 3,
+    "fairness": "fcfs",
+    "prompt_token_price": 3.0,
+    "cached_token_price": 0.5,
+    "output_token_price": 4.0,
+}
+
+
+def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
+    own = Settings.model_fields.keys() & set(EngineConfig.__struct_fields__)
+    assert ENGINE_SETTINGS.keys() == own
+    config = engine_config(load_settings(**ENGINE_SETTINGS, kv_memory="1GiB"), Path("/model"))
+    assert {name: getattr(config, name) for name in own} == ENGINE_SETTINGS
+    assert (config.model_path, config.kv_memory_bytes) == ("/model", 2**30)
+
+
+def test_the_service_is_given_every_limit_that_is_a_setting() -> None:
+    own = Settings.model_fields.keys() & {field.name for field in fields(ServiceLimits)}
+    given = {name: index for index, name in enumerate(sorted(own), 1)}
+    limits = service_limits(load_settings(**given))
+    assert {name: getattr(limits, name) for name in own} == given
+    assert limits.max_body_bytes == limits.max_message_bytes
 
 
 def test_every_setting_is_described() -> None:

@@ -1,0 +1,84 @@
+"""What a stream needs to go on in another process: its events, and its request with the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from app.answer import Answer
+from app.generation import Generation
+from app.turns import Prompt
+from app.wire_events import ResponseResource, TokenLogprob
+from engine.request import EngineRequest
+
+
+class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that a restart interrupts.
+
+    `request.generated` holds every token of the answer so far, and `events` every event that they
+    made; `None` is the event that told of the restart, which is never told again. `engine` is what
+    tokens and KV depend on: elsewhere the answer cannot go on.
+    """
+
+    engine: bytes
+    request: EngineRequest
+    prompt: Prompt
+    end_user: str | None
+    stop: list[str]
+    cached_tokens: int
+    resource: dict[str, Any]
+    item_id: str | None
+    logprobs: list[dict[str, Any]]
+    held: list[dict[str, Any]]
+    events: list[bytes | None]
+
+    @classmethod
+    def of(
+        cls,
+        answer: Answer,
+        generation: Generation,
+        *,
+        prompt: Prompt,
+        end_user: str | None,
+        engine: bytes,
+        events: list[bytes | None],
+    ) -> SuspendedRun:
+        """What a generation that has just been suspended can go on from."""
+        return cls(
+            engine=engine,
+            request=msgspec.structs.replace(generation.request, generated=generation.output_ids),
+            prompt=prompt,
+            end_user=end_user,
+            stop=list(generation.stop),
+            cached_tokens=generation.cached_tokens,
+            resource=answer.resource.model_dump(),
+            item_id=answer.item_id,
+            logprobs=[logprob.model_dump() for logprob in answer.logprobs],
+            held=[logprob.model_dump() for logprob in generation.held],
+            events=[*events, None],
+        )
+
+    @classmethod
+    def decode(cls, blob: bytes) -> SuspendedRun:
+        """What `encode` made."""
+        return msgspec.msgpack.decode(blob, type=cls)
+
+    @property
+    def answer(self) -> Answer:
+        """The response as it was before the restart was told."""
+        resource = ResponseResource.model_validate(self.resource)
+        return Answer(resource, self.item_id, _logprobs(self.logprobs))
+
+    @property
+    def held_logprobs(self) -> list[TokenLogprob]:
+        """Of tokens whose text was not safe to show yet."""
+        return _logprobs(self.held)
+
+    def encode(self) -> bytes:
+        """As the store keeps it."""
+        return msgspec.msgpack.encode(self)
+
+
+def _logprobs(documents: list[dict[str, Any]]) -> list[TokenLogprob]:
+    return [TokenLogprob.model_validate(document) for document in documents]
