@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def describe_versions() -> dict[str, str]:
 def foreign_load_percent(seconds: float = 1.0) -> float:
     """How busy all cores are while this process sleeps: load that is not the bench's own."""
     return psutil.cpu_percent(interval=seconds)
+
+
+def warn_if_busy() -> float:
+    """Tell the reader if other programs keep this machine busy; returns by how many percent."""
+    foreign = foreign_load_percent()
+    if foreign > FOREIGN_LOAD_PERCENT:
+        print(
+            f"warning: other programs keep this machine {foreign:.0f} % busy; the figures suffer",
+            file=sys.stderr,
+        )
+    return foreign
 
 
 def tree_rss_mib(pid: int) -> float:

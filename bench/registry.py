@@ -10,7 +10,13 @@ from typing import Protocol, cast
 
 from rich.table import Table
 
-_MODULES = {"serve": "bench.serve"}
+_MODULES = {
+    "serve": "bench.serve",
+    "fairness": "bench.fairness",
+    "isolation": "bench.isolation",
+    "sockets": "bench.sockets",
+}
+_NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,12 @@ class Bench(Protocol):
 
 class BenchError(Exception):
     """The bench could not measure; the message says why."""
+
+
+def parameters(options: argparse.Namespace, **measured: object) -> dict[str, object]:
+    """The options as they are reported, and what else was found to hold."""
+    given = {name: value for name, value in vars(options).items() if name not in _NOT_PARAMETERS}
+    return given | measured
 
 
 def names() -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import re
 import statistics
 import sys
@@ -24,9 +23,10 @@ import httpx
 from rich.table import Table
 
 from bench.drivers import Ask, Driver, DriverError, HttpDriver, Timing, WebSocketDriver
-from bench.machine import FOREIGN_LOAD_PERCENT, foreign_load_percent
-from bench.registry import BenchError, Result
-from bench.service import Service, running_service
+from bench.figures import percentile
+from bench.machine import warn_if_busy
+from bench.registry import BenchError, Result, parameters
+from bench.service import Service, running_service, served_model
 from bench.workload import CountTokens, question, system_prompt
 from engine.weights import DEFAULT_MODEL, resolve_model
 
@@ -80,23 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Start what is to be measured, load it in rounds, and sum up."""
-    foreign = foreign_load_percent()
-    if foreign > FOREIGN_LOAD_PERCENT:
-        print(
-            f"warning: other programs keep this machine {foreign:.0f} % busy; the figures suffer",
-            file=sys.stderr,
-        )
+    foreign = warn_if_busy()
     count = _token_counter(options.model)
     with ExitStack() as stack:
         sides = _sides(options, stack, count)
         asyncio.run(_measure(sides, options))
-    parameters = {
-        name: value
-        for name, value in vars(options).items()
-        if name not in ("json", "list", "bench", "api_key")
-    }
-    parameters["foreign_load_percent"] = foreign
-    return Result(parameters, _figures(sides), [_table(sides)])
+    reported = parameters(options, foreign_load_percent=foreign)
+    return Result(reported, _figures(sides), [_table(sides)])
 
 
 @dataclass
@@ -150,15 +140,9 @@ def _sides(options: argparse.Namespace, stack: ExitStack, count: CountTokens) ->
             (service.create_tenant(f"tenant-{number}", system), system)
             for number, system in enumerate(systems)
         ]
-        model = _served_model(service.url, tenants[0][0])
+        model = served_model(service.url, tenants[0][0])
         sides.append(_Side(name, service.url, model, tenants, service))
     return sides
-
-
-def _served_model(url: str, api_key: str) -> str:
-    headers = {"authorization": f"Bearer {api_key}"}
-    answer = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).raise_for_status()
-    return str(answer.json()["data"][0]["id"])
 
 
 def _token_counter(model: str) -> CountTokens:
@@ -249,13 +233,6 @@ def _summarize(timings: Sequence[Timing], wall_seconds: float) -> dict[str, floa
         "prompt_hit_ratio": sum(timing.cached_tokens for timing in good) / max(1, prompt),
         "errors": float(len(timings) - len(good)),
     }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` % of all values do not exceed; 0 of nothing."""
-    if not values:
-        return 0.0
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 async def _peak_blocks(url: str) -> float | None:

@@ -38,11 +38,13 @@ class Service:
         """Resident memory of all its processes."""
         return tree_rss_mib(self.pid)
 
-    def create_tenant(self, name: str, system_prompt: str) -> str:
-        """A tenant whose registered system prompt is warm; returns its API key."""
+    def create_tenant(self, name: str, system_prompt: str | None = None) -> str:
+        """A tenant, its registered system prompt warm if it has one; returns its API key."""
         with self._admin() as admin:
             created = admin.post("/admin/tenants", json={"id": name})
-            created.raise_for_status()
+            api_key = str(created.raise_for_status().json()["api_key"])
+            if system_prompt is None:
+                return api_key
             prompt = f"/admin/tenants/{name}/prompts/bench"
             admin.put(prompt, json={"text": system_prompt}).raise_for_status()
             deadline = time.monotonic() + _WARM_SECONDS
@@ -50,23 +52,58 @@ class Service:
                 if time.monotonic() > deadline:
                     raise BenchError(f"the prompt of {name} was not warm after {_WARM_SECONDS} s")
                 time.sleep(0.05)
-            return str(created.json()["api_key"])
+            return api_key
+
+    def operator(self) -> httpx.AsyncClient:
+        """A client that may ask `/admin`."""
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self._headers, timeout=30, trust_env=False
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The service's metrics by name and labels."""
+        with self._admin() as admin:
+            lines = admin.get("/metrics").raise_for_status().text.splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def wait_until_idle(self, seconds: float = 30.0) -> None:
+        """Return once the engine has no request. Raises `BenchError` if it keeps some."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.metrics()
+            if not found["partywall_engine_running"] + found["partywall_engine_waiting"]:
+                return
+            if time.monotonic() > deadline:
+                raise BenchError(f"the engine is not idle after {seconds:.0f} s")
+            time.sleep(0.05)
 
     def _admin(self) -> httpx.Client:
-        headers = {"authorization": f"Bearer {self.admin_token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=self._headers, timeout=30, trust_env=False)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.admin_token}"}
+
+
+def served_model(url: str, api_key: str) -> str:
+    """The id of the model that a server of the OpenAI API serves."""
+    headers = {"authorization": f"Bearer {api_key}"}
+    answer = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).raise_for_status()
+    return str(answer.json()["data"][0]["id"])
 
 
 @contextmanager
-def running_service(options: Sequence[str]) -> Iterator[Service]:
+def running_service(options: Sequence[str], program: str = "app.cli") -> Iterator[Service]:
     """Start `partywall serve` from this source tree with `options`; stop it at the end.
 
-    Raises `BenchError` if it does not become ready.
+    `program` is the module whose command line that is. Raises `BenchError` if it does not become
+    ready.
     """
     with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
         log = Path(folder, "log")
         ready = Path(folder, "ready.json")
-        command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--no-demo-tenant"]
+        command = [sys.executable, "-m", program, "serve", "--port", "0", "--no-demo-tenant"]
         command += ["--data-dir", str(Path(folder, "data")), "--ready-file", str(ready), *options]
         # Settings in the caller's environment must not change what is measured.
         environment = {

@@ -40,6 +40,12 @@ def system_prompt(seed: str, tokens: int, count: CountTokens) -> str:
     return text
 
 
+def passage(seed: str, words: int) -> str:
+    """That many common words (about a token each), different for every seed from the first on."""
+    draw = random.Random(f"passage {seed}")
+    return f"{draw.getrandbits(32):x}: " + " ".join(draw.choices(_WORDS, k=words))
+
+
 def question(seed: str) -> str:
     """A short question, different for every seed from its first words on."""
     draw = random.Random(f"question {seed}")

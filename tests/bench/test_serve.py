@@ -61,7 +61,7 @@ class Peer(BaseHTTPRequestHandler):
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, type[Peer]]]:
     monkeypatch.setattr(serve, "_token_counter", lambda _: lambda text: len(text.split()))
-    monkeypatch.setattr(serve, "foreign_load_percent", lambda: 0.0)
+    monkeypatch.setattr(serve, "warn_if_busy", lambda: 0.0)
     handler = type("FreshPeer", (Peer,), {"requests": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -155,10 +155,3 @@ def test_a_system_prompt_has_exactly_the_tokens_asked_for() -> None:
 def test_questions_are_the_same_in_every_run() -> None:
     assert question("round 1, 2.3") == question("round 1, 2.3")
     assert question("round 1, 2.3") != question("round 1, 2.4")
-
-
-def test_percentiles_are_values_that_were_seen() -> None:
-    values = [float(value) for value in range(1, 101)]
-    assert serve.percentile(values, 50) == 50
-    assert serve.percentile(values, 99) == 99
-    assert serve.percentile([7.0], 99) == 7

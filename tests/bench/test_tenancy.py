@@ -1,0 +1,116 @@
+"""The benches of what tenants may do to each other: small runs against a real service."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from bench import __main__ as cli
+from bench import fairness, isolation, sockets
+from bench.load import Phase, Sent
+from bench.registry import BenchError
+from engine.weights import DEFAULT_MODEL, resolve_model
+from tests.bench.test_load import arrival
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, with a real tokenizer."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def figures(
+    name: str, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> dict[str, float]:
+    out = folder / "figures.json"
+    given = [name, "--model", str(model), "--kv-memory", "32MiB", "--json", str(out), *options]
+    monkeypatch.setattr("sys.argv", ["bench", *given])
+    monkeypatch.setattr(f"bench.{name}.warn_if_busy", lambda: 0.0)
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    assert all(math.isfinite(value) for value in found.values())
+    return found
+
+
+def test_isolation_sees_a_tenants_own_prompts_and_no_neighbours(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--samples", "12", "--batch", "6", "--prompt-words", "100"]
+    found = figures("isolation", model, tmp_path, monkeypatch, *options)
+    assert found.keys() == isolation.FIGURES.keys()
+    assert found["cached_tokens_neighbour"] == 0
+    assert found["cached_tokens_own"] >= 12 * 96
+    assert 0 <= found["ks_p_neighbour"] <= 1
+
+
+def test_sockets_come_and_go_and_nothing_stays(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--sockets", "40", "--streams", "8", "--clients", "20", "--churn-seconds", "2"]
+    found = figures("sockets", model, tmp_path, monkeypatch, *options)
+    assert found.keys() == sockets.FIGURES.keys()
+    assert found["errors"] == 0
+    assert found["clients_vanished"] > 0
+    assert found["delivery_ms_p99"] >= found["delivery_ms_p50"] > 0
+    assert found["leaked_blocks"] == found["leaked_tasks"] == found["leaked_fds"] == 0
+
+
+def test_fairness_loads_both_policies(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--rounds", "1", "--seconds", "2", "--grace-seconds", "1"]
+    options += ["--calibration-seconds", "1", "--backlog-seconds", "2"]
+    # Few slots and long answers: what is slow must be the engine, and not the clients.
+    options += ["--max-running-requests", "2", "--prompt-words", "16", "--output-tokens", "64"]
+    found = figures("fairness", model, tmp_path, monkeypatch, *options)
+    assert found.keys() == fairness.FIGURES.keys()
+    assert found["errors"] == 0
+    assert all(found[f"ttft_ms_p99_{load}"] > 0 for load in ("alone", "vtc", "fcfs"))
+    assert 0 < found["max_service_gap_over_bound"] <= 1
+
+
+def sample(both_wait: bool, ahead: float, tokens_held: int = 10) -> fairness._Sample:
+    return fairness._Sample(both_wait, ahead, tokens_held)
+
+
+def phase() -> Phase:
+    sent = Sent(arrival(0.0))
+    sent.timing.prompt_tokens = 50
+    return Phase([sent], 0.0, 1.0)
+
+
+def test_the_gap_is_the_greatest_over_every_interval_in_which_both_waited() -> None:
+    samples = [
+        sample(False, 1000.0, 30),
+        *(sample(True, ahead) for ahead in (5.0, 40.0, -20.0, 0.0)),
+        sample(False, -500.0),
+        *(sample(True, ahead) for ahead in (700.0, 710.0)),
+    ]
+    found = fairness._divergence(samples, phase())
+    assert found.greatest_gap == 60
+    assert found.bound == 2 * max(1.0 * 50, 2.0 * 30)
+
+
+def test_tenants_that_hardly_waited_are_an_error() -> None:
+    with pytest.raises(BenchError, match="not backlogged for long"):
+        fairness._divergence([sample(True, 1.0), sample(False, 2.0)], phase())
