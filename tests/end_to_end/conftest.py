@@ -38,8 +38,12 @@ def reference(model_folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """In fp32, with so few and small blocks that a crowd of requests preempts each other."""
+    """In fp32, with so few and small blocks that a crowd of requests preempts each other.
+
+    Nobody comes back to an abandoned stream here, so it is given up soon.
+    """
     options = ["--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
+    options += ["--resume-grace-seconds", "0.5"]
     options += ["--kv-memory", str(KV_BLOCKS * FP32_BLOCK_BYTES)]
     with running_service(options) as service:
         yield service

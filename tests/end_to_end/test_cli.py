@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Started]:
     """The first start in its data folder."""
-    started = start(folder)
+    started = start(folder, "--drain-seconds", "0.5")
     yield started
     if started.process.poll() is None:
         started.stop()
@@ -115,6 +116,80 @@ def test_a_prompt_is_warm_when_put_returns(
     assert partywall.read("prompt", "list", "prompted") == []
 
 
+def test_a_tenant_is_changed_and_its_next_request_knows(
+    service: Started, partywall: CommandLine
+) -> None:
+    key = partywall.read("tenant", "create", "changed")["api_key"]
+    shown = partywall.read(
+        "tenant", "set", "changed", "weight=2.5", "limits.output_tokens=4", "limits.sockets=9"
+    )
+    assert (shown["weight"], shown["limits"]["output_tokens"]) == (2.5, 4)
+    refused = chat(service.url, key, "Hi\n")
+    assert "4" in refused.stderr
+    lifted = partywall.read("tenant", "set", "changed", "limits.output_tokens=none")
+    assert (lifted["limits"]["output_tokens"], lifted["limits"]["sockets"]) == (None, 9)
+    assert chat(service.url, key, "Hi\n").returncode == 0
+    assert "limits.sockets" in partywall("tenant", "show", "changed")
+    partywall("tenant", "set", "changed", "status=disabled")
+    assert "403" in chat(service.url, key, "Hi\n").stderr
+
+
+def test_keys_are_made_listed_rotated_and_revoked(service: Started, partywall: CommandLine) -> None:
+    partywall("tenant", "create", "keyed")
+    made = partywall.read("key", "create", "keyed", "ci", "--expires-in-seconds", "3600")
+    rotated = partywall.read("key", "rotate", "keyed", made["id"], "--overlap-seconds", "60")
+    names = [key["name"] for key in partywall.read("key", "list", "keyed")]
+    assert sorted(names) == ["ci", "ci", "default"]
+    assert chat(service.url, made["api_key"], "Hi\n").returncode == 0
+    partywall("key", "revoke", "keyed", rotated["id"], "--yes")
+    assert chat(service.url, rotated["api_key"], "Hi\n").returncode == 1
+    assert made["api_key"] not in partywall("key", "list", "keyed")
+
+
+def test_a_group_shares_its_prompts_and_the_audit_tells_who_made_it(
+    service: Started, partywall: CommandLine
+) -> None:
+    key = partywall.read("tenant", "create", "member")["api_key"]
+    partywall("group", "create", "bakers", "--name", "Bakers of the town")
+    assert "warmed" in partywall(
+        "prompt", "put", "@bakers", "oven", "--text", "Talk of bread. " * 9
+    )
+    assert "prompt 'oven'" in chat(service.url, key, "Hi\n", "--prompt", "oven").stderr
+    partywall("tenant", "set", "member", "share_group=bakers")
+    assert partywall.read("group", "members", "bakers") == ["member"]
+    assert chat(service.url, key, "Hi\n", "--prompt", "oven").returncode == 0
+    partywall("prompt", "put", "@bakers", "oven", "--text", "Talk of cake.", "--no-activate")
+    assert partywall.read("prompt", "show", "@bakers", "oven")["version"] == 1
+    partywall("prompt", "activate", "@bakers", "oven", "2")
+    partywall("prompt", "pin", "@bakers", "oven")
+    versions = partywall.read("prompt", "versions", "@bakers", "oven")
+    assert [(one["version"], one["active"], one["pinned"]) for one in versions] == [
+        (2, True, True),
+        (1, False, True),
+    ]
+    assert "member" in partywall("group", "delete", "bakers", "--yes", status=1)
+    newest = partywall.read("audit", "--owner", "@bakers", "--limit", "1")
+    assert (newest[0]["action"], newest[0]["actor"][:4]) == ("prompt.pin", "cli:")
+    assert "tenant.create" in partywall("audit", "--owner", "member")
+
+
+def test_usage_is_told_by_day_and_with_the_deletion(
+    service: Started, partywall: CommandLine
+) -> None:
+    key = partywall.read("tenant", "create", "user")["api_key"]
+    assert "used nothing" in partywall("usage", "user")
+    assert chat(service.url, key, "Hi\n").returncode == 0
+    deadline = time.monotonic() + 20
+    while not (days := partywall.read("usage", "user")):
+        assert time.monotonic() < deadline
+    assert days[0]["requests"] == 1
+    assert days[0]["output_tokens"] > 0
+    header, line = partywall("usage", "user", "--csv").splitlines()
+    assert dict(zip(header.split(","), line.split(","), strict=True))["day"] == days[0]["day"]
+    assert partywall.read("usage", "user", "--until", "2020-01-01") == []
+    assert partywall.read("tenant", "delete", "user", "--yes")["usage"] == days
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -122,6 +197,12 @@ def test_a_prompt_is_warm_when_put_returns(
         (("tenant", "create", "No Such Id"), "id"),
         (("tenant", "create", "demo"), "demo"),
         (("prompt", "show", "demo", "nothing"), "nothing"),
+        (("tenant", "set", "demo", "weight=0"), "weight"),
+        (("tenant", "set", "demo", "limits.stars=5"), "limits.stars"),
+        (("tenant", "set", "demo", "share_group=nobody"), "share_group"),
+        (("key", "revoke", "demo", "0123456789abcdef", "--yes"), "0123456789abcdef"),
+        (("group", "members", "nobody"), "nobody"),
+        (("usage", "nobody"), "nobody"),
         (("serve", "--port", "many"), "--port"),
         (("serve", "--model", "/no/such/folder"), "/no/such/folder"),
     ],
@@ -137,6 +218,9 @@ def test_mistakes_are_told_in_one_line(
 def test_wrong_usage_has_a_status_of_its_own(partywall: CommandLine) -> None:
     assert "/nowhere" in partywall("prompt", "put", "demo", "p", "--file", "/nowhere", status=2)
     assert "--colour" in partywall("serve", "--colour", "red", status=2)
+    assert "FIELD=VALUE" in partywall("tenant", "set", "demo", "weight", status=2)
+    twice = partywall("tenant", "set", "demo", "weight=1", "weight=2", status=2)
+    assert "given twice" in twice
 
 
 def test_a_taken_port_is_told_before_the_model_loads(
@@ -161,7 +245,7 @@ def test_listing_tenants_loads_no_model_library(service: Started, folder: Path) 
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
 
 
-def test_stopping_ends_a_running_stream_and_leaves_a_store_that_starts_again(
+def test_stopping_interrupts_a_running_stream_and_leaves_a_store_that_starts_again(
     service: Started, partywall: CommandLine, folder: Path
 ) -> None:
     """The last test of this module: it ends the service."""
@@ -180,7 +264,7 @@ def test_stopping_ends_a_running_stream_and_leaves_a_store_that_starts_again(
                 close_code = closed.rcvd and closed.rcvd.code
             if len(events) == 8:
                 service.process.send_signal(signal.SIGTERM)
-    assert events[-1] == "response.failed"
+    assert events[-1] == "response.incomplete"
     assert close_code == 1012
     assert service.process.wait(STOP_SECONDS) == 0
     assert "Traceback" not in service.log.read_text()

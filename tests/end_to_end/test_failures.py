@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx
 import psutil
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection
 
 from bench.service import Service
 from tests.end_to_end.test_exactness import ask, metric, open_socket
@@ -37,44 +37,58 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true")
 
 
-async def running_stream(socket: connect) -> None:
-    """Start a long answer and return at its first text."""
-    await socket.send(json.dumps({"type": "response.create", "input": "Count to 900.", **LONG}))
-    while json.loads(await socket.recv())["type"] != "response.output_text.delta":
-        pass
+async def running_stream(socket: ClientConnection, max_output_tokens: int = 400) -> str:
+    """Start a long answer; returns its id at its first text."""
+    body = {"input": "Count to 900.", "ignore_eos": True, "max_output_tokens": max_output_tokens}
+    await socket.send(json.dumps({"type": "response.create", **body}))
+    created = event = json.loads(await socket.recv())
+    while event["type"] != "response.output_text.delta":
+        event = json.loads(await socket.recv())
+    return str(created["response"]["id"])
 
 
-async def test_readers_that_leave_free_their_blocks(service: Service, api_key: str) -> None:
-    socket = await open_socket(service, api_key)
-    await running_stream(socket)
-    assert not is_idle(service)
-    socket.transport.abort()
-    await until(lambda: is_idle(service))
+async def test_readers_that_leave_for_good_free_their_blocks(
+    service: Service, api_key: str
+) -> None:
     headers = {"authorization": f"Bearer {api_key}"}
     body = {"input": "Count to 900.", **LONG}
+    abandoned = []
     async with httpx.AsyncClient(base_url=service.url, headers=headers, trust_env=False) as client:
+        socket = await open_socket(service, api_key)
+        abandoned.append(await running_stream(socket))
+        assert not is_idle(service)
+        socket.transport.abort()
+        await until(lambda: is_idle(service))
         streamed = {**body, "stream": True}
         async with client.stream("POST", "/v1/responses", json=streamed) as response:
-            await anext(response.aiter_lines())
+            lines = response.aiter_lines()
+            await anext(lines)
+            created = json.loads((await anext(lines)).removeprefix("data: "))
+            abandoned.append(created["response"]["id"])
         await until(lambda: is_idle(service))
         whole = asyncio.create_task(client.post("/v1/responses", json=body, timeout=60))
         await until(lambda: not is_idle(service))
         whole.cancel()
         await asyncio.gather(whole, return_exceptions=True)
-    await until(lambda: is_idle(service))
+        await until(lambda: is_idle(service))
+        for response_id in abandoned:
+            response = await client.get(f"/v1/responses/{response_id}")
+            assert response.json()["status"] == "cancelled"
     assert metric(service, "partywall_engine_invariant_violations") == 0
 
 
-async def test_a_killed_engine_fails_its_streams_and_the_service_recovers(
+async def test_a_killed_engine_lets_its_streams_wait_and_comes_back(
     service: Service, api_key: str
 ) -> None:
     async with open_socket(service, api_key) as socket:
         before = await ask(socket, "Name three rivers.")
-        await running_stream(socket)
+        await running_stream(socket, max_output_tokens=60)
         engine_process(service).kill()
-        while (event := json.loads(await socket.recv()))["type"] != "response.failed":
-            assert event["type"] != "error"
-        assert event["response"]["error"]["code"] == "server_error"
-        await until(lambda: is_ready(service))
+        await until(lambda: not is_ready(service))
+        while (event := json.loads(await socket.recv()))["type"] != "response.incomplete":
+            assert event["type"] not in ("error", "response.failed"), event
+        assert event["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert event["response"]["usage"]["output_tokens"] == 60
+        assert is_ready(service)
         after = await ask(socket, "Name three rivers.")
     assert after["output"][0]["content"] == before["output"][0]["content"]

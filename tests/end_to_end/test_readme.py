@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -81,6 +82,26 @@ def test_the_operators_request_is_answered(service: Started, environment: dict[s
         trust_env=False,
     )
     assert "demo" in [tenant["id"] for tenant in answer.json()["tenants"]]
+
+
+def test_the_operators_chapter_works_from_its_first_command_to_its_last(
+    service: Started, environment: dict[str, str]
+) -> None:
+    script = "\n".join(blocks("bash")).replace(DOCUMENTED_URL, service.url)
+    script = script.replace("pwadmin_...", service.ready["admin_token"])
+    printed = run(["bash", "-euo", "pipefail", "-c", script], environment)
+    answers = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert answers[0]["id"] == "globex"
+    assert answers[0]["api_key"].startswith("pw_")
+    assert answers[1]["limits"]["requests_per_minute"] == 600
+    assert any(answer.get("warmed_at") for answer in answers)
+    assert "day,requests,prompt_tokens" in printed
+    gone = httpx.get(
+        f"{service.url}/admin/tenants/globex",
+        headers={"authorization": f"Bearer {service.ready['admin_token']}"},
+        trust_env=False,
+    )
+    assert gone.status_code == 404
 
 
 @pytest.mark.parametrize("code", blocks("python"))

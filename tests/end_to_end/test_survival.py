@@ -1,0 +1,153 @@
+"""What becomes of running streams when the engine is killed, and when the service is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection
+
+from bench.service import Service
+from tests.end_to_end.program import Started, start
+from tests.end_to_end.test_exactness import metric, open_socket, text_of
+from tests.end_to_end.test_failures import engine_process, is_idle, is_ready, until
+
+STREAMS = 32
+TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+
+
+def creation(lane: int) -> dict[str, Any]:
+    """The request of one lane: every second one is sampled, with a seed of its own."""
+    sampling = {"temperature": 0} if lane % 2 else {"temperature": 0.9, "seed": lane}
+    return {
+        "type": "response.create",
+        "stream_id": str(lane),
+        "input": f"Tell me fact number {lane} about the sea.",
+        "max_output_tokens": 24,
+        "ignore_eos": True,
+        **sampling,
+    }
+
+
+async def collect(
+    socket: ClientConnection, lanes: list[int], delay: asyncio.Event
+) -> dict[str, str]:
+    """The texts of all lanes; their numbers must have no gap. Sets `delay` in the middle."""
+    texts: dict[str, str] = {}
+    numbers: dict[str, list[int]] = {str(lane): [] for lane in lanes}
+    begun: set[str] = set()
+    for lane in lanes:
+        await socket.send(json.dumps(creation(lane)))
+    while len(texts) < len(lanes):
+        event = json.loads(await asyncio.wait_for(socket.recv(), 120))
+        assert event["type"] != "error", event
+        lane = event["stream_id"]
+        numbers[lane].append(event["sequence_number"])
+        if event["type"] == "response.output_text.delta":
+            begun.add(lane)
+        if len(begun) > len(lanes) // 2:
+            delay.set()
+        if event["type"] in TERMINAL:
+            assert event["type"] == "response.incomplete", event
+            assert event["response"]["usage"]["output_tokens"] == 24
+            assert numbers[lane] == list(range(len(numbers[lane])))
+            texts[lane] = text_of(event["response"])
+    return texts
+
+
+async def run_all(service: Service, api_key: str, *, kill: bool) -> dict[str, str]:
+    """32 streams over two sockets, the engine killed in their middle or not."""
+    middle = asyncio.Event()
+    halves = list(range(STREAMS // 2)), list(range(STREAMS // 2, STREAMS))
+    async with open_socket(service, api_key) as one, open_socket(service, api_key) as other:
+        running = [
+            asyncio.create_task(collect(socket, lanes, middle))
+            for socket, lanes in zip((one, other), halves, strict=True)
+        ]
+        if kill:
+            await asyncio.wait_for(middle.wait(), 60)
+            engine_process(service).kill()
+        return (await running[0]) | (await running[1])
+
+
+async def test_streams_outlive_their_engine_word_for_word(service: Service, api_key: str) -> None:
+    undisturbed = await run_all(service, api_key, kill=False)
+    before = engine_process(service).pid
+    disturbed = await run_all(service, api_key, kill=True)
+    assert engine_process(service).pid != before
+    assert disturbed == undisturbed
+    await until(lambda: is_ready(service) and is_idle(service))
+    assert metric(service, "partywall_engine_invariant_violations") == 0
+
+
+def usage_of(service: Started, admin_token: str) -> dict[str, int]:
+    """What the demo tenant has been billed so far."""
+    answer = httpx.get(
+        f"{service.url}/admin/tenants/demo/usage",
+        headers={"authorization": f"Bearer {admin_token}"},
+        trust_env=False,
+    )
+    days = answer.raise_for_status().json()["usage"]
+    names = ("requests", "prompt_tokens", "output_tokens")
+    return {name: sum(day[name] for day in days) for name in names}
+
+
+async def follow(socket: ClientConnection) -> list[dict[str, Any]]:
+    """Events until the stream's terminal one."""
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["type"] not in TERMINAL:
+        events.append(json.loads(await asyncio.wait_for(socket.recv(), 60)))
+        assert events[-1]["type"] != "error", events[-1]
+    return events
+
+
+def text_in(events: list[dict[str, Any]]) -> str:
+    kind = "response.output_text.delta"
+    return "".join(event["delta"] for event in events if event["type"] == kind)
+
+
+async def test_a_stream_goes_on_after_a_restart_and_is_billed_once(tmp_path: Path) -> None:
+    options = ["--dtype", "float32", "--drain-seconds", "0.3"]
+    creation = {"type": "response.create", "input": "Count to 90.", "temperature": 0}
+    creation |= {"ignore_eos": True, "max_output_tokens": 150}
+    first = start(tmp_path, *options)
+    try:
+        key, token = first.ready["api_key"], first.ready["admin_token"]
+        async with open_socket(first, key) as socket:
+            await socket.send(json.dumps(creation))
+            undisturbed = await follow(socket)
+            await socket.send(json.dumps(creation))
+            cut = [json.loads(await socket.recv()) for _ in range(20)]
+            first.process.send_signal(signal.SIGTERM)
+            cut += await follow(socket)
+        assert cut[-1]["type"] == "response.incomplete"
+        assert cut[-1]["response"]["incomplete_details"] == {"reason": "service_restart"}
+        assert first.process.wait(20) == 0
+    finally:
+        first.process.kill()
+    second = start(tmp_path, *options)
+    try:
+        # The client missed the last five events, the interim end among them.
+        seen = cut[:-5]
+        async with open_socket(second, key) as socket:
+            response_id = cut[-1]["response"]["id"]
+            after = seen[-1]["sequence_number"]
+            resume = {"type": "response.resume", "response_id": response_id}
+            await socket.send(json.dumps(resume | {"starting_after": after}))
+            rest = await follow(socket)
+        whole = seen + rest
+        numbers = [event["sequence_number"] for event in whole]
+        assert numbers == sorted(set(numbers))
+        assert text_in(whole) == text_in(undisturbed)
+        assert text_of(rest[-1]["response"]) == text_in(whole)
+        assert rest[-1]["response"]["usage"]["output_tokens"] == 150
+        prompt_tokens = rest[-1]["response"]["usage"]["input_tokens"]
+        billed = {"requests": 2, "prompt_tokens": 2 * prompt_tokens, "output_tokens": 300}
+        await until(lambda: usage_of(second, token)["output_tokens"] >= 300)
+        assert usage_of(second, token) == billed
+    finally:
+        second.stop()
