@@ -7,7 +7,9 @@ with the smallest counter is admitted next; if its next request does not fit, no
 tenant that begins to wait is lifted to the smallest counter among those that wait, or to the
 virtual time: the counter of the tenant admitted last, as it was just before. So idleness banks no
 credit, and the counters of two waiting tenants differ by no more than what one of them may be
-served between two admissions.
+served between two admissions. Between equal counters, as lifting makes them, whoever runs fewer
+requests goes first. Of prompts that have been admitted, those of tenants that run fewer requests
+are computed first: they have been charged, so that only their latency is at stake.
 
 The paper never takes back what it has admitted. Here a tenant that waits while others fill every
 slot or the memory makes over-served tenants yield, the most over-served first, each one's newest
@@ -70,8 +72,12 @@ class Fairness(Protocol):
         """The tenant's next request is about to be admitted and charged."""
         ...
 
-    def rank(self, account: Account) -> float:
-        """Tenants of lower rank are admitted and prefilled first, and preempted last."""
+    def rank(self, account: Account) -> tuple[float, float]:
+        """Tenants of lower rank are admitted first and preempted last."""
+        ...
+
+    def prefill_rank(self, account: Account, num_running: int) -> tuple[float, float]:
+        """Prompts of lower rank are computed first, where the tenant is to run `num_running`."""
         ...
 
     def yielding(
@@ -100,9 +106,17 @@ class FirstCome:
     def admits(self, account: Account) -> None:
         """See `Fairness`."""
 
-    def rank(self, account: Account) -> float:  # noqa: ARG002 - all alike
+    def rank(self, account: Account) -> tuple[float, float]:  # noqa: ARG002 - all alike
         """See `Fairness`."""
-        return 0.0
+        return 0.0, 0.0
+
+    def prefill_rank(
+        self,
+        account: Account,  # noqa: ARG002
+        num_running: int,  # noqa: ARG002
+    ) -> tuple[float, float]:
+        """See `Fairness`."""
+        return 0.0, 0.0
 
     def yielding(
         self,
@@ -135,9 +149,17 @@ class VirtualTokenCounters:
         """See `Fairness`."""
         self._virtual_time = max(self._virtual_time, account.counter)
 
-    def rank(self, account: Account) -> float:
-        """See `Fairness`."""
-        return account.counter
+    def rank(self, account: Account) -> tuple[float, float]:
+        """See `Fairness`; between equals, as lifting makes them, whoever runs less goes first."""
+        return account.counter, len(account.running) / account.share.weight
+
+    def prefill_rank(self, account: Account, num_running: int) -> tuple[float, float]:
+        """See `Fairness`; whoever runs less goes first, counters come second.
+
+        A tenant has been charged for its whole prompt already: by counters alone a flood would
+        overtake it after its first chunk.
+        """
+        return num_running / account.share.weight, account.counter
 
     def yielding(
         self,

@@ -254,7 +254,7 @@ class Scheduler:
             candidates = prefilling if head is None else [*prefilling, head]
             if not candidates:
                 break
-            sequence = min(candidates, key=self._priority)
+            sequence = min(candidates, key=self._prefill_order)
             if sequence is not head:
                 prefilling.remove(sequence)
             elif self._admit(sequence, chunks):
@@ -362,9 +362,16 @@ class Scheduler:
         released = [running.table.blocks for running in self.running.values()]
         return sequence.table.can_admit(sequence.num_tokens, hits, 0, released)
 
-    def _priority(self, sequence: Sequence) -> tuple[float, int]:
-        """The smallest one is admitted and prefilled first, the largest one preempted first."""
+    def _priority(self, sequence: Sequence) -> tuple[tuple[float, float], int]:
+        """The largest one is preempted first."""
         return self._fairness.rank(self.accounts[sequence.request.tenant]), sequence.arrival
+
+    def _prefill_order(self, sequence: Sequence) -> tuple[tuple[float, float], bool, int]:
+        """The smallest one is computed first."""
+        account = self.accounts[sequence.request.tenant]
+        is_waiting = sequence.request_id not in self.running
+        rank = self._fairness.prefill_rank(account, len(account.running) + is_waiting)
+        return rank, is_waiting, sequence.arrival
 
     def _schedule(self, sequence: Sequence, count: int) -> ScheduledChunk:
         start = sequence.num_computed

@@ -267,6 +267,21 @@ def test_a_long_prompt_of_a_flood_lets_a_less_served_tenants_prompt_pass() -> No
     run_to_end(core)
 
 
+@pytest.mark.parametrize("steps_before", range(20, 26))
+def test_a_prompt_of_several_chunks_is_not_overtaken_by_a_flood(steps_before: int) -> None:
+    core = simulated_core(400, BLOCK, 16, 16)
+    rng = random.Random(5)
+    for index in range(60):
+        core.submit(make_request(f"a{index}", random_prompt(rng, 24), 6, tenant="a"))
+    for _ in range(steps_before):
+        core.step()
+    decoding = len(core.scheduler.running)
+    assert decoding > 2
+    core.submit(make_request("b0", random_prompt(rng, 30), 5, tenant="b"))
+    assert steps_until_first_token(core, "b0") < -(-30 // (16 - decoding))
+    run_to_end(core)
+
+
 def test_two_floods_take_turns_without_wearing_each_other_out() -> None:
     steps, preemptions = {}, {}
     for fairness in ("vtc", "fcfs"):
