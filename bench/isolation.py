@@ -37,7 +37,7 @@ FIGURES: Final = {
     "ttft_ms_p50_own": "for a tenant's own prompt, sent again, ms",
 }
 _KINDS: Final[tuple[Kind, ...]] = ("neighbour's", "fresh to neighbour", "own", "fresh to owner")
-_SYSTEM: Final = "Answer in one word."
+_QUESTION: Final = "Answer in one word."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,8 +98,9 @@ def _batch(
         kind: [
             Ask(
                 api_key=sender[kind],
-                system=_SYSTEM,
-                question=passage(f"{kind} {number}.{index}", options.prompt_words),
+                # It comes first, so that no two prompts share even their first block by chance.
+                system=passage(f"{kind} {number}.{index}", options.prompt_words),
+                question=_QUESTION,
                 output_tokens=2,
             )
             for index in range(options.batch)
