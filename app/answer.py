@@ -100,7 +100,7 @@ class Answer:
                 "output": output,
                 "incomplete_details": _details(generation.outcome),
                 "error": failure and ResponseFailure(code=failure.code, message=failure.message),
-                "usage": _usage(generation),
+                "usage": usage_of(generation),
             }
         )
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
@@ -130,7 +130,8 @@ def _details(outcome: Outcome) -> IncompleteDetails | None:
     return IncompleteDetails(reason="service_restart") if outcome == "suspended" else None
 
 
-def _usage(generation: Generation) -> Usage:
+def usage_of(generation: Generation) -> Usage:
+    """The tokens that a generation has taken so far."""
     prompt, output = len(generation.request.prompt), len(generation.output_ids)
     return Usage(
         input_tokens=prompt,

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from app.answer import usage_of
 from app.context import Service
 from app.errors import ApiError, invalid_request
 from app.generation import Generation
@@ -25,8 +26,6 @@ from app.wire_events import (
     CompactedResource,
     Compaction,
     InputPart,
-    InputTokensDetails,
-    Usage,
 )
 from app.wire_responses import CompactBody, MessageItem
 from tenants.records import Principal
@@ -90,7 +89,7 @@ async def compact(
         id=compaction_id,
         created_at=int(time.time()),
         output=[*kept, item],
-        usage=_usage(generation),
+        usage=usage_of(generation),
     )
     return msgspec.json.encode(resource.model_dump()), ticket.headers
 
@@ -117,13 +116,3 @@ class _Summary:
 def _kept(role: Literal["system", "developer"], text: str) -> CompactedMessage:
     message_id = f"msg_{secrets.token_hex(16)}"
     return CompactedMessage(id=message_id, role=role, content=[InputPart(text=text)])
-
-
-def _usage(generation: Generation) -> Usage:
-    prompt, output = len(generation.request.prompt), len(generation.output_ids)
-    return Usage(
-        input_tokens=prompt,
-        input_tokens_details=InputTokensDetails(cached_tokens=generation.cached_tokens),
-        output_tokens=output,
-        total_tokens=prompt + output,
-    )
