@@ -16,7 +16,6 @@ from tenants.errors import (
     InvalidField,
     KeyNotFound,
     PromptNotFound,
-    RevisionMismatch,
     StoreConflict,
     StoreError,
     StoreUnavailable,
@@ -34,7 +33,6 @@ _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
     TenantExists: (HTTPStatus.CONFLICT, "tenant_exists"),
     GroupExists: (HTTPStatus.CONFLICT, "group_exists"),
     StoreConflict: (HTTPStatus.CONFLICT, "conflict"),
-    RevisionMismatch: (HTTPStatus.PRECONDITION_FAILED, "changed_meanwhile"),
 }
 _ROUTING_CODES: Mapping[HTTPStatus, str] = {
     HTTPStatus.NOT_FOUND: "not_found",

@@ -27,9 +27,10 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.groups import ShareGroups
+from tenants.prompt_index import index_prompt
 from tenants.records import Change, PromptIndex, ShareGroup, SystemPrompt, Tenant
 from tenants.store import TenantStore
-from tenants.system_prompts import SystemPrompts, index_prompt
+from tenants.system_prompts import SystemPrompts
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0

@@ -46,10 +46,6 @@ class BlockPool:
         """Blocks that the tenants' reserves may keep from others, all together."""
         return self._queue.num_reserved
 
-    def num_available(self, owner: str) -> int:
-        """Blocks that `owner` can allocate now: free ones, and cached ones that it may evict."""
-        return self._queue.available(owner)
-
     def num_cached_of(self, owner: str) -> int:
         """Blocks that `owner` had computed, that nobody holds and that can still be found."""
         return self._queue.cached_of(owner)

@@ -73,10 +73,6 @@ class BlockTable:
         self.blocks = [*hits, *self._pool.allocate(missing, self._owner)]
         self._num_sealed = len(hits)
 
-    def can_grow(self, num_tokens: int) -> bool:
-        """Whether the table can be extended to hold `num_tokens` tokens."""
-        return self._pool.can_allocate(self.missing(num_tokens), self._owner)
-
     def grow(self, num_tokens: int) -> list[int]:
         """Extend the table to hold `num_tokens` tokens; returns the blocks that it took."""
         taken = self._pool.allocate(self.missing(num_tokens), self._owner)

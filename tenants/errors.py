@@ -84,15 +84,6 @@ class GroupNotFound(StoreError):
         self.group_id = group_id
 
 
-class RevisionMismatch(StoreError):
-    """What was to be changed has another revision than the writer had seen."""
-
-    def __init__(self, expected: int, actual: int) -> None:
-        super().__init__(f"this is revision {actual}, not {expected}")
-        self.expected = expected
-        self.actual = actual
-
-
 class PromptNotFound(StoreError):
     """The owner has no system prompt with this name, or not in this version."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import builtins
 import secrets
 import time
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, keyspace
 from tenants.connection import GuardedRedis
-from tenants.errors import GroupExists, GroupNotFound, RevisionMismatch, StoreConflict
+from tenants.errors import GroupExists, GroupNotFound, StoreConflict
 from tenants.keys import group_decoder
 from tenants.owners import clear_slot, list_records
 from tenants.records import SECRET_BYTES, Change, ShareGroup, check_id, check_name, is_id
@@ -75,20 +76,21 @@ class ShareGroups:
     async def update(
         self,
         group_id: str,
-        name: str,
+        edit: Callable[[ShareGroup], ShareGroup],
         *,
-        expected_revision: int | None = None,
         actor: str = "system",
     ) -> ShareGroup:
-        """Rename a group. Raises `InvalidField` ("name"), `RevisionMismatch`, `GroupNotFound`."""
-        check_name(name)
+        """What `edit` makes of a group's name; called again when others come in between.
+
+        Raises `InvalidField` ("name"), `GroupNotFound`.
+        """
 
         async def attempt() -> ShareGroup | None:
             blob, old = await self._read(group_id)
-            if expected_revision not in (None, old.revision):
-                raise RevisionMismatch(expected_revision, old.revision)
+            name = edit(old).name
             if name == old.name:
                 return old
+            check_name(name)
             new = replace(old, name=name, revision=old.revision + 1)
             committed = await self._writes.commit(
                 [holds(keyspace.meta(old.owner), blob)],

@@ -6,10 +6,8 @@ import functools
 import hmac
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from tenants import api_keys, audit, keyspace
@@ -116,35 +114,27 @@ class KeyStore:
         self,
         tenant_id: str,
         key_id: str,
+        edit: Callable[[ApiKey], ApiKey],
         *,
-        name: str | UnsetType = UNSET,
-        expires_at: float | UnsetType | None = UNSET,
-        check: Callable[[ApiKey], object] | None = None,
         actor: str = "system",
     ) -> ApiKey:
-        """Change what is given; `expires_at=None` is never.
+        """What `edit` makes of a key's name and expiry; called again when others come in between.
 
-        `check` sees the key as it is, and stops the change by raising. Raises `InvalidField`
-        ("name", "expires_at"), `KeyNotFound`, `TenantNotFound`.
+        Raises `InvalidField` ("name", "expires_at"), `KeyNotFound`, `TenantNotFound`.
         """
-        changed: dict[str, Any] = {}
-        if name is not UNSET:
-            check_name(name)
-            changed["name"] = name
-        if expires_at is not UNSET:
-            _check_expiry(expires_at)
-            changed["expires_at"] = expires_at
 
         def change(keys: list[ApiKey]) -> _Edit:
             key = _find(keys, key_id)
-            if check is not None:
-                check(key)
-            new = replace(key, **changed)
+            edited = edit(key)
+            new = replace(key, name=edited.name, expires_at=edited.expires_at)
+            check_name(new.name)
+            if new.expires_at != key.expires_at:
+                _check_expiry(new.expires_at)
             return _Edit([new if one is key else one for one in keys], key_id, key, new)
 
-        edit = await self._edit_keys(tenant_id, "key.update", actor, change)
-        assert edit.after is not None
-        return edit.after
+        edit_made = await self._edit_keys(tenant_id, "key.update", actor, change)
+        assert edit_made.after is not None
+        return edit_made.after
 
     async def rotate_key(
         self,
@@ -207,11 +197,6 @@ class KeyStore:
         if principal is None or not principal.key.is_live(time.time()):
             return None
         return principal
-
-    async def is_live(self, principal: Principal) -> bool:
-        """Whether its key and its tenant may still be used, by what the store says right now."""
-        found = await self._find_in(principal.tenant.id, principal.key.digest)
-        return found is not None and found[0].status == "active"
 
     def _new_key(
         self, tenant_id: str, name: str = "", expires_at: float | None = None

@@ -14,7 +14,6 @@ from tenants import audit, changes, keyspace, usage
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
-    RevisionMismatch,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
@@ -132,20 +131,17 @@ class TenantStore(KeyStore):
         tenant_id: str,
         edit: Callable[[Tenant], Tenant],
         *,
-        expected_revision: int | None = None,
         actor: str = "system",
     ) -> Tenant:
         """What `edit` makes of a tenant; called again when others come in between.
 
         Nothing is written, and the revision stays, when nothing changes. Raises `InvalidField`
         that names the field (as "limits.sockets", or "share_group" for a group that is not there),
-        `RevisionMismatch`, `TenantNotFound`.
+        `TenantNotFound`.
         """
 
         async def attempt() -> Tenant | None:
             blob, old = await self._read(tenant_id)
-            if expected_revision not in (None, old.revision):
-                raise RevisionMismatch(expected_revision, old.revision)
             new = _edited(old, edit, old.revision + 1)
             if new == replace(old, revision=new.revision):
                 return old

@@ -8,13 +8,11 @@ import operator
 import re
 import time
 from collections.abc import Callable, Sequence
-from hashlib import blake2b, sha256
+from hashlib import sha256
 
 import msgspec
 from msgspec.structs import replace
 
-from engine.hashing import block_hashes
-from engine.request import EngineInfo, Namespaces
 from tenants import audit, keyspace
 from tenants.cache import ReadThroughCache
 from tenants.connection import Command, GuardedRedis, Script
@@ -32,7 +30,6 @@ from tenants.records import (
 from tenants.writes import Writes, exists, field_holds, until_committed
 
 MAX_TEXT_BYTES = 1 << 20
-_FINGERPRINT_BYTES = 16
 _VERSION = re.compile(r"[1-9][0-9]{0,14}")
 
 _index_decoder = msgspec.msgpack.Decoder(PromptIndex)
@@ -236,15 +233,6 @@ class SystemPrompts:
         if not saved:
             raise PromptNotFound(index.name, index.version)
 
-    async def load_index(
-        self, owner: str, name: str, version: int, engine: str
-    ) -> PromptIndex | None:
-        """The index of a prompt version for the engine with this fingerprint, or `None`."""
-        blob = await self._redis.execute(
-            "HGET", keyspace.prompt_index(owner, name), _index_field(version, engine)
-        )
-        return None if blob is None else _index_decoder.decode(blob)
-
     async def newest_index(self, owner: str, prompt: SystemPrompt) -> PromptIndex | None:
         """The index of a prompt version that was saved last, whatever the engine, or `None`."""
         blobs = await self._redis.execute("HVALS", keyspace.prompt_index(owner, prompt.name))
@@ -352,33 +340,6 @@ class SystemPrompts:
         owner = f"@{change.name}" if change.kind == "group" else change.tenant_id
         self._by_name.drop_if(lambda key, _: key[0] == owner)
         self._by_text.drop_if(lambda key, _: key[0] == owner)
-
-
-def engine_fingerprint(info: EngineInfo) -> str:
-    """What a block hash depends on besides tenant and tokens: weights, dtype, block size."""
-    data = info.block_size.to_bytes(8, "little") + info.hash_extras
-    return blake2b(data, digest_size=_FINGERPRINT_BYTES).hexdigest()
-
-
-def index_prompt(
-    namespace_key: bytes,
-    prompt: SystemPrompt,
-    token_ids: Sequence[int],
-    info: EngineInfo,
-    warmed_at: float,
-) -> PromptIndex:
-    """The full blocks of a prompt, `token_ids` long, in the namespace of its owner."""
-    namespaces = Namespaces(
-        shared_key=namespace_key, private_key=namespace_key, shared_tokens=len(token_ids)
-    )
-    return PromptIndex(
-        name=prompt.name,
-        version=prompt.version,
-        engine=engine_fingerprint(info),
-        token_count=len(token_ids),
-        block_hashes=block_hashes(token_ids, info.block_size, namespaces, info.hash_extras),
-        warmed_at=warmed_at,
-    )
 
 
 def _checked(text: str) -> str:

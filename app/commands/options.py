@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -37,11 +37,6 @@ def settings_command(fields: list[str] | None = None) -> Callable[[Callable[...,
         return run
 
     return decorate
-
-
-def given_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are settings."""
-    return {name: value for name, value in values.items() if name in Settings.model_fields}
 
 
 def _parameter(name: str) -> inspect.Parameter:

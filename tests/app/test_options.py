@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.commands.options import given_settings, settings_command
+from app.commands.options import settings_command
 from app.settings import Settings, env_name, option_name
 
 
@@ -55,7 +55,3 @@ def test_a_command_may_take_a_few_settings_only() -> None:
     assert command.run("--data-dir", "/x")[0] == 0
     assert command.given == {"data_dir": "/x"}
     assert command.run("--port", "1")[0] == 2
-
-
-def test_settings_are_told_from_other_arguments() -> None:
-    assert given_settings({"port": "1", "tenant": "acme"}) == {"port": "1"}

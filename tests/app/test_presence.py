@@ -221,12 +221,15 @@ async def test_a_key_ends_when_it_expires_also_when_that_was_decided_later(
             principal = await signed_in(replica, api_key)
             stack.enter_context(replica.presence.stream(principal, streams[name]))
             if name == "prolonged":
-                await tenants.update_key("acme", record.id, expires_at=later)
+                await tenants.update_key(
+                    "acme", record.id, lambda key: replace(key, expires_at=later)
+                )
             if name == "long":
                 long_key = record.id
         await eventually(lambda: streams["short"].codes == ["invalid_api_key"])
         assert not streams["long"].ended_by
-        await tenants.update_key("acme", long_key, expires_at=time.time() + 0.1)
+        end = time.time() + 0.1
+        await tenants.update_key("acme", long_key, lambda key: replace(key, expires_at=end))
         await eventually(lambda: streams["long"].codes == ["invalid_api_key"])
         assert not streams["prolonged"].ended_by
 

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from msgspec import structs
 
+from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import StepPlan
@@ -147,3 +148,8 @@ def cached_tokens(core: EngineCore, request: EngineRequest, limit: int = 1000) -
 def random_prompt(rng: random.Random, length: int) -> list[int]:
     """Tokens without meaning."""
     return [rng.randrange(4, VOCAB) for _ in range(length)]
+
+
+def available(pool: BlockPool, owner: str) -> int:
+    """How many blocks `owner` can allocate now."""
+    return max(n for n in range(pool.num_blocks + 1) if pool.can_allocate(n, owner))

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_pool import BlockPool, InvariantError
+from tests.engine.simulation import available
 
 
 def test_a_released_cached_block_is_found_until_its_memory_is_needed() -> None:
@@ -38,7 +39,7 @@ def test_a_hit_takes_a_block_out_of_the_middle_of_the_queue() -> None:
     pool.release(blocks)
     pool.acquire([blocks[2]])
     pool.check()
-    assert pool.num_available("a") == 4
+    assert available(pool, "a") == 4
     assert blocks[2] not in pool.allocate(4, "a")
 
 
@@ -101,10 +102,10 @@ class PoolMachine(RuleBasedStateMachine):
     def allocate(self, count: int, register: bool, owner: str) -> None:
         cached = {name: self.pool.num_cached_of(name) for name in "abc"}
         protected = sum(min(cached[name], self.reserved[name]) for name in "abc" if name != owner)
-        available = 12 - self.pool.num_in_use - protected
-        assert self.pool.num_available(owner) == available
-        assert self.pool.can_allocate(count, owner) == (count <= available)
-        if count > available:
+        unprotected = 12 - self.pool.num_in_use - protected
+        assert available(self.pool, owner) == unprotected
+        assert self.pool.can_allocate(count, owner) == (count <= unprotected)
+        if count > unprotected:
             return
         blocks = self.pool.allocate(count, owner)
         assert len(set(blocks)) == count

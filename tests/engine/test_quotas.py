@@ -10,6 +10,7 @@ from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.request import TenantShare
 from tests.engine.simulation import (
+    available,
     cached_tokens,
     expected_output,
     make_request,
@@ -68,13 +69,13 @@ def test_a_reserve_that_grows_protects_what_is_cached_and_one_that_shrinks_lets_
     for block in blocks:
         pool.register(block, bytes([block]))
     pool.release(blocks)
-    assert pool.num_available("b") == 10
+    assert available(pool, "b") == 10
     pool.reserve("a", 4)
     pool.check()
-    assert (pool.num_available("b"), pool.num_available("a")) == (6, 10)
+    assert (available(pool, "b"), available(pool, "a")) == (6, 10)
     pool.reserve("a", 1)
     pool.check()
-    assert pool.num_available("b") == 9
+    assert available(pool, "b") == 9
     assert pool.allocate(9, "b").count(blocks[0]) == 0, "the head goes last"
 
 
@@ -87,7 +88,7 @@ def test_the_reserve_counts_what_is_cached_now_not_what_is_in_use() -> None:
     pool.reserve("a", 3)
     pool.acquire(blocks[:3])
     pool.check()
-    assert pool.num_available("b") == 4, "the three that are left are protected instead"
+    assert available(pool, "b") == 4, "the three that are left are protected instead"
     assert pool.can_allocate(4, "b")
     assert not pool.can_allocate(5, "b")
 

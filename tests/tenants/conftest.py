@@ -7,17 +7,18 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from tenants.audit import Audit
 from tenants.connection import GuardedRedis, open_redis
 from tenants.conversations import Conversations
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
-from tenants.records import Change, Tenant
+from tenants.records import ApiKey, Change, ShareGroup, Tenant
 from tenants.store import TenantStore
 from tenants.system_prompts import SystemPrompts
 from tests.tenants.server import Server
@@ -128,6 +129,14 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(20):
         while not await condition():  # noqa: ASYNC110 - the condition is anything, not an event
             await asyncio.sleep(0.01)
+
+
+Named = TypeVar("Named", ApiKey, ShareGroup)
+
+
+def named(name: str) -> Callable[[Named], Named]:
+    """An edit that gives a new name."""
+    return lambda record: replace(record, name=name)
 
 
 async def who(store: TenantStore, api_key: str) -> Tenant | None:

@@ -30,12 +30,14 @@ def summary(entry: AuditEntry) -> tuple[str, str, str, str]:
 async def test_every_write_is_in_the_audit_with_who_what_and_when(room: Room) -> None:
     began = time.time()
     await room.groups.create("law", actor="ann")
-    await room.groups.update("law", "Lawyers", actor="ann")
+    await room.groups.update("law", lambda law: replace(law, name="Lawyers"), actor="ann")
     await room.store.create_tenant("acme", actor="bob")
     (first,) = await room.store.list_keys("acme")
     await room.store.update_tenant("acme", lambda one: replace(one, share_group="law"), actor="bob")
     key, _ = await room.store.create_key("acme", "laptop", actor="bob")
-    await room.store.update_key("acme", key.id, name="tablet", actor="bob")
+    await room.store.update_key(
+        "acme", key.id, lambda old: replace(old, name="tablet"), actor="bob"
+    )
     await room.store.rotate_key("acme", first.id, 60, actor="bob")
     await room.store.revoke_key("acme", key.id, actor="bob")
     await room.prompts.put("@law", "head", "one", actor="ann")
@@ -114,8 +116,8 @@ async def test_what_changes_nothing_leaves_no_entry(room: Room) -> None:
     await room.prompts.put("acme", "head", "one")
     before = await room.audit.read()
     await room.store.update_tenant("acme", lambda tenant: tenant)
-    await room.store.update_key("acme", key.id, name=key.name)
-    await room.groups.update("law", "law")
+    await room.store.update_key("acme", key.id, lambda old: old)
+    await room.groups.update("law", lambda law: law)
     await room.prompts.put("acme", "head", "one")
     await room.prompts.activate("acme", "head", 1)
     await room.prompts.set_pinned("acme", "head", False)

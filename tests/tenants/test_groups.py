@@ -14,12 +14,11 @@ from tenants.errors import (
     GroupNotFound,
     InvalidField,
     PromptNotFound,
-    RevisionMismatch,
     StoreConflict,
 )
 from tenants.groups import ShareGroups
-from tenants.records import Tenant
-from tests.tenants.conftest import OpenRoom, Room, cut_off, everything, listening
+from tenants.records import ShareGroup, Tenant
+from tests.tenants.conftest import OpenRoom, Room, cut_off, everything, listening, named
 
 
 @pytest.fixture
@@ -72,16 +71,25 @@ async def test_what_cannot_be_a_group_is_refused_by_name(
     assert not everything(raw)
 
 
-async def test_a_group_is_renamed_by_who_saw_its_last_revision(groups: ShareGroups) -> None:
+async def test_a_group_is_renamed(groups: ShareGroups) -> None:
     group = await groups.create("law")
-    renamed = await groups.update("law", "Lawyers", expected_revision=1)
+    renamed = await groups.update("law", named("Lawyers"))
     assert renamed == replace(group, name="Lawyers", revision=2)
     assert await groups.get("law") == renamed
-    with pytest.raises(RevisionMismatch):
-        await groups.update("law", "Liars", expected_revision=1)
-    assert await groups.update("law", "Lawyers") == renamed
+    assert await groups.update("law", named("Lawyers")) == renamed
     with pytest.raises(InvalidField):
-        await groups.update("law", "two\nlines")
+        await groups.update("law", named("two\nlines"))
+
+
+async def test_an_edit_that_objects_leaves_a_group_as_it_is(groups: ShareGroups) -> None:
+    group = await groups.create("law")
+
+    def object_to(found: ShareGroup) -> ShareGroup:
+        raise LookupError(found.revision)
+
+    with pytest.raises(LookupError, match="1"):
+        await groups.update("law", object_to)
+    assert await groups.get("law") == group
 
 
 async def test_what_is_done_to_a_group_that_is_not_there_says_so(room: Room) -> None:
@@ -89,7 +97,7 @@ async def test_what_is_done_to_a_group_that_is_not_there_says_so(room: Room) -> 
         for call in (
             room.groups.get(group_id),
             room.groups.members(group_id),
-            room.groups.update(group_id, "Law"),
+            room.groups.update(group_id, named("Law")),
             room.groups.delete(group_id),
             room.prompts.put(f"@{group_id}", "law", "one"),
         ):
@@ -239,7 +247,7 @@ async def test_what_happens_to_a_group_another_process_hears_of(
         assert principal is not None
         assert principal.group == law
         assert await remembering.prompts.get(law.owner, "head") is None
-        renamed = await room.groups.update("law", "Lawyers")
+        renamed = await room.groups.update("law", named("Lawyers"))
         change = await asyncio.wait_for(heard.get(), 20)
         assert (change.kind, change.name) == ("group", "law")
         principal = await remembering.store.authenticate(key)

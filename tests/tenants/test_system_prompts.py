@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from engine.hashing import block_hashes
 from engine.request import EngineInfo, Namespaces
 from tenants.errors import InvalidField, PromptNotFound, TenantNotFound
+from tenants.prompt_index import engine_fingerprint, index_prompt
 from tenants.records import SystemPrompt, Tenant
-from tenants.system_prompts import SystemPrompts, engine_fingerprint, index_prompt
+from tenants.system_prompts import SystemPrompts
 from tests.tenants.conftest import OpenRoom, Room, everything, listening
 
 INFO = EngineInfo(
@@ -348,17 +349,17 @@ async def test_an_index_is_kept_for_each_version_and_engine(
     two = await prompts.put("acme", "law", "two")
     index = index_prompt(acme.namespace_key, one, list(range(50)), INFO, warmed_at=1.0)
     await prompts.save_index("acme", index)
-    assert await prompts.load_index("acme", "law", 1, engine) == index
-    assert await prompts.load_index("acme", "law", 2, engine) is None
-    assert await prompts.load_index("acme", "law", 1, other_engine) is None
+    assert await prompts.newest_index("acme", one) == index
+    assert await prompts.newest_index("acme", two) is None
     newer = index_prompt(acme.namespace_key, one, list(range(40)), INFO, warmed_at=2.0)
     await prompts.save_index("acme", newer)
-    assert await prompts.load_index("acme", "law", 1, engine) == newer
+    assert await prompts.newest_index("acme", one) == newer
     other = index_prompt(acme.namespace_key, one, list(range(30)), other_info, warmed_at=3.0)
     await prompts.save_index("acme", other)
-    assert await prompts.load_index("acme", "law", 1, engine) == newer
     assert await prompts.newest_index("acme", one) == other
-    assert await prompts.newest_index("acme", two) is None
+    again = index_prompt(acme.namespace_key, one, list(range(20)), INFO, warmed_at=2.5)
+    await prompts.save_index("acme", again)
+    assert await prompts.newest_index("acme", one) == other  # still kept beside the first engine's
 
 
 async def test_an_index_survives_its_process(
@@ -368,7 +369,7 @@ async def test_an_index_survives_its_process(
     index = index_prompt(acme.namespace_key, prompt, list(range(50)), INFO, warmed_at=1.0)
     await prompts.save_index("acme", index)
     later = (await open_room(redis_url)).prompts
-    assert await later.load_index("acme", "law", 1, engine_fingerprint(INFO)) == index
+    assert await later.newest_index("acme", prompt) == index
 
 
 async def test_no_index_is_left_of_a_deleted_prompt(
@@ -378,7 +379,7 @@ async def test_no_index_is_left_of_a_deleted_prompt(
     index = index_prompt(acme.namespace_key, prompt, list(range(50)), INFO, warmed_at=1.0)
     await prompts.save_index("acme", index)
     await prompts.delete("acme", "law")
-    assert await prompts.load_index("acme", "law", 1, engine_fingerprint(INFO)) is None
+    assert await prompts.newest_index("acme", prompt) is None
     with pytest.raises(PromptNotFound, match="law"):
         await prompts.save_index("acme", index)
     assert not [key for key in everything(raw) if b"index" in key]

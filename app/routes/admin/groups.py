@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Required
 
+from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -12,6 +13,7 @@ from app.documents import Document, GroupDocument, Id, Name
 from app.routes.admin.declaration import endpoint
 from app.routes.admin.endpoint import Call
 from app.routes.admin.lists import Next, PageSize, Query, page
+from tenants.records import ShareGroup
 
 _TAG = "Share groups"
 
@@ -82,16 +84,13 @@ async def list_members(call: Call[None, None]) -> MemberList:
 @endpoint("PATCH", "/groups/{group}", _TAG)
 async def update_group(call: Call[GroupPatch, None]) -> GroupDocument:
     """Rename a share group."""
-    groups, group_id = call.service.stores.groups, call.path["group"]
-    group = await groups.get(group_id)
-    call.require_match(GroupDocument.of(group))
-    updated = await groups.update(
-        group_id,
-        call.body.get("name", group.name),
-        expected_revision=None if call.if_match in (None, frozenset("*")) else group.revision,
-        actor=call.actor,
-    )
-    return GroupDocument.of(updated)
+
+    def edit(group: ShareGroup) -> ShareGroup:
+        call.require_match(GroupDocument.of(group))
+        return replace(group, name=call.body.get("name", group.name))
+
+    groups = call.service.stores.groups
+    return GroupDocument.of(await groups.update(call.path["group"], edit, actor=call.actor))
 
 
 @endpoint("DELETE", "/groups/{group}", _TAG, status=HTTPStatus.NO_CONTENT)

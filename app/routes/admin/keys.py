@@ -6,7 +6,7 @@ import time
 from http import HTTPStatus
 from typing import Annotated
 
-from msgspec import UNSET
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -92,16 +92,18 @@ async def show_key(call: Call[None, None]) -> KeyDocument:
 @endpoint("PATCH", "/tenants/{tenant}/keys/{key}", _TAG)
 async def update_key(call: Call[KeyPatch, None]) -> KeyDocument:
     """Change an API key: its name, or when it expires."""
-    body = call.body
-    key = await call.service.stores.tenants.update_key(
-        call.path["tenant"],
-        call.path["key"],
-        name=body.get("name", UNSET),
-        expires_at=_expiry(body["expires_in_seconds"]) if "expires_in_seconds" in body else UNSET,
-        check=lambda key: call.require_match(KeyDocument.of(key)),
-        actor=call.actor,
+
+    def edit(key: ApiKey) -> ApiKey:
+        call.require_match(KeyDocument.of(key))
+        key = replace(key, name=call.body.get("name", key.name))
+        if "expires_in_seconds" not in call.body:
+            return key
+        return replace(key, expires_at=_expiry(call.body["expires_in_seconds"]))
+
+    path, tenants = call.path, call.service.stores.tenants
+    return KeyDocument.of(
+        await tenants.update_key(path["tenant"], path["key"], edit, actor=call.actor)
     )
-    return KeyDocument.of(key)
 
 
 @endpoint(
