@@ -263,7 +263,7 @@ def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
     while not core.is_idle:
         plan = core.scheduler.plan()
         assert len(plan.samplers) <= 6
-        core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
+        core.scheduler.commit(plan, core._runner.execute(plan))
         core.scheduler.check()
 
 
