@@ -267,6 +267,21 @@ def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
         core.scheduler.check()
 
 
+def test_nothing_is_copied_for_sequences_that_make_room_within_the_same_step() -> None:
+    core = simulated_core(num_blocks=200, max_running_requests=6, step_token_budget=64)
+    for name in ("first", "second"):
+        core.submit(forked(name, lasting_prompt(10, 3, 20), 20, 3, tenant="a"))
+    core.step()
+    core.submit(make_request("b", [5, 6, 7], tenant="b"))
+    plan = core.scheduler.plan()
+    assert core.scheduler.running.keys() == {"first", "b"}
+    assert len(plan.transfers.copies) == 2
+    targets = {target for _, target in plan.transfers.copies}
+    assert targets < set().union(*core.scheduler.running["first"].blocks)
+    core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
+    run_all_to_end(core)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
