@@ -79,6 +79,24 @@ def test_each_sequence_generates_what_it_would_alone(
     assert outputs["one"] == outputs["two"] == expected_outputs(tokens, out, count)
 
 
+def test_a_conversation_continued_twice_at_once_shares_its_full_blocks() -> None:
+    core = simulated_core(num_blocks=100, step_token_budget=64)
+    prompt = lasting_prompt(21, 1, 12)
+    core.submit(make_request("turn", prompt, 12))
+    history = prompt + run_to_end(core)["turn"]
+    for name, message in (("one", [8, 9]), ("two", [9, 8])):
+        core.submit(make_request(name, history + message, 30))
+    core.step()
+    one, two = (core.scheduler.running[name].blocks[0] for name in ("one", "two"))
+    shared = len(history) // 4
+    assert one[:shared] == two[:shared]
+    assert not set(one[shared:]) & set(two[shared:])
+    outputs = run_to_end(core)
+    assert outputs["one"] == expected_output([*history, 8, 9], 30)[1:]
+    assert outputs["two"] == expected_output([*history, 9, 8], 30)[1:]
+    assert core.stats().copied_blocks == 0
+
+
 def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
     core = simulated_core()
     core.submit(forked("r", [5] * 10, 0, 3))
