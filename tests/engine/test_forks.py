@@ -16,6 +16,7 @@ from engine.request import BeamParams, EngineRequest, SamplingParams, TenantShar
 from engine.sequence import sequence_seed
 from tests.engine.simulation import (
     EOS,
+    cached_tokens,
     expected_output,
     make_request,
     random_prompt,
@@ -98,7 +99,7 @@ def test_a_conversation_continued_twice_at_once_shares_its_full_blocks() -> None
 
 
 def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
-    core = simulated_core()
+    core = simulated_core(num_blocks=3)
     core.submit(forked("r", [5] * 10, 0, 3))
     deltas = core.step()
     assert [(d.index, d.token_ids, d.finish_reason) for d in deltas] == [
@@ -106,6 +107,27 @@ def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
     ]
     assert core.is_idle
     assert core.stats().copied_blocks == 0
+
+
+@pytest.mark.parametrize("length", range(20, 25))
+def test_every_sequences_answer_is_continued_from_the_cache(length: int) -> None:
+    core = simulated_core(num_blocks=100)
+    prompt = lasting_prompt(length, 3, 11)
+    core.submit(forked("r", prompt, 11, 3))
+    outputs = run_all_to_end(core)["r"]
+    for index, output in outputs.items():
+        turn = make_request(f"turn{index}", [*prompt, *output, 9, 9], 1)
+        assert cached_tokens(core, turn) == (length + 11) // 4 * 4
+
+
+def test_of_sequences_that_end_within_a_shared_block_one_stays_to_fill_it() -> None:
+    core = simulated_core()
+    core.submit(forked("r", lasting_prompt(7, 3, 1), 1, 3))
+    core.step()
+    assert [len(group.sequences) for group in core.scheduler.running.values()] == [1]
+    core.step()
+    assert core.is_idle
+    assert (core.stats().copied_blocks, core.stats().blocks_cached) == (0, 2)
 
 
 def test_sequences_end_at_their_own_stop_tokens_and_give_their_blocks_back() -> None:
