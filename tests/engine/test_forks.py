@@ -294,15 +294,23 @@ def test_a_prompt_is_charged_once_and_every_sequences_output_is() -> None:
     assert core.stats().tenants["a"].served == 2 * 9 * 1 + tokens * 2
 
 
+def test_to_recompute_a_request_takes_its_prompt_once_and_every_output() -> None:
+    core = simulated_core()
+    core.submit(forked("r", lasting_prompt(10, 3, 8), 8, 3))
+    for _ in range(5):
+        core.step()
+    assert core.scheduler.running["r"].num_tokens == 10 + 3 * 5
+
+
 def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
-    core = simulated_core(num_blocks=200, max_running_requests=6)
+    core = simulated_core(num_blocks=200, max_running_requests=8)
     for name in "rst":
         core.submit(forked(name, lasting_prompt(5, 3, 20), 20, 3))
     core.step()
     assert core.scheduler.running.keys() == {"r", "s"}
     while not core.is_idle:
         plan = core.scheduler.plan()
-        assert len(plan.samplers) <= 6
+        assert len(plan.samplers) <= 8
         core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
         core.scheduler.check()
 
