@@ -74,6 +74,8 @@ class SimulatedRunner:
         sources = [source for source, _ in plan.transfers.copies]
         targets = [target for _, target in plan.transfers.copies]
         assert len(set(targets)) == len(targets), "two copies into one block"
+        written = {block for chunk in plan.chunks for block in chunk.sequence.table.blocks}
+        assert written.issuperset(targets), "a copy for a sequence that is not computed"
         self.memory[targets] = -2
         self.memory[targets] = self.memory[sources]
         for chunk in plan.chunks:

@@ -16,6 +16,7 @@ from engine.request import BeamParams, EngineRequest, SamplingParams, TenantShar
 from engine.sequence import sequence_seed
 from tests.engine.simulation import (
     EOS,
+    cached_tokens,
     expected_output,
     make_request,
     random_prompt,
@@ -79,8 +80,26 @@ def test_each_sequence_generates_what_it_would_alone(
     assert outputs["one"] == outputs["two"] == expected_outputs(tokens, out, count)
 
 
+def test_a_conversation_continued_twice_at_once_shares_its_full_blocks() -> None:
+    core = simulated_core(num_blocks=100, step_token_budget=64)
+    prompt = lasting_prompt(21, 1, 12)
+    core.submit(make_request("turn", prompt, 12))
+    history = prompt + run_to_end(core)["turn"]
+    for name, message in (("one", [8, 9]), ("two", [9, 8])):
+        core.submit(make_request(name, history + message, 30))
+    core.step()
+    one, two = (core.scheduler.running[name].blocks[0] for name in ("one", "two"))
+    shared = len(history) // 4
+    assert one[:shared] == two[:shared]
+    assert not set(one[shared:]) & set(two[shared:])
+    outputs = run_to_end(core)
+    assert outputs["one"] == expected_output([*history, 8, 9], 30)[1:]
+    assert outputs["two"] == expected_output([*history, 9, 8], 30)[1:]
+    assert core.stats().copied_blocks == 0
+
+
 def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
-    core = simulated_core()
+    core = simulated_core(num_blocks=3)
     core.submit(forked("r", [5] * 10, 0, 3))
     deltas = core.step()
     assert [(d.index, d.token_ids, d.finish_reason) for d in deltas] == [
@@ -88,6 +107,27 @@ def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
     ]
     assert core.is_idle
     assert core.stats().copied_blocks == 0
+
+
+@pytest.mark.parametrize("length", range(20, 25))
+def test_every_sequences_answer_is_continued_from_the_cache(length: int) -> None:
+    core = simulated_core(num_blocks=100)
+    prompt = lasting_prompt(length, 3, 11)
+    core.submit(forked("r", prompt, 11, 3))
+    outputs = run_all_to_end(core)["r"]
+    for index, output in outputs.items():
+        turn = make_request(f"turn{index}", [*prompt, *output, 9, 9], 1)
+        assert cached_tokens(core, turn) == (length + 11) // 4 * 4
+
+
+def test_of_sequences_that_end_within_a_shared_block_one_stays_to_fill_it() -> None:
+    core = simulated_core()
+    core.submit(forked("r", lasting_prompt(7, 3, 1), 1, 3))
+    core.step()
+    assert [len(group.sequences) for group in core.scheduler.running.values()] == [1]
+    core.step()
+    assert core.is_idle
+    assert (core.stats().copied_blocks, core.stats().blocks_cached) == (0, 2)
 
 
 def test_sequences_end_at_their_own_stop_tokens_and_give_their_blocks_back() -> None:
@@ -254,17 +294,40 @@ def test_a_prompt_is_charged_once_and_every_sequences_output_is() -> None:
     assert core.stats().tenants["a"].served == 2 * 9 * 1 + tokens * 2
 
 
+def test_to_recompute_a_request_takes_its_prompt_once_and_every_output() -> None:
+    core = simulated_core()
+    core.submit(forked("r", lasting_prompt(10, 3, 8), 8, 3))
+    for _ in range(5):
+        core.step()
+    assert core.scheduler.running["r"].num_tokens == 10 + 3 * 5
+
+
 def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
-    core = simulated_core(num_blocks=200, max_running_requests=6)
+    core = simulated_core(num_blocks=200, max_running_requests=8)
     for name in "rst":
         core.submit(forked(name, lasting_prompt(5, 3, 20), 20, 3))
     core.step()
     assert core.scheduler.running.keys() == {"r", "s"}
     while not core.is_idle:
         plan = core.scheduler.plan()
-        assert len(plan.samplers) <= 6
+        assert len(plan.samplers) <= 8
         core.scheduler.commit(plan, core._runner.execute(plan))
         core.scheduler.check()
+
+
+def test_nothing_is_copied_for_sequences_that_make_room_within_the_same_step() -> None:
+    core = simulated_core(num_blocks=200, max_running_requests=6, step_token_budget=64)
+    for name in ("first", "second"):
+        core.submit(forked(name, lasting_prompt(10, 3, 20), 20, 3, tenant="a"))
+    core.step()
+    core.submit(make_request("b", [5, 6, 7], tenant="b"))
+    plan = core.scheduler.plan()
+    assert core.scheduler.running.keys() == {"first", "b"}
+    assert len(plan.transfers.copies) == 2
+    targets = {target for _, target in plan.transfers.copies}
+    assert targets < set().union(*core.scheduler.running["first"].blocks)
+    core.scheduler.commit(plan, core._runner.execute(plan))
+    run_all_to_end(core)
 
 
 @pytest.mark.parametrize(
