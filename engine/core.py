@@ -42,7 +42,7 @@ class Runner(Protocol):
     """What the engine loop needs of a model."""
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan` and draw one token for each sampler, in order."""
+        """Compute `plan`; draw a token for each sampler in order, or list its candidates."""
         ...
 
 

@@ -68,6 +68,7 @@ def generate(
     params: BeamParams,
     stops: tuple[int, ...] = STOPS,
     max_tokens: int = MAX_TOKENS,
+    **options: float,
 ) -> tuple[list[list[int]], list[float]]:
     """The reference: outputs up to their stop tokens, and their scores."""
     ids = torch.tensor([prompt])
@@ -84,6 +85,7 @@ def generate(
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
+        **options,
     )
     outputs = [row[len(prompt) :].tolist() for row in result.sequences]
     ends = [[i for i, token in enumerate(row) if token in stops] for row in outputs]

@@ -1,7 +1,9 @@
 """Beams share blocks, fork and die, and end as if they had the engine for themselves."""
 
+import itertools
 import random
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,8 @@ from tests.engine.simulation import (
     run_to_end,
     simulated_core,
 )
+from tests.engine.test_beam import assert_equal, generate
+from tests.engine.test_model import make_core, save_model
 
 FOUR = BeamParams(num_beams=4, num_return=4)
 
@@ -46,13 +50,13 @@ def results(deltas: Iterable[TokenDelta]) -> dict[str, list[Hypothesis]]:
     return found
 
 
-def finish(core: EngineCore, limit: int = 5000) -> dict[str, list[Hypothesis]]:
+def steps_to_end(core: EngineCore, limit: int = 5000) -> list[TokenDelta]:
     """Step until idle, checking the books after every step."""
     deltas: list[TokenDelta] = []
     for _ in range(limit):
         if core.is_idle:
             assert core.stats().blocks_in_use == 0
-            return results(deltas)
+            return deltas
         deltas += core.step()
         core.scheduler.check()
     raise AssertionError("the engine did not finish")
@@ -83,7 +87,7 @@ def test_searches_that_run_together_find_what_each_would_alone(
         tokens = random_prompt(rng, prompt)
         core.submit(searched(str(num_beams), tokens, out, beam))
         expected[str(num_beams)] = expected_hypotheses(tokens, out, beam)
-    assert finish(core) == expected
+    assert results(steps_to_end(core)) == expected
 
 
 def test_the_simulated_searches_end_both_ways() -> None:
@@ -216,14 +220,7 @@ def test_the_smallest_pool_that_lets_a_search_in_serves_it_beside_others(
         core.submit(make_request(f"other{index}", room[index], 3, tenant="b", cache=cache))
     core.submit(request)
     core.submit(searched("two", two, out, beam, cache=cache))
-    deltas: list[TokenDelta] = []
-    for _ in range(2000):
-        if core.is_idle:
-            break
-        deltas += core.step()
-        core.scheduler.check()
-    assert core.is_idle
-    assert core.stats().blocks_in_use == 0
+    deltas = steps_to_end(core)
     assert results(d for d in deltas if not d.request_id.startswith("other")) == {
         "one": expected_hypotheses(one, out, beam),
         "two": expected_hypotheses(two, out, beam),
@@ -277,7 +274,7 @@ def test_every_row_of_every_beam_is_charged() -> None:
     core = simulated_core(num_blocks=18, step_token_budget=16)
     for name, length in (("a", 9), ("b", 10)):
         core.submit(searched(name, lasting_prompt(length, 12, FOUR), 12))
-    finish(core)
+    steps_to_end(core)
     assert core.stats().preemptions > 0
     assert core.stats().tenants["a"].served == 9 + 10 + 2 * 2 * (1 + 11 * 4)
 
@@ -311,13 +308,42 @@ def test_searches_that_can_never_be_served_are_refused(
     assert refusal.value.param == param
 
 
+def test_a_models_beams_equal_generate_preempted_penalised_and_beside_strangers(
+    tmp_path: Path,
+) -> None:
+    model = save_model("llama", tmp_path)
+    core = make_core(tmp_path, num_blocks=15)
+    rng = random.Random(5)
+    stops = tuple(range(3, 33))
+    expected = {}
+    options = itertools.product((2, 4), (-1.0, 0.7, 2.0), (True, False, None))
+    for number, (num_beams, length_penalty, early_stopping) in enumerate(options):
+        beam = BeamParams(
+            num_beams=num_beams,
+            num_return=num_beams,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+        )
+        penalty = 1.0 if number % 2 else 1.3
+        sampling = SamplingParams(
+            max_tokens=20, temperature=0, stop_token_ids=stops, repetition_penalty=penalty
+        )
+        prompt = random_prompt(rng, rng.randrange(1, 30))
+        core.submit(searched(str(number), prompt, 20, beam, sampling=sampling))
+        core.submit(make_request(f"stranger{number}", prompt[:9], 5))
+        expected[str(number)] = generate(model, prompt, beam, stops, 20, repetition_penalty=penalty)
+    found = results(d for d in steps_to_end(core) if not d.request_id.startswith("stranger"))
+    assert core.stats().preemptions > 0
+    for name, outputs in expected.items():
+        assert_equal(found[name], outputs, stops)
+
+
 def test_a_search_hits_the_cache_and_leaves_its_best_output_findable() -> None:
     core = simulated_core(num_blocks=200)
     prompt = lasting_prompt(16, 12, FOUR)
     core.submit(searched("r", prompt, 12))
-    best = finish(core)["r"][0].token_ids
+    best = results(steps_to_end(core))["r"][0].token_ids
     assert EOS not in best
     core.submit(searched("s", prompt + best + [7], 4))
     core.step()
     assert core.scheduler.running["s"].sequences[0].first_hit == (16 + 12 - 1) // 4 * 4
-    finish(core)
