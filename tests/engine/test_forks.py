@@ -302,6 +302,27 @@ def test_to_recompute_a_request_takes_its_prompt_once_and_every_output() -> None
     assert core.scheduler.running["r"].num_tokens == 10 + 3 * 5
 
 
+@pytest.mark.parametrize(("count", "is_admitted"), [(1, True), (2, False)])
+def test_a_request_waits_until_there_is_room_for_its_forks(count: int, is_admitted: bool) -> None:
+    core = simulated_core(num_blocks=20, step_token_budget=128)
+    core.submit(make_request("running", lasting_prompt(40, 1, 20), 20))
+    core.submit(forked("r", random_prompt(random.Random(1), 33), 3, count))
+    core.step()
+    assert ("r" in core.scheduler.running) == is_admitted
+
+
+@pytest.mark.parametrize(("prompt", "is_admitted"), [(16, True), (17, False)])
+def test_a_cap_leaves_each_running_sequence_room_to_grow(prompt: int, is_admitted: bool) -> None:
+    core = simulated_core(num_blocks=100, step_token_budget=128)
+    share = TenantShare(max_blocks=12)
+    core.submit(forked("running", lasting_prompt(8, 3, 4), 4, 3, share=share))
+    core.step()
+    core.submit(make_request("r", random_prompt(random.Random(1), prompt), 4, share=share))
+    plan = core.scheduler.plan()
+    assert ("r" in core.scheduler.running) == is_admitted
+    assert len(plan.samplers) == 3 + is_admitted
+
+
 def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
     core = simulated_core(num_blocks=200, max_running_requests=8)
     for name in "rst":
