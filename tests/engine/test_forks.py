@@ -351,38 +351,6 @@ def test_nothing_is_copied_for_sequences_that_make_room_within_the_same_step() -
     run_all_to_end(core)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"num_sequences": 0}, "num_sequences"),
-        ({"num_sequences": 17}, "num_sequences"),
-        ({"num_sequences": 2, "pin": "p"}, "pin"),
-        ({"num_sequences": 2, "generated": [[5], [], [5]]}, "generated"),
-        ({"num_sequences": 2, "generated": [[5], [5, EOS, 5]]}, "generated"),
-        ({"num_sequences": 2, "ended": (1, 0)}, "ended"),
-        ({"num_sequences": 3, "share": TenantShare(max_blocks=8)}, "max_tokens"),
-        ({"num_sequences": 16, "prompt": [5] * 250}, "max_tokens"),
-        ({"beam": BeamParams(num_beams=1)}, "num_beams"),
-        ({"beam": BeamParams(num_beams=17)}, "num_beams"),
-        ({"beam": BeamParams(num_beams=4, num_return=5)}, "num_return"),
-        ({"beam": BeamParams(num_beams=4), "num_sequences": 2}, "num_beams"),
-        ({"beam": BeamParams(num_beams=4), "generated": [[5]]}, "generated"),
-        (
-            {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
-            "num_beams",
-        ),
-    ],
-)
-def test_what_can_never_be_served_is_refused(fields: dict[str, object], param: str) -> None:
-    core = simulated_core()
-    request = make_request("r", [5] * 6, 8 if fields.get("pin") is None else 0)
-    fits = {"share": TenantShare(max_blocks=3 + 2 * 2)}
-    check_request(structs.replace(request, num_sequences=2, **fits), core.info)
-    with pytest.raises(RequestRefused) as refusal:
-        check_request(structs.replace(request, **fields), core.info)
-    assert refusal.value.param == param
-
-
 def test_reordered_sequences_share_what_their_parents_had_and_childless_ones_free_theirs() -> None:
     core = simulated_core(num_blocks=60)
     scheduler, rng = core.scheduler, random.Random(1)
