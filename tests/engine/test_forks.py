@@ -302,6 +302,27 @@ def test_to_recompute_a_request_takes_its_prompt_once_and_every_output() -> None
     assert core.scheduler.running["r"].num_tokens == 10 + 3 * 5
 
 
+@pytest.mark.parametrize(("count", "is_admitted"), [(1, True), (2, False)])
+def test_a_request_waits_until_there_is_room_for_its_forks(count: int, is_admitted: bool) -> None:
+    core = simulated_core(num_blocks=20, step_token_budget=128)
+    core.submit(make_request("running", lasting_prompt(40, 1, 20), 20))
+    core.submit(forked("r", random_prompt(random.Random(1), 33), 3, count))
+    core.step()
+    assert ("r" in core.scheduler.running) == is_admitted
+
+
+@pytest.mark.parametrize(("prompt", "is_admitted"), [(16, True), (17, False)])
+def test_a_cap_leaves_each_running_sequence_room_to_grow(prompt: int, is_admitted: bool) -> None:
+    core = simulated_core(num_blocks=100, step_token_budget=128)
+    share = TenantShare(max_blocks=12)
+    core.submit(forked("running", lasting_prompt(8, 3, 4), 4, 3, share=share))
+    core.step()
+    core.submit(make_request("r", random_prompt(random.Random(1), prompt), 4, share=share))
+    plan = core.scheduler.plan()
+    assert ("r" in core.scheduler.running) == is_admitted
+    assert len(plan.samplers) == 3 + is_admitted
+
+
 def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
     core = simulated_core(num_blocks=200, max_running_requests=8)
     for name in "rst":
@@ -328,38 +349,6 @@ def test_nothing_is_copied_for_sequences_that_make_room_within_the_same_step() -
     assert targets < set().union(*core.scheduler.running["first"].blocks)
     core.scheduler.commit(plan, core._runner.execute(plan))
     run_all_to_end(core)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"num_sequences": 0}, "num_sequences"),
-        ({"num_sequences": 17}, "num_sequences"),
-        ({"num_sequences": 2, "pin": "p"}, "pin"),
-        ({"num_sequences": 2, "generated": [[5], [], [5]]}, "generated"),
-        ({"num_sequences": 2, "generated": [[5], [5, EOS, 5]]}, "generated"),
-        ({"num_sequences": 2, "ended": (1, 0)}, "ended"),
-        ({"num_sequences": 3, "share": TenantShare(max_blocks=8)}, "max_tokens"),
-        ({"num_sequences": 16, "prompt": [5] * 250}, "max_tokens"),
-        ({"beam": BeamParams(num_beams=1)}, "num_beams"),
-        ({"beam": BeamParams(num_beams=17)}, "num_beams"),
-        ({"beam": BeamParams(num_beams=4, num_return=5)}, "num_return"),
-        ({"beam": BeamParams(num_beams=4), "num_sequences": 2}, "num_beams"),
-        ({"beam": BeamParams(num_beams=4), "generated": [[5]]}, "generated"),
-        (
-            {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
-            "num_beams",
-        ),
-    ],
-)
-def test_what_can_never_be_served_is_refused(fields: dict[str, object], param: str) -> None:
-    core = simulated_core()
-    request = make_request("r", [5] * 6, 8 if fields.get("pin") is None else 0)
-    fits = {"share": TenantShare(max_blocks=3 + 2 * 2)}
-    check_request(structs.replace(request, num_sequences=2, **fits), core.info)
-    with pytest.raises(RequestRefused) as refusal:
-        check_request(structs.replace(request, **fields), core.info)
-    assert refusal.value.param == param
 
 
 def test_reordered_sequences_share_what_their_parents_had_and_childless_ones_free_theirs() -> None:
