@@ -18,7 +18,7 @@ from app.wire_chat import ChatMessage
 from app.wire_responses import CompactionItem, MessageItem, PromptReference
 from engine.admission import check_request
 from engine.hashing import derive_key
-from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
+from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
 from tenants.records import Principal, Tenant, TenantLimits
 
 Said = MessageItem | CompactionItem | ChatMessage
@@ -134,8 +134,10 @@ def engine_request(
     end_user: str | None,
     max_tokens: int,
     logprobs: int | None,
+    num_sequences: int = 1,
+    beam: BeamParams | None = None,
 ) -> EngineRequest:
-    """What the engine is asked.
+    """What the engine is asked. A beam search takes no temperature.
 
     Raises `ApiError` for token ids outside the vocabulary, and `RequestRefused` for whatever else
     the engine would refuse: a stream begins only once nothing can be refused any more.
@@ -144,14 +146,19 @@ def engine_request(
     private_key = tenant.user_key(end_user) if end_user is not None else tenant.namespace_key
     if fields.prompt_cache_key is not None:
         private_key = derive_key(private_key, "prompt_cache_key", fields.prompt_cache_key)
+    sampling = _sampling(fields, info, max_tokens, logprobs)
+    if beam is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=0.0)
     request = EngineRequest(
         request_id=request_id,
         tenant=tenant.id,
         prompt=prompt.ids,
         namespaces=_namespaces(principal, prompt, private_key),
-        sampling=_sampling(fields, info, max_tokens, logprobs),
+        sampling=sampling,
         share=tenant_share(tenant),
         cache=tenant.cache == "on",
+        num_sequences=num_sequences,
+        beam=beam,
     )
     check_request(request, info)
     return request
@@ -251,8 +258,9 @@ def output_budget(
     info: EngineInfo,
     limits: TenantLimits,
     params: tuple[str, str],
+    sequences: int = 1,
 ) -> int:
-    """How many tokens the answer may have.
+    """How many tokens the answer may have, or each of several `sequences`.
 
     Without an explicit number: the rest of the context, within the service's `default` and what
     the tenant can reserve at once. `params` name the input and the maximum. Raises `ApiError` if
@@ -280,7 +288,7 @@ def output_budget(
     if asked is not None:
         return asked
     reservable = [
-        budget - prompt_tokens
+        (budget - prompt_tokens) // sequences
         for budget in (limits.tokens_per_minute, limits.tokens_per_day)
         if budget is not None
     ]
