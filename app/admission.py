@@ -43,7 +43,8 @@ class Gate:
         self._unfinished: set[asyncio.Task[None]] = set()
 
     async def admit(self, principal: Principal, request: EngineRequest) -> Ticket:
-        """Take what `request` may use at most: one request, its prompt and its longest answer.
+        """Take what `request` may use at most: one request, its prompt and its longest answer,
+        times the lines that are computed of it.
 
         A request that goes on behind `generated` tokens takes the rest of the answer only: the
         others were paid for. The caller must settle the ticket. Raises `ApiError` 429; nothing is
@@ -60,7 +61,7 @@ class Gate:
         except BaseException:
             self._leave_queue(tenant.id)
             raise
-        ticket = Ticket(self, tenant, admission, continued=bool(request.generated))
+        ticket = Ticket(self, tenant, admission, continued=request.num_generated > 0)
         self._tickets.add(ticket)
         return ticket
 
@@ -91,8 +92,8 @@ class Gate:
             del self._queued[tenant_id]
 
     async def _take(self, tenant: Tenant, request: EngineRequest) -> Admission:
-        tokens = request.sampling.max_tokens - len(request.generated)
-        if not request.generated:
+        tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
+        if not request.num_generated:
             tokens += len(request.prompt)
         taking = asyncio.create_task(self._limiter.admit(tenant, request.request_id, tokens))
         try:

@@ -45,8 +45,8 @@ class Generation:
     ) -> None:
         self.request = request
         self.lines = [
-            Line(index, request.sampling, tokenizer, stop, generated, held)
-            for index, generated in enumerate(request.generated or [[]] * request.num_outputs)
+            Line(index, request.sampling, tokenizer, stop, request.generated_by(index), held)
+            for index in range(request.num_outputs)
         ]
         self.cached_tokens = cached_tokens
         self.failure: ApiError | None = None
@@ -54,7 +54,6 @@ class Generation:
         self.ticket = ticket
         self._engine = engine
         self._metrics = metrics
-        self._before = self.output_tokens
         self._interruption: Interruption | None = None
         self._deltas: AsyncGenerator[TokenDelta, None] | None = None
         self._waiting: asyncio.Timeout | None = None
@@ -144,8 +143,8 @@ class Generation:
 
     async def _settle(self) -> None:
         """Account for the tokens; an earlier generation has paid for its own and the prompt."""
-        output = self.output_tokens - self._before
-        first = output > 0 and not self.request.generated
+        output = self.output_tokens - self.request.num_generated
+        first = output > 0 and not self.request.num_generated
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
         self._metrics.count_tokens(prompt, cached, output)
@@ -178,7 +177,7 @@ class Generation:
         if delta.finish_reason == "error":
             message = delta.error or "The engine stopped while the response was running."
             self.fail(ApiError(500, message, code="server_error"))
-        if not self.request.generated:
+        if not self.request.num_generated:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         line = self.lines[delta.index]
         if line.end is not None:

@@ -49,7 +49,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             engine=engine,
             request=msgspec.structs.replace(
-                generation.request, generated=[line.output_ids] if line.output_ids else []
+                generation.request, generated=[line.output_ids]
             ),
             prompt=prompt,
             end_user=end_user,

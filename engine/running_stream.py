@@ -18,8 +18,7 @@ class RunningStream:
     def __init__(self, request: EngineRequest) -> None:
         self._request = request
         self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
-        self._generated = [list(line) for line in request.generated]
-        self._generated += [[] for _ in range(request.num_outputs - len(self._generated))]
+        self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
         self._cached_tokens = request.cached_tokens
         self._open = set(range(request.num_outputs)).difference(request.ended)
         self._aborted: set[int] = set()
@@ -79,7 +78,7 @@ class RunningStream:
         """The request that makes an engine go on behind what has been passed on."""
         return msgspec.structs.replace(
             self._request,
-            generated=[list(line) for line in self._generated] if any(self._generated) else [],
+            generated=[list(tokens) for tokens in self._generated],
             cached_tokens=self._cached_tokens,
             ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
         )
