@@ -11,7 +11,7 @@ from app.line import Line
 from app.wire_chat import ChatBody
 from engine.request import BeamParams
 
-_NEUTRAL = {
+_NEUTRAL: dict[str, object] = {
     "stream": False,
     "temperature": 0,
     "best_of": None,
@@ -71,7 +71,9 @@ def _sampled(body: ChatBody) -> Decoding:
     if best_of < n:
         raise invalid_request(f"'best_of' must be at least 'n', which is {n}.", "best_of")
     if best_of > n and body.stream:
-        message = "'best_of' cannot choose among answers that are streamed; give it the value of 'n'."
+        message = (
+            "'best_of' cannot choose among answers that are streamed; give it the value of 'n'."
+        )
         raise invalid_request(message, "best_of")
     return Decoding(num_choices=n, num_sequences=best_of)
 

@@ -75,8 +75,9 @@ class Generation:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all lines so far."""
-        return sum(len(line.output_ids) for line in self.lines)
+        """Tokens of all lines so far; of a search, all its beams as far as the longest output."""
+        lengths, beam = [len(line.output_ids) for line in self.lines], self.request.beam
+        return sum(lengths) if beam is None else beam.num_beams * max(lengths)
 
     def start(self) -> None:
         """Begin. The caller must iterate `pieces` or call `close`."""

@@ -48,9 +48,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         line = generation.line
         return cls(
             engine=engine,
-            request=msgspec.structs.replace(
-                generation.request, generated=[line.output_ids]
-            ),
+            request=msgspec.structs.replace(generation.request, generated=[line.output_ids]),
             prompt=prompt,
             end_user=end_user,
             stop=list(generation.stop),

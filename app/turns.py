@@ -18,7 +18,14 @@ from app.wire_chat import ChatMessage
 from app.wire_responses import CompactionItem, MessageItem, PromptReference
 from engine.admission import check_request
 from engine.hashing import derive_key
-from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
+from engine.request import (
+    BeamParams,
+    EngineInfo,
+    EngineRequest,
+    Namespaces,
+    SamplingParams,
+    TenantShare,
+)
 from tenants.records import Principal, Tenant, TenantLimits
 
 Said = MessageItem | CompactionItem | ChatMessage

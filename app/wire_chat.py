@@ -19,7 +19,6 @@ from app.wire import (
 )
 from app.wire_events import TokenLogprob
 
-
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
 
@@ -108,7 +107,7 @@ class ChatBody(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     num_beams: Annotated[int, Field(ge=2, le=MAX_SEQUENCES)] | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    length_penalty: Annotated[float, Field(ge=-5, le=5)] | None = None
     early_stopping: Annotated[Any, AfterValidator(_early_stopping)] = None
 
     store: DeclinedFlag = None

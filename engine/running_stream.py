@@ -78,10 +78,14 @@ class RunningStream:
         """The request that makes an engine go on behind what has been passed on."""
         return msgspec.structs.replace(
             self._request,
-            generated=[list(tokens) for tokens in self._generated],
+            generated=[list(tokens) for tokens in self._generated] if self._has_begun else [],
             cached_tokens=self._cached_tokens,
             ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
         )
+
+    @property
+    def _has_begun(self) -> bool:
+        return any(self._generated)
 
     def _chosen(self, index: int | None) -> set[int]:
         """The open sequences that `index` means; `None` means all."""
