@@ -257,7 +257,7 @@ class ScriptedEngine:
         """What each line of the answer will be."""
         found = _LAST_USER.findall(self.tokenizer.decode(request.prompt))
         text = f"You said: {found[-1] if found else ''}" if self.answer is None else self.answer
-        texts = self.answers or [text] * request.num_outputs
+        texts = self.answers[: request.num_outputs] or [text] * request.num_outputs
         return [
             [*self.tokenizer(one, add_special_tokens=False)["input_ids"], self.eos] for one in texts
         ]
