@@ -126,6 +126,8 @@ class ScriptedEngine:
             cached_tokens=3,
             output_tokens=4,
             preemptions=5,
+            forks=5,
+            copied_blocks=5,
             invariant_violations=0,
             blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
             tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
