@@ -41,9 +41,17 @@ class Decoding:
     beam: BeamParams | None = None
 
     @classmethod
-    def of(cls, body: ChatBody) -> Decoding:
-        """What a body asks for. Raises `ApiError` naming a field that does not go with others."""
-        return _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
+    def of(cls, body: ChatBody, most: int) -> Decoding:
+        """What a body asks for, of an engine that computes `most` lines at once.
+
+        Raises `ApiError` naming a field that does not go with others, or asks for more.
+        """
+        one = _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
+        if one.width > most:
+            fields = ("num_beams", "best_of", "n")
+            field = next(field for field in fields if getattr(body, field) is not None)
+            raise invalid_request(f"'{field}' can be {most} at most: so many run at once.", field)
+        return one
 
     @property
     def width(self) -> int:

@@ -269,10 +269,10 @@ def output_budget(
 ) -> int:
     """How many tokens the answer may have, or each of several `sequences`.
 
-    Without an explicit number: the rest of the context, within the service's `default` and what
-    the tenant can reserve at once. `params` name the input and the maximum. Raises `ApiError` if
-    prompt and answer do not fit the context, the model's or the tenant's, or the answer is longer
-    than the tenant's may be.
+    Without an explicit number: the rest of the context, within the service's `default`, what the
+    tenant can reserve at once, and the blocks that all sequences together can have. `params` name
+    the input and the maximum. Raises `ApiError` if prompt and answer do not fit the context, the
+    model's or the tenant's, or the answer is longer than the tenant's may be.
     """
     input_param, maximum_param = params
     context = min(info.max_context_tokens, limits.context_tokens or info.max_context_tokens)
@@ -299,9 +299,21 @@ def output_budget(
         for budget in (limits.tokens_per_minute, limits.tokens_per_day)
         if budget is not None
     ]
-    bounds = [bound for bound in (default, longest, *reservable) if bound is not None]
+    room = _room(prompt_tokens, sequences, info, limits)
+    bounds = [bound for bound in (default, longest, room, *reservable) if bound is not None]
     # At least 1: where not even that can be reserved, the gate says so.
     return max(1, min([remaining, *bounds]))
+
+
+def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLimits) -> int:
+    """The longest output of which the pool, and the tenant's part of it, hold all `sequences`.
+
+    They share the prompt's full blocks.
+    """
+    blocks = min(info.num_blocks, limits.blocks or info.num_blocks)
+    shared = prompt_tokens // info.block_size
+    each = shared + (blocks - shared) // sequences
+    return each * info.block_size - prompt_tokens
 
 
 def _too_long(message: str, param: str) -> ApiError:

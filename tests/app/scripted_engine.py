@@ -32,6 +32,7 @@ class ScriptedEngine:
     """
 
     hash_extras = b""
+    max_running_sequences = 64
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -69,7 +70,7 @@ class ScriptedEngine:
             block_size=BLOCK_SIZE,
             num_blocks=1024,
             max_context_tokens=2048,
-            max_running_sequences=64,
+            max_running_sequences=self.max_running_sequences,
             vocab_size=len(self.tokenizer),
             eos_token_ids=(self.eos,),
             hash_extras=self.hash_extras,

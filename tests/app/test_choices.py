@@ -240,18 +240,44 @@ async def test_every_line_is_reserved_and_the_request_is_metered_as_one(
     await world.limit("acme", tokens_per_minute=1000)
     world.engine.answers = ["abc", "de", "f", "ghij"]
     client = world.client().chat.completions.with_raw_response
-    for requests in (1, 2, 3):  # each reserves far more than a third of the bucket
+    for attempt in range(3):  # each reserves far more than a third of the bucket
         answer = await client.create(
             model=MODEL, messages=HELLO, max_tokens=200, stream=False, extra_body=extra
         )
         prompt = len(world.engine.requests[-1].prompt)
-        if requests == 1:
+        if attempt == 0:
             remaining = int(answer.headers["x-ratelimit-remaining-tokens"])
             assert remaining == 1000 - prompt - lines * 200
         assert answer.parse().usage.completion_tokens == output
-        await world.metered("acme", requests, requests * (prompt + output))
+    await world.metered("acme", 3, 3 * (prompt + output))
     assert counted(world, "prompt") == 3 * prompt
     assert counted(world, "output") == 3 * output
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [({"n": 4}, "n"), ({"n": 2, "best_of": 4}, "best_of"), (BEAMS, "num_beams")],
+    ids=str,
+)
+async def test_more_lines_than_run_at_once_are_refused_by_name(
+    world: World, extra: dict[str, Any], param: str
+) -> None:
+    world.engine.max_running_sequences = 3
+    with pytest.raises(openai.BadRequestError, match="3 at most") as refused:
+        await complete(world, extra)
+    assert refused.value.param == param
+    await complete(world, n=3)
+
+
+async def test_sixteen_answers_of_no_given_length_fit_the_pool(world: World) -> None:
+    await complete(world, n=16)
+    request, info = world.engine.requests[-1], world.engine.info
+    blocks = -(-(len(request.prompt) + request.sampling.max_tokens) // info.block_size)
+    shared = len(request.prompt) // info.block_size
+    assert shared + 16 * (blocks - shared) <= info.num_blocks < shared + 16 * (blocks + 1 - shared)
+    await world.limit("acme", blocks=shared + 16 * 2)
+    await complete(world, n=16)
+    assert world.engine.requests[-1].sampling.max_tokens == (shared + 2) * 16 - len(request.prompt)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
