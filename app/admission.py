@@ -43,12 +43,11 @@ class Gate:
         self._unfinished: set[asyncio.Task[None]] = set()
 
     async def admit(self, principal: Principal, request: EngineRequest) -> Ticket:
-        """Take what `request` may use at most: one request, its prompt and its longest answer,
-        times the lines that are computed of it.
+        """Take what `request` may use at most: its prompt, and all its sequences at their longest.
 
-        A request that goes on behind `generated` tokens takes the rest of the answer only: the
-        others were paid for. The caller must settle the ticket. Raises `ApiError` 429; nothing is
-        taken then.
+        It counts as one request and one stream. One that goes on behind `generated` tokens takes
+        the rest of the answer only: the others were paid for. The caller must settle the ticket.
+        Raises `ApiError` 429; nothing is taken then.
         """
         tenant = principal.tenant
         self._enqueue(tenant)

@@ -46,9 +46,9 @@ async def start_completion(service: Service, principal: Principal, body: ChatBod
         raise invalid_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
-    decoding = Decoding.of(body, service.engine.info.max_running_sequences)
-    prompt = await service.turns.begin(principal, body.messages, param="messages")
     info = service.engine.info
+    decoding = Decoding.of(body, info.max_running_sequences)
+    prompt = await service.turns.begin(principal, body.messages, param="messages")
     max_tokens = output_budget(
         len(prompt.ids),
         body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
