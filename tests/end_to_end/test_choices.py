@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import torch
 from openai import AsyncOpenAI
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from bench.service import Service, served_model
 from tests.end_to_end.test_exactness import metric
-from tests.end_to_end.test_failures import engine_process
+from tests.end_to_end.test_failures import engine_process, is_idle, until
 
 MAX_TOKENS = 16
 SAMPLED = {"temperature": 0.9, "seed": 5}
@@ -82,3 +85,35 @@ async def test_best_of_returns_the_likeliest_of_what_n_returns(
     best = await create(**arguments, **SAMPLED, n=2, extra_body={"best_of": 5, "ignore_eos": True})
     assert texts(best) == [choice.message.content for choice in ranked[:2]]
     assert best.usage.completion_tokens == all_five.usage.completion_tokens
+
+
+async def test_beams_are_the_hypotheses_of_generate(
+    client: AsyncOpenAI,
+    arguments: dict[str, Any],
+    service: Service,
+    tokenizer: Tokenizer,
+    reference: PreTrainedModel,
+) -> None:
+    ids = tokenizer.apply_chat_template(
+        arguments["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    expected = reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=MAX_TOKENS,
+        do_sample=False,
+        num_beams=4,
+        num_return_sequences=3,
+        length_penalty=0.5,
+        early_stopping=True,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    searching = {"num_beams": 4, "length_penalty": 0.5, "early_stopping": True}
+    found = await client.chat.completions.create(**arguments, n=3, extra_body=searching)
+    answers = expected.sequences[:, ids.shape[1] :]
+    assert texts(found) == tokenizer.batch_decode(answers, skip_special_tokens=True)
+    scores = [choice.score for choice in found.choices]
+    assert scores == pytest.approx(expected.sequences_scores.tolist(), rel=1e-4)
+    assert found.usage.completion_tokens == 4 * answers.shape[1]
+    await until(lambda: is_idle(service))

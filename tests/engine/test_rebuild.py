@@ -12,7 +12,7 @@ from engine.client import EngineUnavailable
 from engine.core import EngineCore
 from engine.local import LocalEngine
 from engine.plan import StepPlan
-from engine.request import EngineRequest, TokenDelta
+from engine.request import BeamParams, EngineRequest, TokenDelta
 from engine.sampler import Sampled
 from tests.engine.simulation import expected_output, make_request, simulated_core
 
@@ -264,6 +264,26 @@ async def test_a_request_that_kills_every_engine_ends_each_sequence_once(
     assert [(delta.index, delta.finish_reason) for delta in deltas] == [
         (index, "error") for index in range(4)
     ]
+
+
+async def test_a_beam_search_whose_engine_dies_is_searched_anew(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    search = structs.replace(request("1"), beam=BeamParams(num_beams=4, num_return=3))
+    undisturbed = [delta async for delta in engine.generate(search)]
+    steps = 0
+
+    def dies(plan: StepPlan) -> bool:
+        nonlocal steps
+        steps += 1
+        return steps == 30
+
+    fate.dies = dies
+    assert [delta async for delta in engine.generate(search)] == [
+        structs.replace(delta, cached_tokens=0) for delta in undisturbed
+    ]
+    assert fate.builds == 2
+    assert sorted(by_index(undisturbed)) == [0, 1, 2]
 
 
 async def test_pins_and_tenants_are_let_go_through_the_client(engine: LocalEngine) -> None:
