@@ -43,11 +43,11 @@ class Gate:
         self._unfinished: set[asyncio.Task[None]] = set()
 
     async def admit(self, principal: Principal, request: EngineRequest) -> Ticket:
-        """Take what `request` may use at most: one request, its prompt and its longest answer.
+        """Take what `request` may use at most: its prompt, and all its sequences at their longest.
 
-        A request that goes on behind `generated` tokens takes the rest of the answer only: the
-        others were paid for. The caller must settle the ticket. Raises `ApiError` 429; nothing is
-        taken then.
+        It counts as one request and one stream. One that goes on behind `generated` tokens takes
+        the rest of the answer only: the others were paid for. The caller must settle the ticket.
+        Raises `ApiError` 429; nothing is taken then.
         """
         tenant = principal.tenant
         self._enqueue(tenant)
@@ -91,7 +91,7 @@ class Gate:
             del self._queued[tenant_id]
 
     async def _take(self, tenant: Tenant, request: EngineRequest) -> Admission:
-        tokens = request.sampling.max_tokens - request.num_generated
+        tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
         if not request.num_generated:
             tokens += len(request.prompt)
         taking = asyncio.create_task(self._limiter.admit(tenant, request.request_id, tokens))

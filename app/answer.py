@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.generation import Generation, Outcome, Piece
+from app.generation import Generation, Outcome
+from app.line import Piece
 from app.wire_events import (
     Event,
     IncompleteDetails,
@@ -68,7 +69,9 @@ class Answer:
         ]
 
     def growth(self, piece: Piece) -> list[Event]:
-        """More text."""
+        """More text, if the piece has some."""
+        if piece.is_empty:
+            return []
         self.logprobs.extend(piece.logprobs)
         events, item_id = self._message_opening()
         return [*events, TextDelta(item_id=item_id, delta=piece.text, logprobs=piece.logprobs)]
@@ -117,7 +120,7 @@ class Answer:
         ], self.item_id
 
     def _message(self, item_id: str, generation: Generation) -> OutputMessage:
-        part = TextPart(text=generation.text, logprobs=self.logprobs)
+        part = TextPart(text=generation.line.text, logprobs=self.logprobs)
         whole = generation.outcome == "stop"
         return OutputMessage(
             id=item_id, status="completed" if whole else "incomplete", content=[part]
@@ -132,7 +135,7 @@ def _details(outcome: Outcome) -> IncompleteDetails | None:
 
 def usage_of(generation: Generation) -> Usage:
     """The tokens that a generation has taken so far."""
-    prompt, output = len(generation.request.prompt), len(generation.output_ids)
+    prompt, output = len(generation.request.prompt), generation.output_tokens
     return Usage(
         input_tokens=prompt,
         input_tokens_details=InputTokensDetails(cached_tokens=generation.cached_tokens),

@@ -10,11 +10,14 @@ from contextlib import aclosing
 import msgspec
 
 from app.context import Service
+from app.decoding import Decoding
 from app.errors import ApiError, internal_error, invalid_request
-from app.generation import Generation, Piece
+from app.generation import Generation
+from app.line import Line, Piece
 from app.turns import engine_request, output_budget
 from app.wire_chat import (
     AnswerMessage,
+    BeamChoice,
     ChatBody,
     ChatChunk,
     ChatCompletion,
@@ -22,7 +25,6 @@ from app.wire_chat import (
     Choice,
     ChoiceLogprobs,
     ChunkChoice,
-    FinishReason,
     PromptTokensDetails,
 )
 from app.wire_events import TokenLogprob
@@ -44,8 +46,9 @@ async def start_completion(service: Service, principal: Principal, body: ChatBod
         raise invalid_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
-    prompt = await service.turns.begin(principal, body.messages, param="messages")
     info = service.engine.info
+    decoding = Decoding.of(body, info.max_running_sequences)
+    prompt = await service.turns.begin(principal, body.messages, param="messages")
     max_tokens = output_budget(
         len(prompt.ids),
         body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
@@ -53,6 +56,7 @@ async def start_completion(service: Service, principal: Principal, body: ChatBod
         info,
         principal.tenant.limits,
         ("messages", maximum_param),
+        sequences=decoding.width,
     )
     completion_id = f"chatcmpl-{secrets.token_hex(16)}"
     request = engine_request(
@@ -63,25 +67,33 @@ async def start_completion(service: Service, principal: Principal, body: ChatBod
         info,
         end_user=body.end_user,
         max_tokens=max_tokens,
-        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+        logprobs=body.top_logprobs or 0 if body.logprobs or decoding.ranks else None,
+        num_sequences=decoding.num_sequences,
+        beam=decoding.beam,
     )
     ticket = await service.gate.admit(principal, request)
     generation = Generation(
         service.engine, request, service.tokenizer, body.stop_strings, service.metrics, ticket
     )
     generation.start()
-    return Completion(service, principal, body, generation)
+    return Completion(service, principal, body, decoding, generation)
 
 
 class Completion:
     """A running chat completion."""
 
     def __init__(
-        self, service: Service, principal: Principal, body: ChatBody, generation: Generation
+        self,
+        service: Service,
+        principal: Principal,
+        body: ChatBody,
+        decoding: Decoding,
+        generation: Generation,
     ) -> None:
         self._service = service
         self._principal = principal
         self._body = body
+        self._decoding = decoding
         self._generation = generation
         self._created = int(time.time())
 
@@ -100,37 +112,40 @@ class Completion:
 
     async def whole(self) -> bytes:
         """The completion as JSON. Raises `ApiError` if it fails."""
-        logprobs: list[TokenLogprob] = []
+        logprobs: list[list[TokenLogprob]] = [[] for _ in self._generation.lines]
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                logprobs.extend(piece.logprobs)
-        reason = self._finish()
-        choice = Choice(
-            message=AnswerMessage(content=self._generation.text),
-            logprobs=ChoiceLogprobs(content=logprobs) if self._body.logprobs else None,
-            finish_reason=reason,
-        )
+                logprobs[piece.index].extend(piece.logprobs)
+        self._finish()
+        chosen = self._decoding.chosen(self._generation.lines)
         completion = ChatCompletion(
             id=self._generation.request.request_id,
             created=self._created,
             model=self._service.names.model_id,
-            choices=[choice],
+            choices=[
+                self._choice(index, line, logprobs[line.index]) for index, line in enumerate(chosen)
+            ],
             usage=self._usage(),
         )
         return msgspec.json.encode(completion.model_dump())
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The completion as server-sent chunks; a failure is the last one, and carries an error."""
-        yield self._chunk(ChunkChoice(delta={"role": "assistant", "content": ""}))
+        for line in self._generation.lines:
+            opening = {"role": "assistant", "content": ""}
+            yield self._chunk(ChunkChoice(index=line.index, delta=opening))
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                yield self._chunk(self._piece(piece))
+                if not piece.is_empty:
+                    yield self._chunk(self._growth(piece))
+                if piece.end is not None:
+                    end = ChunkChoice(index=piece.index, delta={}, finish_reason=piece.end)
+                    yield self._chunk(end)
         try:
-            reason = self._finish()
+            self._finish()
         except ApiError as error:
             yield _data(msgspec.json.encode(error.body()))
             return
-        yield self._chunk(ChunkChoice(delta={}, finish_reason=reason))
         if self._reports_usage:
             yield self._chunk(None)
         yield _data(b"[DONE]")
@@ -146,9 +161,27 @@ class Completion:
         options = self._body.stream_options
         return options is not None and bool(options.include_usage)
 
-    def _piece(self, piece: Piece) -> ChunkChoice:
-        logprobs = ChoiceLogprobs(content=piece.logprobs) if self._body.logprobs else None
-        return ChunkChoice(delta={"content": piece.text}, logprobs=logprobs)
+    def _choice(self, index: int, line: Line, logprobs: list[TokenLogprob]) -> Choice:
+        assert line.end is not None
+        choice = Choice(
+            index=index,
+            message=AnswerMessage(content=line.text),
+            logprobs=self._logprobs(logprobs),
+            finish_reason=line.end,
+        )
+        if line.score is None:
+            return choice
+        return BeamChoice(**dict(choice), score=line.score)
+
+    def _growth(self, piece: Piece) -> ChunkChoice:
+        return ChunkChoice(
+            index=piece.index,
+            delta={"content": piece.text},
+            logprobs=self._logprobs(piece.logprobs),
+        )
+
+    def _logprobs(self, logprobs: list[TokenLogprob]) -> ChoiceLogprobs | None:
+        return ChoiceLogprobs(content=logprobs) if self._body.logprobs else None
 
     def _chunk(self, choice: ChunkChoice | None) -> bytes:
         """One chunk; without a choice, the last one that carries the usage."""
@@ -162,21 +195,15 @@ class Completion:
         excluded = None if self._reports_usage else {"usage"}
         return _data(msgspec.json.encode(chunk.model_dump(exclude=excluded)))
 
-    def _finish(self) -> FinishReason:
+    def _finish(self) -> None:
         """Account for the end. Raises `ApiError` where it is a failure."""
-        generation = self._generation
-        self._service.metrics.count_tokens(
-            len(generation.request.prompt), generation.cached_tokens, len(generation.output_ids)
-        )
-        outcome = generation.outcome
+        outcome = self._generation.outcome
         self._service.metrics.requests.labels("chat_completions", outcome).inc()
-        if outcome == "stop" or outcome == "length":
-            return outcome
-        raise generation.failure or internal_error()
+        if outcome not in ("stop", "length"):
+            raise self._generation.failure or internal_error()
 
     def _usage(self) -> ChatUsage:
-        prompt = len(self._generation.request.prompt)
-        output = len(self._generation.output_ids)
+        prompt, output = len(self._generation.request.prompt), self._generation.output_tokens
         return ChatUsage(
             prompt_tokens=prompt,
             completion_tokens=output,

@@ -83,7 +83,7 @@ async def compact(
     ]
     if body.previous_response_id is not None and prompt.system is not None:
         kept.insert(0, _kept("system", prompt.system))
-    sealed = seal(principal.tenant, generation.text)
+    sealed = seal(principal.tenant, generation.line.text)
     item = Compaction(id=f"cmp_{secrets.token_hex(16)}", encrypted_content=sealed)
     resource = CompactedResource(
         id=compaction_id,

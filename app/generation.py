@@ -1,10 +1,9 @@
-"""One engine request seen as text: pieces to show, and at the end why it ended."""
+"""One engine request seen as text: pieces of its lines to show, and at the end why it ended."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, cast
 
@@ -13,31 +12,23 @@ from transformers import PreTrainedTokenizerBase
 from app.admission import Ticket
 from app.draining import shutting_down
 from app.errors import ApiError
-from app.logprobs import TokenTexts
+from app.line import Line, LineEnd, Piece
 from app.metrics import Metrics
 from app.wire_events import TokenLogprob
 from engine.client import EngineClient, EngineError
-from engine.detokenizer import Detokenizer
 from engine.request import EngineRequest, TokenDelta
 
-Outcome = Literal["stop", "length", "cancelled", "suspended", "error"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that became safe to show, with the log-probabilities of its tokens where asked for."""
-
-    text: str
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+Interruption = Literal["cancelled", "suspended", "error"]
+Outcome = LineEnd | Interruption
 
 
 class Generation:
     """Runs one `EngineRequest`. Whatever ends it, the engine's blocks are given back, and `ticket`
     is settled.
 
-    `outcome` is set once it has ended; `output_ids`, `cached_tokens` and `text` grow until then.
-    `failure` explains the outcome "error". A request with `generated` tokens goes on behind them:
-    `cached_tokens` and `held` are then what an earlier generation was left with.
+    Its `lines` and `cached_tokens` grow until it has an `outcome`; `failure` explains the outcome
+    "error". A request with `generated` tokens goes on behind them: `cached_tokens` and `held` are
+    then what an earlier generation of its only line was left with.
     """
 
     def __init__(
@@ -53,33 +44,40 @@ class Generation:
         held: Sequence[TokenLogprob] = (),
     ) -> None:
         self.request = request
-        self.output_ids = list(request.generated_by(0))
+        self.lines = [
+            Line(index, request.sampling, tokenizer, stop, request.generated_by(index), held)
+            for index in range(request.num_outputs)
+        ]
         self.cached_tokens = cached_tokens
-        self.outcome: Outcome | None = None
         self.failure: ApiError | None = None
         self.stop = stop
         self.ticket = ticket
         self._engine = engine
         self._metrics = metrics
-        self._texts = TokenTexts(tokenizer)
-        self._detokenizer = Detokenizer(tokenizer, stop)
-        self._detokenizer.push(self.output_ids)
-        self._one_by_one = bool(stop) or request.sampling.logprobs is not None
-        self._held = list(held)
+        self._interruption: Interruption | None = None
         self._deltas: AsyncGenerator[TokenDelta, None] | None = None
         self._waiting: asyncio.Timeout | None = None
         self._started = perf_counter()
-        self._last_token: float | None = None
+        self._last_tokens: dict[int, float] = {}
 
     @property
-    def text(self) -> str:
-        """Everything shown so far."""
-        return self._detokenizer.text
+    def line(self) -> Line:
+        """The only line of a request that has one."""
+        [line] = self.lines
+        return line
 
     @property
-    def held(self) -> list[TokenLogprob]:
-        """The log-probabilities of tokens whose text is not safe to show yet."""
-        return self._held
+    def outcome(self) -> Outcome | None:
+        """Why it ended, once it has; that of the first line where all have come to their ends."""
+        if self._interruption is not None:
+            return self._interruption
+        return None if any(line.end is None for line in self.lines) else self.lines[0].end
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all lines so far; of a search, all its beams as far as the longest output."""
+        lengths, beam = [len(line.output_ids) for line in self.lines], self.request.beam
+        return sum(lengths) if beam is None else beam.num_beams * max(lengths)
 
     def start(self) -> None:
         """Begin. The caller must iterate `pieces` or call `close`."""
@@ -98,7 +96,7 @@ class Generation:
             while self.outcome is None:
                 delta = await self._next_delta()
                 if delta is not None:
-                    for piece in self._take(delta):
+                    for piece in await self._take(delta):
                         yield piece
             if self.outcome != "suspended":
                 for piece in self.rest():
@@ -108,20 +106,24 @@ class Generation:
 
     def rest(self) -> list[Piece]:
         """What is held back, given that no more tokens will come. Harmless when repeated."""
-        rest = self._detokenizer.finish()
-        return [self._release(rest)] if rest or self._held else []
+        return [piece for piece in (line.rest() for line in self.lines) if not piece.is_empty]
 
     def cancel(self) -> None:
         """End the answer here, with outcome "cancelled"; harmless after its end."""
-        self._stop("cancelled")
+        self._interrupt("cancelled")
 
     def suspend(self) -> None:
         """End it here, with outcome "suspended", so that another generation can go on behind it."""
-        self._stop("suspended")
+        self._interrupt("suspended")
 
     def fail(self, error: ApiError) -> None:
         """End it here, with outcome "error"; harmless after its end."""
-        self._stop("error", error)
+        self._interrupt("error", error)
+
+    async def spoil(self, error: ApiError) -> None:
+        """End it with outcome "error", whatever it has come to: nobody can be told the rest."""
+        self._interruption, self.failure = "error", error
+        await self.close()
 
     async def close(self) -> None:
         """Give the request back to the engine, finished or not, and settle. May be called twice."""
@@ -134,15 +136,15 @@ class Generation:
         finally:
             await self._settle()
 
-    def _stop(self, outcome: Outcome, failure: ApiError | None = None) -> None:
+    def _interrupt(self, how: Interruption, failure: ApiError | None = None) -> None:
         if self.outcome is None:
-            self.outcome, self.failure = outcome, failure
+            self._interruption, self.failure = how, failure
             if self._waiting is not None:
                 self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def _settle(self) -> None:
         """Account for the tokens; an earlier generation has paid for its own and the prompt."""
-        output = len(self.output_ids) - self.request.num_generated
+        output = self.output_tokens - self.request.num_generated
         first = output > 0 and not self.request.num_generated
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
@@ -167,62 +169,37 @@ class Generation:
             self._waiting = None
         return TokenDelta(request_id=request_id, finish_reason="error", error=error)
 
-    def _take(self, delta: TokenDelta) -> list[Piece]:
-        """Account for a delta; returns what it lets us show, and sets `outcome` at the end."""
+    async def _take(self, delta: TokenDelta) -> list[Piece]:
+        """Account for a delta; returns what it lets us show.
+
+        A line that has come to a stop string ends at the engine as well; a line that fails ends
+        them all.
+        """
+        if delta.finish_reason == "error":
+            message = delta.error or "The engine stopped while the response was running."
+            self.fail(ApiError(500, message, code="server_error"))
         if not self.request.num_generated:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        line = self.lines[delta.index]
+        if line.end is not None:
+            return []
         if delta.token_ids:
-            self._observe_latency(len(delta.token_ids))
-        step = 1 if self._one_by_one else max(1, len(delta.token_ids))
-        shown: list[Piece] = []
-        for start in range(0, len(delta.token_ids), step):
-            ids = delta.token_ids[start : start + step]
-            self.output_ids.extend(ids)
-            if delta.logprobs is not None and self.request.sampling.logprobs is not None:
-                self._note_logprobs(ids[0], delta, start)
-            text = self._detokenizer.push(ids)
-            if text:
-                shown.append(self._release(text))
-            if self._detokenizer.stopped:
-                self._held.clear()
-                self.outcome = "stop"
-                return shown
-        self._finish(delta)
-        return shown
-
-    def _note_logprobs(self, token_id: int, delta: TokenDelta, index: int) -> None:
-        stops = self.request.sampling.stop_token_ids
-        last = index == len(delta.token_ids) - 1
-        if delta.finish_reason == "stop" and last and token_id in stops:
-            return
-        assert delta.logprobs is not None
-        top = self.request.sampling.logprobs or 0
-        self._held.append(self._texts.describe(token_id, delta.logprobs[index], top))
-
-    def _release(self, text: str) -> Piece:
-        piece = Piece(text, self._held)
-        self._held = []
-        return piece
-
-    def _finish(self, delta: TokenDelta) -> None:
-        if delta.finish_reason == "stop" or delta.finish_reason == "length":
-            self.outcome = delta.finish_reason
-        elif delta.finish_reason == "aborted":
+            self._observe_latency(delta)
+        pieces = line.take(delta)
+        if delta.finish_reason == "aborted":
             # Nobody here asked for it: the engine is being closed.
-            self.outcome, self.failure = "error", shutting_down()
-        elif delta.finish_reason is not None:
-            message = delta.error or "The engine stopped while the response was running."
-            self.outcome, self.failure = "error", ApiError(500, message, code="server_error")
+            self.fail(shutting_down())
+        elif line.end is not None and delta.finish_reason is None and self.outcome is None:
+            await self._engine.abort(self.request.request_id, line.index)
+        return pieces
 
-    def _observe_latency(self, tokens: int) -> None:
-        now = perf_counter()
-        if self._last_token is None:
+    def _observe_latency(self, delta: TokenDelta) -> None:
+        now, before = perf_counter(), self._last_tokens.get(delta.index)
+        if not self._last_tokens:
             self.ticket.first_token()
             self._metrics.time_to_first_token.observe(now - self._started)
-            tokens -= 1
-            since = now
-        else:
-            since = self._last_token
-        for _ in range(tokens):
-            self._metrics.inter_token_latency.observe((now - since) / max(1, tokens))
-        self._last_token = now
+        if before is not None:
+            tokens = len(delta.token_ids)
+            for _ in range(tokens):
+                self._metrics.inter_token_latency.observe((now - before) / tokens)
+        self._last_tokens[delta.index] = now

@@ -187,8 +187,7 @@ class ResponseRun:
             await self._finish()
         except Exception:  # noqa: BLE001 - whatever bug ends a stream, its readers are told
             _log.exception("the stream of a response broke off")
-            await self._generation.close()
-            self._generation.outcome, self._generation.failure = "error", internal_error()
+            await self._generation.spoil(internal_error())
             self._append(self._answer.end(self._generation))
         finally:
             self._stream.end()
@@ -216,7 +215,7 @@ class ResponseRun:
             self._append(*self._answer.closing(generation))
         terminal = self._answer.end(generation)
         self._metrics.requests.labels("responses", self.resource.status).inc()
-        await self._keeper.keep(self.resource, generation.output_ids)
+        await self._keeper.keep(self.resource, generation.line.output_ids)
         self._append(terminal)
 
     def _append(self, *events: Event) -> None:

@@ -45,9 +45,10 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         events: list[bytes | None],
     ) -> SuspendedRun:
         """What a generation that has just been suspended can go on from."""
+        line = generation.line
         return cls(
             engine=engine,
-            request=msgspec.structs.replace(generation.request, generated=[generation.output_ids]),
+            request=msgspec.structs.replace(generation.request, generated=[line.output_ids]),
             prompt=prompt,
             end_user=end_user,
             stop=list(generation.stop),
@@ -55,7 +56,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             resource=answer.resource.model_dump(),
             item_id=answer.item_id,
             logprobs=[logprob.model_dump() for logprob in answer.logprobs],
-            held=[logprob.model_dump() for logprob in generation.held],
+            held=[logprob.model_dump() for logprob in line.held],
             events=[*events, None],
         )
 

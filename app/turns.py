@@ -18,7 +18,14 @@ from app.wire_chat import ChatMessage
 from app.wire_responses import CompactionItem, MessageItem, PromptReference
 from engine.admission import check_request
 from engine.hashing import derive_key
-from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
+from engine.request import (
+    BeamParams,
+    EngineInfo,
+    EngineRequest,
+    Namespaces,
+    SamplingParams,
+    TenantShare,
+)
 from tenants.records import Principal, Tenant, TenantLimits
 
 Said = MessageItem | CompactionItem | ChatMessage
@@ -134,8 +141,10 @@ def engine_request(
     end_user: str | None,
     max_tokens: int,
     logprobs: int | None,
+    num_sequences: int = 1,
+    beam: BeamParams | None = None,
 ) -> EngineRequest:
-    """What the engine is asked.
+    """What the engine is asked. A beam search takes no temperature.
 
     Raises `ApiError` for token ids outside the vocabulary, and `RequestRefused` for whatever else
     the engine would refuse: a stream begins only once nothing can be refused any more.
@@ -144,14 +153,19 @@ def engine_request(
     private_key = tenant.user_key(end_user) if end_user is not None else tenant.namespace_key
     if fields.prompt_cache_key is not None:
         private_key = derive_key(private_key, "prompt_cache_key", fields.prompt_cache_key)
+    sampling = _sampling(fields, info, max_tokens, logprobs)
+    if beam is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=0.0)
     request = EngineRequest(
         request_id=request_id,
         tenant=tenant.id,
         prompt=prompt.ids,
         namespaces=_namespaces(principal, prompt, private_key),
-        sampling=_sampling(fields, info, max_tokens, logprobs),
+        sampling=sampling,
         share=tenant_share(tenant),
         cache=tenant.cache == "on",
+        num_sequences=num_sequences,
+        beam=beam,
     )
     check_request(request, info)
     return request
@@ -251,13 +265,14 @@ def output_budget(
     info: EngineInfo,
     limits: TenantLimits,
     params: tuple[str, str],
+    sequences: int = 1,
 ) -> int:
-    """How many tokens the answer may have.
+    """How many tokens the answer may have, or each of several `sequences`.
 
-    Without an explicit number: the rest of the context, within the service's `default` and what
-    the tenant can reserve at once. `params` name the input and the maximum. Raises `ApiError` if
-    prompt and answer do not fit the context, the model's or the tenant's, or the answer is longer
-    than the tenant's may be.
+    Without an explicit number: the rest of the context, within the service's `default`, what the
+    tenant can reserve at once, and the blocks that all sequences together can have. `params` name
+    the input and the maximum. Raises `ApiError` if prompt and answer do not fit the context, the
+    model's or the tenant's, or the answer is longer than the tenant's may be.
     """
     input_param, maximum_param = params
     context = min(info.max_context_tokens, limits.context_tokens or info.max_context_tokens)
@@ -280,13 +295,25 @@ def output_budget(
     if asked is not None:
         return asked
     reservable = [
-        budget - prompt_tokens
+        (budget - prompt_tokens) // sequences
         for budget in (limits.tokens_per_minute, limits.tokens_per_day)
         if budget is not None
     ]
-    bounds = [bound for bound in (default, longest, *reservable) if bound is not None]
+    room = _room(prompt_tokens, sequences, info, limits)
+    bounds = [bound for bound in (default, longest, room, *reservable) if bound is not None]
     # At least 1: where not even that can be reserved, the gate says so.
     return max(1, min([remaining, *bounds]))
+
+
+def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLimits) -> int:
+    """The longest output of which the pool, and the tenant's part of it, hold all `sequences`.
+
+    They share the prompt's full blocks.
+    """
+    blocks = min(info.num_blocks, limits.blocks or info.num_blocks)
+    shared = prompt_tokens // info.block_size
+    each = shared + (blocks - shared) // sequences
+    return each * info.block_size - prompt_tokens
 
 
 def _too_long(message: str, param: str) -> ApiError:

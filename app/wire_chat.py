@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from app.wire import (
     Declined,
@@ -17,6 +18,9 @@ from app.wire import (
     text_or_list,
 )
 from app.wire_events import TokenLogprob
+
+MAX_SEQUENCES = 16
+"""Lines of one request, sampled or searched, at most."""
 
 
 class TextPart(Wire):
@@ -77,8 +81,18 @@ class ResponseFormat(Wire):
     type: Literal["text"]
 
 
+def _early_stopping(value: object) -> object:
+    if value is None or isinstance(value, bool) or value == "never":
+        return value
+    raise PydanticCustomError("invalid_value", 'expected true, false or "never"')
+
+
 class ChatBody(SamplingFields):
-    """The body of `POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`.
+
+    `best_of` and the fields of beam search are extensions, under the names that other open servers
+    and `transformers` use; `app.decoding` says what goes together.
+    """
 
     model: Identifier
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -90,7 +104,12 @@ class ChatBody(SamplingFields):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
-    n: Annotated[Any, AfterValidator(declining(1))] = None
+    n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
+    num_beams: Annotated[int, Field(ge=2, le=MAX_SEQUENCES)] | None = None
+    length_penalty: Annotated[float, Field(ge=-5, le=5)] | None = None
+    early_stopping: Annotated[Any, AfterValidator(_early_stopping)] = None
+
     store: DeclinedFlag = None
     modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
     tools: DeclinedList = None
@@ -152,12 +171,22 @@ class AnswerMessage(Wire):
 
 
 class Choice(Wire):
-    """The one answer of a completion."""
+    """One of the answers of a completion."""
 
-    index: int = 0
+    index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
+
+
+class BeamChoice(Choice):
+    """One hypothesis of a beam search; the best one comes first.
+
+    `score` is the sum of its tokens' log-probabilities over its length to the power of
+    `length_penalty`.
+    """
+
+    score: float
 
 
 class ChatCompletion(Wire):
@@ -167,15 +196,15 @@ class ChatCompletion(Wire):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[BeamChoice | Choice]
     usage: ChatUsage
     service_tier: Literal["default"] = "default"
 
 
 class ChunkChoice(Wire):
-    """What one chunk adds; `delta` holds only the keys that are new."""
+    """What one chunk adds to one answer; `delta` holds only the keys that are new."""
 
-    index: int = 0
+    index: int
     delta: dict[str, str]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None

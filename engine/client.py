@@ -35,7 +35,7 @@ class EngineClient(Protocol):
         ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
-        """Serve one request; the last delta carries `finish_reason`.
+        """Serve one request; the last delta of each of its sequences carries `finish_reason`.
 
         Leaving the iteration early (`aclose`, cancellation) aborts the request, and its blocks are
         free within one step. Raises `RequestRefused` for a request that can never fit and
@@ -46,8 +46,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """End a request with `finish_reason="aborted"`. Unknown ids are ignored."""
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one sequence of it, with `finish_reason="aborted"`.
+
+        What is unknown or has ended is left alone.
+        """
         ...
 
     async def unpin(self, pin: str) -> None:

@@ -124,24 +124,21 @@ class RemoteEngine:
         stream = self._streams[request.request_id] = RunningStream(request)
         try:
             self._send(Submit(request))
-            finished = False
-            while not finished:
-                delta = await stream.next()
-                finished = delta.finish_reason is not None
-                yield delta
+            while not stream.is_read:
+                yield await stream.next()
         finally:
             del self._streams[request.request_id]
             if not stream.has_ended:
                 self._send_if_running(Abort(request.request_id))
 
-    async def abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str, index: int | None = None) -> None:
         """See `EngineClient.abort`."""
         stream = self._streams.get(request_id)
         if stream is not None and self._info is None:
-            stream.end("aborted")
+            stream.end("aborted", index=index)
         elif stream is not None:
-            stream.abort()
-            self._send(Abort(request_id))
+            stream.abort(index)
+            self._send(Abort(request_id, index))
 
     async def unpin(self, pin: str) -> None:
         """See `EngineClient.unpin`."""

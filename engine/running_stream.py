@@ -16,14 +16,23 @@ class RunningStream:
     """Passes deltas on, and remembers what a new engine needs to go on in place of a dead one."""
 
     def __init__(self, request: EngineRequest) -> None:
-        self.has_ended = False
-        """Whether the last delta is there, if not read yet."""
         self._request = request
         self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
-        self._generated = list(request.generated_by(0))
+        self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
         self._cached_tokens = request.cached_tokens
-        self._is_aborted = False
+        self._open = set(range(request.num_outputs)).difference(request.ended)
+        self._aborted: set[int] = set()
         self._deaths = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last delta of every sequence is there, if not read yet."""
+        return not self._open
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it has ended and nothing is left to read."""
+        return self.has_ended and self._deltas.empty()
 
     async def next(self) -> TokenDelta:
         """The next delta, as soon as there is one."""
@@ -31,40 +40,53 @@ class RunningStream:
 
     def push(self, delta: TokenDelta) -> None:
         """Take over what an engine has produced."""
-        if self.has_ended:
+        if delta.index not in self._open:
             return
         if delta.token_ids:
-            self._generated += delta.token_ids
+            self._generated[delta.index] += delta.token_ids
             self._cached_tokens = delta.cached_tokens
             self._deaths = 0
-        self.has_ended = delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self._open.remove(delta.index)
         self._deltas.put_nowait(delta)
 
-    def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """End the stream from this side, unless it has ended already."""
-        self.push(
-            TokenDelta(
+    def end(self, reason: FinishReason, error: str | None = None, index: int | None = None) -> None:
+        """End the stream from this side, or one sequence of it, where it has not ended already."""
+        for one in sorted(self._chosen(index)):
+            delta = TokenDelta(
                 request_id=self._request.request_id,
+                index=one,
                 finish_reason=reason,
                 cached_tokens=self._cached_tokens or 0,
                 error=error,
             )
-        )
+            self.push(delta)
 
-    def abort(self) -> None:
-        """Whether or not the engine lives to hear of it, this stream will end."""
-        self._is_aborted = True
+    def abort(self, index: int | None = None) -> None:
+        """Whether or not the engine lives to hear of it, the stream or this sequence will end."""
+        self._aborted |= self._chosen(index)
 
     def survive_death(self) -> None:
         """The engine died. One that keeps dying of this request (or beside it) ends the stream."""
         self._deaths += 1
-        if self._is_aborted:
-            self.end("aborted")
-        elif self._deaths >= _DEATHS_WITHOUT_PROGRESS:
+        for index in sorted(self._aborted):
+            self.end("aborted", index=index)
+        if self._deaths >= _DEATHS_WITHOUT_PROGRESS:
             self.end("error", f"the engine died {self._deaths} times without a token in between")
 
     def resumption(self) -> EngineRequest:
         """The request that makes an engine go on behind what has been passed on."""
         return msgspec.structs.replace(
-            self._request, generated=[list(self._generated)], cached_tokens=self._cached_tokens
+            self._request,
+            generated=[list(tokens) for tokens in self._generated] if self._has_begun else [],
+            cached_tokens=self._cached_tokens,
+            ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
         )
+
+    @property
+    def _has_begun(self) -> bool:
+        return any(self._generated)
+
+    def _chosen(self, index: int | None) -> set[int]:
+        """The open sequences that `index` means; `None` means all."""
+        return set(self._open) if index is None else self._open & {index}

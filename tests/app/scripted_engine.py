@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 
+from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
 from engine.admission import check_request
@@ -25,9 +26,13 @@ _LAST_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
 class ScriptedEngine:
-    """Set `hold_after` to pause every answer after that many tokens until `release()`."""
+    """Set `hold_after` to pause every answer after that many tokens until `release()`.
+
+    With `answers` each line of a request says its own; `logprobs` are those of their tokens.
+    """
 
     hash_extras = b""
+    max_running_sequences = 64
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -38,6 +43,8 @@ class ScriptedEngine:
         self.most_active = 0
         self.down = False
         self.answer: str | None = None
+        self.answers: list[str] = []
+        self.logprobs: list[float] = []
         self.hold_after: int | None = None
         self.die_after: int | None = None
         self.token_seconds = 0.0
@@ -45,6 +52,7 @@ class ScriptedEngine:
         self.starts = 1
         self._released = asyncio.Event()
         self._aborts: dict[str, asyncio.Event] = {}
+        self.aborted_lines: list[tuple[str, int]] = []
         # Who computed each block, and what each pin holds.
         self.cached: dict[bytes, str] = {}
         self.pins: dict[str, tuple[str, list[bytes]]] = {}
@@ -62,7 +70,7 @@ class ScriptedEngine:
             block_size=BLOCK_SIZE,
             num_blocks=1024,
             max_context_tokens=2048,
-            max_running_sequences=64,
+            max_running_sequences=self.max_running_sequences,
             vocab_size=len(self.tokenizer),
             eos_token_ids=(self.eos,),
             hash_extras=self.hash_extras,
@@ -90,9 +98,11 @@ class ScriptedEngine:
         self.hold_after = None
         self._released.set()
 
-    async def abort(self, request_id: str) -> None:
-        if request_id in self._aborts:
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        if request_id in self._aborts and index is None:
             self._aborts[request_id].set()
+        elif request_id in self._aborts and index is not None:
+            self.aborted_lines.append((request_id, index))
 
     async def unpin(self, pin: str) -> None:
         self.pins.pop(pin, None)
@@ -166,33 +176,70 @@ class ScriptedEngine:
         if sampling.max_tokens == 0:
             yield TokenDelta(request_id=rid, finish_reason="length", cached_tokens=cached)
             return
-        script = self._script(request)
-        for index in range(request.num_generated, sampling.max_tokens):
-            await self._pause(rid, index)
-            if self._aborts[rid].is_set():
-                yield TokenDelta(request_id=rid, finish_reason="aborted", cached_tokens=cached)
+        if request.beam is not None:
+            for delta in self._search(request, cached):
+                yield delta
+            return
+        lines = dict(enumerate(self._scripts(request)))
+        for position in range(len(request.generated_by(0)), sampling.max_tokens):
+            await self._pause(rid, position)
+            ended = self._ended(request, position)
+            for index, script in list(lines.items()):
+                delta = self._next(request, index, script, position)
+                if ended is not None:
+                    delta = structs.replace(ended, index=index)
+                elif (rid, index) in self.aborted_lines:
+                    delta = TokenDelta(request_id=rid, index=index, finish_reason="aborted")
+                if delta.finish_reason is not None:
+                    del lines[index]
+                    self._register(request, [*request.prompt, *script[: position + 1]])
+                yield structs.replace(delta, cached_tokens=cached)
+            if not lines:
                 return
-            if self.die_after == index:
-                yield TokenDelta(request_id=rid, finish_reason="error", error="the engine died")
-                return
-            token = script[index] if index < len(script) else ord(".") - 33
-            stop = token in sampling.stop_token_ids
-            last = index == sampling.max_tokens - 1
-            logprobs = None
-            if sampling.logprobs is not None:
-                top = [(token, -0.5), *((other, -1.5) for other in range(19))][: sampling.logprobs]
-                logprobs = [TokenLogprobs(-0.5, top)]
-            if stop or last:
-                self._register(request, [*request.prompt, *script[: index + 1]])
-            yield TokenDelta(
-                request_id=rid,
-                token_ids=[token],
-                logprobs=logprobs,
-                finish_reason="stop" if stop else "length" if last else None,
+
+    def _ended(self, request: EngineRequest, position: int) -> TokenDelta | None:
+        """How the whole request ends here, if it does."""
+        rid = request.request_id
+        if self._aborts[rid].is_set():
+            return TokenDelta(request_id=rid, finish_reason="aborted")
+        if self.die_after == position:
+            return TokenDelta(request_id=rid, finish_reason="error", error="the engine died")
+        return None
+
+    def _next(
+        self, request: EngineRequest, index: int, script: list[int], position: int
+    ) -> TokenDelta:
+        sampling = request.sampling
+        token = script[position] if position < len(script) else ord(".") - 33
+        stop = token in sampling.stop_token_ids
+        last = position == sampling.max_tokens - 1
+        logprobs = None
+        if sampling.logprobs is not None:
+            logprob = self.logprobs[index] if self.logprobs else -0.5
+            top = [(token, logprob), *((other, -1.5) for other in range(19))][: sampling.logprobs]
+            logprobs = [TokenLogprobs(logprob, top)]
+        return TokenDelta(
+            request_id=request.request_id,
+            index=index,
+            token_ids=[token],
+            logprobs=logprobs,
+            finish_reason="stop" if stop else "length" if last else None,
+        )
+
+    def _search(self, request: EngineRequest, cached: int) -> list[TokenDelta]:
+        """Hypotheses, whole and with scores that fall."""
+        longest = request.sampling.max_tokens
+        return [
+            TokenDelta(
+                request_id=request.request_id,
+                index=index,
+                token_ids=script[:longest],
+                finish_reason="length" if longest < len(script) else "stop",
+                score=-0.25 * (index + 1),
                 cached_tokens=cached,
             )
-            if stop:
-                return
+            for index, script in enumerate(self._scripts(request))
+        ]
 
     def _look_up(self, request: EngineRequest) -> int:
         if not request.cache:
@@ -209,12 +256,14 @@ class ScriptedEngine:
             for block in block_hashes(token_ids, BLOCK_SIZE, request.namespaces):
                 self.cached.setdefault(block, request.tenant)
 
-    def _script(self, request: EngineRequest) -> list[int]:
-        text = self.answer
-        if text is None:
-            found = _LAST_USER.findall(self.tokenizer.decode(request.prompt))
-            text = f"You said: {found[-1] if found else ''}"
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.eos]
+    def _scripts(self, request: EngineRequest) -> list[list[int]]:
+        """What each line of the answer will be."""
+        found = _LAST_USER.findall(self.tokenizer.decode(request.prompt))
+        text = f"You said: {found[-1] if found else ''}" if self.answer is None else self.answer
+        texts = self.answers[: request.num_outputs] or [text] * request.num_outputs
+        return [
+            [*self.tokenizer(one, add_special_tokens=False)["input_ids"], self.eos] for one in texts
+        ]
 
     async def _pause(self, request_id: str, index: int) -> None:
         if self.hold_after is None or index < self.hold_after:

@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from app import admission
 from app.admission import Gate, Ticket
 from app.errors import ApiError
 from app.metrics import Metrics
-from engine.request import EngineRequest, Namespaces, SamplingParams
+from engine.request import BeamParams, EngineRequest, Namespaces, SamplingParams
 from tenants.limits import Admission, Limiter
 from tenants.records import ApiKey, Principal, Tenant, TenantLimits
 from tenants.usage import UsageMeter
@@ -103,6 +104,22 @@ async def test_the_prompt_and_the_longest_answer_are_taken_and_what_was_used_is_
     assert limiter.taken == [15]
     await ticket.settle(**USED)
     assert limiter.settled == [8]
+
+
+@pytest.mark.parametrize(
+    ("several", "taken"),
+    [
+        ({"num_sequences": 3}, 5 + 3 * 10),
+        ({"beam": BeamParams(num_beams=4, num_return=2)}, 5 + 4 * 10),
+        ({"num_sequences": 2, "generated": [[1] * 3, [1] * 4]}, 2 * 10 - 7),
+    ],
+    ids=["n", "beams", "continued"],
+)
+async def test_every_sequence_that_is_computed_is_taken_at_its_longest(
+    gate: Gate, limiter: SlowLimiter, several: dict[str, Any], taken: int
+) -> None:
+    await gate.admit(principal(), structs.replace(request(), **several))
+    assert limiter.taken == [taken]
 
 
 async def test_only_the_first_settlement_counts(

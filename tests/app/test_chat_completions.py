@@ -82,7 +82,6 @@ async def test_length_is_reported(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"top_logprobs": 2}, "top_logprobs"),

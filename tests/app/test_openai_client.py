@@ -90,6 +90,54 @@ async def test_the_synchronous_client_is_served_the_same(world: World) -> None:
     assert answers == tuple(f"You said: {letter}" for letter in "abcd")
 
 
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def _sync_choices(world: World) -> list[list[str]]:
+    create = world.sync_client().chat.completions.create
+    several = create(model=MODEL, messages=HELLO, n=3)
+    best = create(model=MODEL, messages=HELLO, n=1, extra_body={"best_of": 3})
+    beams = create(model=MODEL, messages=HELLO, n=2, extra_body={"num_beams": 3})
+    assert [choice.score for choice in beams.choices] == [-0.25, -0.5]
+    chunks = create(model=MODEL, messages=HELLO, n=3, stream=True)
+    streamed = ["", "", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    answers = [[c.message.content for c in whole.choices] for whole in (several, best, beams)]
+    return [*answers, streamed]
+
+
+async def test_several_answers_reach_the_synchronous_client(world: World) -> None:
+    world.engine.answers = ["one", "two", "three"]
+    world.engine.logprobs = [-2.0, -1.0, -3.0]
+    answers = await asyncio.to_thread(_sync_choices, world)
+    assert answers == [["one", "two", "three"], ["two"], ["one", "two"], ["one", "two", "three"]]
+
+
+async def test_the_stream_helper_assembles_each_of_several_answers(world: World) -> None:
+    world.engine.answers = ["one", "two and more", ""]
+    completions = world.client().chat.completions
+    async with completions.stream(
+        model=MODEL, messages=HELLO, n=3, stream_options={"include_usage": True}
+    ) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == ["one", "two and more", ""]
+    assert [choice.finish_reason for choice in final.choices] == ["stop"] * 3
+    assert final.usage is not None
+    assert final.usage.completion_tokens == len("onetwo and more") + 3
+
+
+async def test_an_extension_that_cannot_go_with_the_rest_is_a_bad_request(world: World) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await world.client().chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, extra_body={"num_beams": 2}
+        )
+    assert (refused.value.param, refused.value.code) == ("stream", "invalid_value")
+
+
 async def test_a_wrong_key_is_refused_on_http_and_on_the_socket(world: World) -> None:
     client = openai.AsyncOpenAI(base_url=f"{world.base_url}/v1", api_key="no", max_retries=0)
     with pytest.raises(openai.AuthenticationError) as refused:

@@ -3,6 +3,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec import structs
 
 from engine.client import EngineError, EngineUnavailable, RequestRefused
 from engine.local import LocalEngine
@@ -62,6 +63,23 @@ async def test_abort_ends_the_stream_with_a_terminal_delta(engine: LocalEngine) 
     await engine.abort("unknown")
     rest = [delta async for delta in deltas]
     assert rest[-1].finish_reason == "aborted"
+
+
+async def test_abort_ends_one_sequence_or_all_that_are_left_once_each(engine: LocalEngine) -> None:
+    request = structs.replace(make_request("r", PROMPT, 200), num_sequences=4)
+    deltas = engine.generate(request)
+    ends = {}
+    await anext(deltas)
+    await engine.abort("r", 2)
+    async for delta in deltas:
+        if delta.finish_reason is not None:
+            assert delta.index not in ends
+            ends[delta.index] = delta.finish_reason
+        if delta.finish_reason is not None and delta.index == 2:
+            await engine.abort("r", 2)
+            await engine.abort("r")
+    assert ends == dict.fromkeys(range(4), "aborted")
+    assert await idle_stats(engine) == 0
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,42 @@ async def test_killed_in_the_middle_of_32_streams_it_comes_back_and_finishes_eac
     assert stats.running == stats.waiting == stats.blocks_in_use == 0
 
 
+async def test_killed_in_the_middle_of_seeded_samples_it_finishes_each_as_if_undisturbed(
+    engine: ProcessEngine,
+) -> None:
+    def sampled(num_sequences: int, *stops: int) -> EngineRequest:
+        request = make_request("n", PROMPT, 60)
+        sampling = structs.replace(
+            request.sampling, temperature=1.0, seed=11, stop_token_ids=stops, presence_penalty=0.5
+        )
+        return structs.replace(request, sampling=sampling, num_sequences=num_sequences)
+
+    async def run(request: EngineRequest, kill_after: int | None = None) -> list[list[int]]:
+        lines: list[list[int]] = [[] for _ in range(request.num_sequences)]
+        ends: list[int] = []
+        async for delta in engine.generate(request):
+            assert delta.index not in ends
+            lines[delta.index] += delta.token_ids
+            if delta.finish_reason is not None:
+                assert delta.error is None
+                ends.append(delta.index)
+            if kill_after is not None and sum(map(len, lines)) >= kill_after:
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGKILL)
+                kill_after = None
+        assert sorted(ends) == list(range(request.num_sequences))
+        assert kill_after is None
+        return lines
+
+    free = await run(sampled(4))
+    assert len(set(map(tuple, free))) == 4
+    assert free[0] == (await run(sampled(1)))[0]
+    stops = sampled(4, free[2][9])  # so that at least one ends long before the others
+    undisturbed = await run(stops)
+    assert await asyncio.wait_for(run(stops, kill_after=80), 120) == undisturbed
+    assert await engine.wait_started(1) == 2
+
+
 def requests() -> list[EngineRequest]:
     """Greedy ones, seeded ones, and some with penalties that look back over the output."""
     plain = [make_request(str(i), PROMPT[: 1 + i % 5], 60) for i in range(32)]

@@ -5,13 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from msgspec import structs
 
 from engine import remote
 from engine.client import EngineUnavailable
 from engine.core import EngineCore
 from engine.local import LocalEngine
 from engine.plan import StepPlan
-from engine.request import EngineRequest, TokenDelta
+from engine.request import BeamParams, EngineRequest, TokenDelta
 from engine.sampler import Sampled
 from tests.engine.simulation import expected_output, make_request, simulated_core
 
@@ -74,6 +75,21 @@ async def collect(engine: LocalEngine, name: str) -> list[TokenDelta]:
     return [delta async for delta in engine.generate(request(name))]
 
 
+def several(name: str, max_tokens: int = 60, num_sequences: int = 4) -> EngineRequest:
+    return structs.replace(request(name, max_tokens), num_sequences=num_sequences)
+
+
+def by_index(deltas: list[TokenDelta]) -> dict[int, list[TokenDelta]]:
+    """The deltas of each sequence, of which only the last may be an end."""
+    lines: dict[int, list[TokenDelta]] = {}
+    for delta in deltas:
+        lines.setdefault(delta.index, []).append(delta)
+    for line in lines.values():
+        assert [delta.finish_reason for delta in line].count(None) == len(line) - 1
+        assert line[-1].finish_reason is not None
+    return lines
+
+
 def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
@@ -103,6 +119,26 @@ async def test_streams_outlive_any_number_of_deaths_with_progress_between(
     for name, deltas in results.items():
         assert tokens(deltas) == expected_output(request(name).prompt, 200)
         assert [delta.finish_reason for delta in deltas].count(None) == len(deltas) - 1
+
+
+async def test_all_sequences_of_a_request_outlive_deaths_and_end_once_each(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    whole = several("8", 140, 6)
+    expected = [expected_output(whole.prompt, 140, index) for index in range(6)]
+    assert [len(line) for line in expected] == [140, 140, 140, 78, 140, 140]
+    steps = 0
+
+    def dies(plan: StepPlan) -> bool:
+        nonlocal steps
+        steps += 1
+        return steps % 25 == 0
+
+    fate.dies = dies
+    lines = by_index([delta async for delta in engine.generate(whole)])
+    assert fate.builds > 4, "more deaths than a stream survives without a token"
+    assert [tokens(lines[index]) for index in range(6)] == expected
+    assert (await engine.stats()).blocks_in_use == 0
 
 
 async def test_the_cache_hit_that_a_reader_was_told_stays_the_same(
@@ -171,6 +207,83 @@ async def test_streams_can_end_while_the_engine_is_away(
         await engine.wait_started(1)
         stats = await engine.stats()
         assert (stats.running, stats.waiting) == (0, 0)
+
+
+async def test_a_sequence_that_ended_before_a_death_is_not_run_again(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    whole = several("8", 140)
+    computed: list[list[int]] = [[]]
+
+    def dies(plan: StepPlan) -> bool:
+        computed[-1] += [chunk.sequence.index for chunk in plan.chunks]
+        if len(computed) == 1 and len(computed[0]) > 450:
+            computed.append([])
+            return True
+        return False
+
+    fate.dies = dies
+    lines = by_index([delta async for delta in engine.generate(whole)])
+    assert fate.builds == 2
+    assert set(computed[0]) == {0, 1, 2, 3}
+    assert set(computed[1]) == {0, 1, 2}
+    for index in range(4):
+        assert tokens(lines[index]) == expected_output(whole.prompt, 140, index)
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_one_sequence_can_be_aborted_while_the_engine_dies_or_is_away(
+    engine: LocalEngine, fate: Fate, before: bool
+) -> None:
+    deltas = engine.generate(several("1", 300, 3))
+    await anext(deltas)
+    fate.comes_up = False
+    fate.die_once()
+    if before:
+        await engine.abort("1", 2)
+    with contextlib.suppress(EngineUnavailable):
+        for _ in range(1000):
+            _ = engine.info
+            await asyncio.sleep(0.005)
+    await engine.abort("1", 2)
+    await engine.abort("1", 9)
+    fate.comes_up = True
+    lines = by_index([delta async for delta in deltas])
+    assert {index: line[-1].finish_reason for index, line in lines.items()} == {
+        0: "length",
+        1: "length",
+        2: "aborted",
+    }
+
+
+async def test_a_request_that_kills_every_engine_ends_each_sequence_once(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    fate.dies = lambda plan: any(chunk.sequence.request_id == "7" for chunk in plan.chunks)
+    deltas = [delta async for delta in engine.generate(several("7"))]
+    assert [(delta.index, delta.finish_reason) for delta in deltas] == [
+        (index, "error") for index in range(4)
+    ]
+
+
+async def test_a_beam_search_whose_engine_dies_is_searched_anew(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    search = structs.replace(request("1"), beam=BeamParams(num_beams=4, num_return=3))
+    undisturbed = [delta async for delta in engine.generate(search)]
+    steps = 0
+
+    def dies(plan: StepPlan) -> bool:
+        nonlocal steps
+        steps += 1
+        return steps == 30
+
+    fate.dies = dies
+    assert [delta async for delta in engine.generate(search)] == [
+        structs.replace(delta, cached_tokens=0) for delta in undisturbed
+    ]
+    assert fate.builds == 2
+    assert sorted(by_index(undisturbed)) == [0, 1, 2]
 
 
 async def test_pins_and_tenants_are_let_go_through_the_client(engine: LocalEngine) -> None:

@@ -43,6 +43,26 @@ def test_it_goes_on_wherever_it_was_cut_and_ends_as_if_undisturbed(prompt: list[
         assert len(rest) == max(1, len(tokens) - cut)
 
 
+def test_each_sequence_goes_on_where_it_was_cut_and_those_that_ended_stay_ended() -> None:
+    rng = random.Random(3)
+    prompt = random_prompt(rng, 10)
+    outputs = [expected_output(prompt, 30, index) for index in range(5)]
+    request = make_request("r", prompt, 30, num_sequences=5)
+    for _ in range(50):
+        cuts = [rng.randrange(len(output) + 1) for output in outputs]
+        ended = tuple(sorted(rng.sample(range(5), rng.randrange(5))))
+        generated = [output[:cut] for output, cut in zip(outputs, cuts, strict=True)]
+        rest = run(structs.replace(request, generated=generated, ended=ended, cached_tokens=0))
+        for index, output in enumerate(outputs):
+            mine = [delta for delta in rest if delta.index == index]
+            if index in ended:
+                assert not mine
+                continue
+            assert [token for delta in mine for token in delta.token_ids] == output[cuts[index] :]
+            assert [delta.finish_reason is None for delta in mine[:-1]] == [True] * (len(mine) - 1)
+            assert mine[-1].finish_reason == ("stop" if output[-1] == EOS else "length")
+
+
 def test_it_reports_what_the_first_run_found_in_the_cache() -> None:
     core = simulated_core()
     prompt = random_prompt(random.Random(2), 30)
