@@ -86,10 +86,15 @@ class EvictionQueue:
 
     def add_cached(self, block: int, owner: str, key: bytes) -> None:
         """A block that can still be found by `key`; `owner`'s most recently used one."""
-        segment = self._segments.setdefault(owner, _Segment())
-        segment.protected[block] = key
-        self._num_protected += 1
-        self._demote(owner, segment)
+        segment = self._segments.get(owner)
+        if segment is None:
+            segment = self._segments[owner] = _Segment()
+        if segment.reserved:
+            segment.protected[block] = key
+            self._num_protected += 1
+            self._demote(owner, segment)
+        else:
+            self._expose(block, key, owner, segment)
 
     def remove_cached(self, block: int, owner: str) -> None:
         """Take a cached block out of the queue: it is in use again, or soon added as free."""
@@ -153,9 +158,7 @@ class EvictionQueue:
     def _demote_oldest(self, owner: str, segment: _Segment) -> None:
         block, key = segment.protected.popitem(last=False)
         self._num_protected -= 1
-        segment.surplus[block] = None
-        self._surplus_owners[block] = owner
-        self._order.add(block, key)
+        self._expose(block, key, owner, segment)
 
     def _promote(self, segment: _Segment) -> None:
         while segment.surplus and len(segment.protected) < segment.reserved:
@@ -163,6 +166,12 @@ class EvictionQueue:
             segment.protected[block] = self._withdraw(block, segment)
             segment.protected.move_to_end(block, last=False)
             self._num_protected += 1
+
+    def _expose(self, block: int, key: bytes, owner: str, segment: _Segment) -> None:
+        """Put a block into the surplus, as the most recently used one."""
+        segment.surplus[block] = None
+        self._surplus_owners[block] = owner
+        self._order.add(block, key)
 
     def _withdraw(self, block: int, segment: _Segment) -> bytes:
         """Take a block out of the surplus; returns its key."""

@@ -11,8 +11,9 @@ from typing import Final, Literal, Protocol
 
 Eviction = Literal["arc", "lru"]
 
-_GHOSTS_ONCE: Final = 3
-_GHOSTS_AGAIN: Final = 1
+_ONCE_GHOSTS: Final = 3
+_AGAIN_GHOSTS: Final = 1
+"""How many keys are remembered, per block of the pool."""
 
 
 class EvictionOrder(Protocol):
@@ -100,6 +101,8 @@ class AdaptiveReplacement:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
+        self._max_once_ghosts = _ONCE_GHOSTS * num_blocks
+        self._max_again_ghosts = _AGAIN_GHOSTS * num_blocks
         self._once: OrderedDict[int, bytes] = OrderedDict()
         self._again: OrderedDict[int, bytes] = OrderedDict()
         self._once_ghosts: OrderedDict[bytes, None] = OrderedDict()
@@ -122,7 +125,8 @@ class AdaptiveReplacement:
 
     def add(self, block: int, key: bytes) -> None:
         """See `EvictionOrder`."""
-        if self._recall(key):
+        if key in self._once_ghosts or key in self._again_ghosts:
+            self._recall(key)
             self._used_again.add(block)
         self._queue_of(block)[block] = key
 
@@ -132,12 +136,13 @@ class AdaptiveReplacement:
 
     def evict(self) -> int:
         """See `EvictionOrder`."""
-        if self._once and (not self._again or len(self._once) > self._share * len(self)):
+        once, again = len(self._once), len(self._again)
+        if once and (not again or once > self._share * (once + again)):
             block, key = self._once.popitem(last=False)
-            _remember(self._once_ghosts, key, _GHOSTS_ONCE * self._num_blocks)
+            _remember(self._once_ghosts, key, self._max_once_ghosts)
         else:
             block, key = self._again.popitem(last=False)
-            _remember(self._again_ghosts, key, _GHOSTS_AGAIN * self._num_blocks)
+            _remember(self._again_ghosts, key, self._max_again_ghosts)
             self._used_again.remove(block)
         return block
 
@@ -157,26 +162,23 @@ class AdaptiveReplacement:
         assert not self._once_ghosts.keys() & self._again_ghosts.keys(), "a ghost appears twice"
         ghosts = self._once_ghosts.keys() | self._again_ghosts.keys()
         assert ghosts.isdisjoint(found.values()), "a ghost is alive"
-        assert len(self._once_ghosts) <= _GHOSTS_ONCE * self._num_blocks, "too many ghosts"
-        assert len(self._again_ghosts) <= _GHOSTS_AGAIN * self._num_blocks, "too many ghosts"
+        assert len(self._once_ghosts) <= self._max_once_ghosts, "too many ghosts"
+        assert len(self._again_ghosts) <= self._max_again_ghosts, "too many ghosts"
         assert 0 <= self._share <= 1, f"share is {self._share}"
         return found
 
     def _queue_of(self, block: int) -> OrderedDict[int, bytes]:
         return self._again if block in self._used_again else self._once
 
-    def _recall(self, key: bytes) -> bool:
-        """Whether `key` has a ghost, which is laid to rest; what it tells moves the share."""
+    def _recall(self, key: bytes) -> None:
+        """Lay a ghost to rest; its list was too short, so the share moves in its favour."""
         once, again = len(self._once_ghosts), len(self._again_ghosts)
         if key in self._once_ghosts:
             del self._once_ghosts[key]
             self._share = min(1.0, self._share + max(1.0, again / once) / self._num_blocks)
-        elif key in self._again_ghosts:
+        else:
             del self._again_ghosts[key]
             self._share = max(0.0, self._share - max(1.0, once / again) / self._num_blocks)
-        else:
-            return False
-        return True
 
 
 def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:

@@ -15,6 +15,7 @@ from msgspec import structs
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.eviction_order import Eviction
 from engine.plan import StepPlan
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
@@ -71,6 +72,7 @@ def simulated_core(
     max_running_requests: int = 16,
     prefix_cache: bool = True,
     fairness: Literal["vtc", "fcfs"] = "vtc",
+    eviction: Eviction = "arc",
 ) -> EngineCore:
     """An engine core around the simulated model."""
     config = EngineConfig(
@@ -80,6 +82,7 @@ def simulated_core(
         max_running_requests=max_running_requests,
         prefix_cache=prefix_cache,
         fairness=fairness,
+        eviction=eviction,
     )
     info = EngineInfo(
         model="simulated",
