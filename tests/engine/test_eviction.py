@@ -3,8 +3,9 @@
 import random
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import pytest
 
@@ -16,6 +17,7 @@ from engine.request import Namespaces
 from tests.engine.simulation import make_request, random_prompt, simulated_core
 
 POLICIES = get_args(Eviction)
+T = TypeVar("T")
 
 
 def chain(name: object, length: int) -> list[bytes]:
@@ -24,7 +26,7 @@ def chain(name: object, length: int) -> list[bytes]:
 
 
 def serve(pool: BlockPool, keys: Sequence[bytes], owner: str = "a") -> int:
-    """One request over `keys`: takes what it finds, computes the rest; returns how many it found."""
+    """One request over `keys`, which computes what it does not find; returns how many it found."""
     hits = pool.find(keys)
     pool.acquire(hits)
     blocks = [*hits, *pool.allocate(len(keys) - len(hits), owner)]
@@ -203,46 +205,50 @@ def test_check_sees_damage_to_the_order(damage: str) -> None:
         pool.check()
 
 
-def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of Python `call` runs, in whatever it calls."""
-    count = 0
+@dataclass
+class StepCounter:
+    """Runs calls, and keeps the largest number of lines of Python that one of them took."""
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
+    most: int = 0
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
+    def run(self, call: Callable[..., T], *arguments: object) -> T:
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return call(*arguments)
+        finally:
+            sys.settrace(before)
+            self.most = max(self.most, count)
 
 
-def most_lines(eviction: Eviction, num_blocks: int) -> int:
+def most_steps(eviction: Eviction, num_blocks: int) -> int:
     """The dearest operation on one block, in a pool full of blocks of all kinds."""
-    pool = BlockPool(num_blocks, eviction)
+    pool, counter = BlockPool(num_blocks, eviction), StepCounter()
     pool.reserve("b", num_blocks // 4)
     rng = random.Random(4)
-    most = 0
     for _ in range(1200):
         key, owner = str(rng.randrange(2 * num_blocks)).encode(), rng.choice("ab")
-        found = pool.find([key])
-        if found:
-            most = max(most, lines_run(lambda found=found: pool.acquire(found)))
+        blocks = pool.find([key])
+        if blocks:
+            counter.run(pool.acquire, blocks)
         else:
-            most = max(most, lines_run(lambda owner=owner: found.extend(pool.allocate(1, owner))))
-            pool.register(found[0], key)
-        most = max(most, lines_run(lambda found=found: pool.release(found)))
+            blocks = counter.run(pool.allocate, 1, owner)
+            pool.register(blocks[0], key)
+        counter.run(pool.release, blocks)
     pool.check()
-    return most
+    return counter.most
 
 
 @pytest.mark.parametrize("eviction", POLICIES)
 def test_an_operation_on_a_block_takes_no_more_steps_in_a_larger_pool(eviction: Eviction) -> None:
-    small, large = most_lines(eviction, 40), most_lines(eviction, 400)
+    small, large = most_steps(eviction, 40), most_steps(eviction, 400)
     assert 0 < large <= small
 
 
