@@ -99,6 +99,15 @@ def test_a_ghost_shifts_the_share_to_the_queue_that_was_too_short() -> None:
     assert order.share < before, "blocks used again should have stayed"
 
 
+def test_before_there_is_evidence_new_prompts_may_have_half_of_the_pool() -> None:
+    pool = BlockPool(40)
+    prompt = chain("conversation", 40)
+    serve(pool, prompt)
+    assert serve(pool, prompt) == 40
+    scan(pool, 100)
+    assert 15 <= serve(pool, prompt) <= 20
+
+
 def test_the_share_stays_between_none_and_all() -> None:
     pool = BlockPool(8)
     for round_number in range(30):
