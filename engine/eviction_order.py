@@ -89,14 +89,14 @@ class AdaptiveReplacement:
     Candidates wait in two queues, each least recently used first: used *once* (computed, then
     never hit) and used *again*. Of an evicted block only the key stays, as a *ghost*. Contents
     that are computed while their ghost is remembered count as used again, and the ghost's list
-    tells which queue was too short: `share`, the part of the candidates that the once-used may
-    have, moves in that queue's favour. Uses that overlap in time are one use (the correlated
+    tells which queue was too short: `share`, the part of the candidates that may be once-used ones
+    before these go first, moves in that queue's favour. Uses that overlap in time are one use (the correlated
     references of LRU-K, O'Neil et al., SIGMOD 1993).
 
-    Two choices differ from the paper's. In conversations the next turn comes after many
+    Three choices differ from the paper's. In conversations the next turn comes after many
     strangers' prompts, so once-used ghosts are remembered for longer: three per block of the pool
-    instead of at most one. And `share` begins in the middle instead of at 0, which a large pool
-    takes hours to leave.
+    instead of at most one. `share` begins in the middle instead of at 0, which a large pool is slow
+    to leave. And it is a part, not a number, since the candidates get fewer as requests run.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -108,20 +108,10 @@ class AdaptiveReplacement:
         self._once_ghosts: OrderedDict[bytes, None] = OrderedDict()
         self._again_ghosts: OrderedDict[bytes, None] = OrderedDict()
         self._used_again: set[int] = set()
-        self._share = 0.5
+        self._share = 0.5  # 0...1
 
     def __len__(self) -> int:
         return len(self._once) + len(self._again)
-
-    @property
-    def share(self) -> float:
-        """The part of the candidates that may be once-used ones before they go first: 0...1."""
-        return self._share
-
-    @property
-    def num_ghosts(self) -> int:
-        """Keys remembered of evicted contents: at most 4 per block of the pool."""
-        return len(self._once_ghosts) + len(self._again_ghosts)
 
     def add(self, block: int, key: bytes) -> None:
         """See `EvictionOrder`."""
