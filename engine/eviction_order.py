@@ -90,8 +90,8 @@ class AdaptiveReplacement:
     never hit) and used *again*. Of an evicted block only the key stays, as a *ghost*. Contents
     that are computed while their ghost is remembered count as used again, and the ghost's list
     tells which queue was too short: `share`, the part of the candidates that may be once-used ones
-    before these go first, moves in that queue's favour. Uses that overlap in time are one use (the correlated
-    references of LRU-K, O'Neil et al., SIGMOD 1993).
+    before these go first, moves in that queue's favour. Uses that overlap in time are one use (the
+    correlated references of LRU-K, O'Neil et al., SIGMOD 1993).
 
     Three choices differ from the paper's. In conversations the next turn comes after many
     strangers' prompts, so once-used ghosts are remembered for longer: three per block of the pool
