@@ -55,6 +55,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         step_token_budget=settings.step_token_budget,
         max_running_requests=settings.max_running_requests,
         prefix_cache=settings.prefix_cache,
+        eviction=settings.eviction,
         fairness=settings.fairness,
         prompt_token_price=settings.prompt_token_price,
         cached_token_price=settings.cached_token_price,

@@ -93,6 +93,11 @@ class Settings(BaseSettings):
         64, description="Requests in the engine's batch; one of several sequences counts for each."
     )
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
+    eviction: Literal["arc", "lru"] = Field(
+        "arc",
+        description="Which cached block goes first: by adaptive replacement, or the least recently "
+        "used one.",
+    )
     threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
     rebuild_seconds: Seconds = Field(
         60.0, description="How long the streams of a dead engine wait until it is back."

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 
 from engine.eviction import EvictionQueue
+from engine.eviction_order import Eviction
 
 
 class InvariantError(AssertionError):
@@ -20,7 +21,7 @@ class InvariantError(AssertionError):
 class BlockPool:
     """`num_blocks` preallocated blocks with reference counts, owners and a hash -> block map."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, eviction: Eviction = "arc") -> None:
         if num_blocks < 1:
             raise ValueError("num_blocks: must be at least 1")
         self.num_blocks = num_blocks
@@ -29,7 +30,7 @@ class BlockPool:
         self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        self._queue = EvictionQueue(num_blocks)
+        self._queue = EvictionQueue(num_blocks, eviction)
 
     @property
     def num_in_use(self) -> int:
@@ -122,10 +123,11 @@ class BlockPool:
             assert self._refs[block] > 0, f"block {block} released twice"
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                if self._hashes[block] is None:
+                key = self._hashes[block]
+                if key is None:
                     self._queue.add_free(block)
                 else:
-                    self._queue.add_cached(block, self._owners[block])
+                    self._queue.add_cached(block, self._owners[block], key)
 
     def register(self, block: int, block_hash: bytes) -> None:
         """Make the full block findable. A hash that another block holds already stays there."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
+
+from engine.eviction_order import Eviction
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int = 64
     """Sequences in one step; a request with several counts once for each."""
     prefix_cache: bool = True
+    eviction: Eviction = "arc"
+    """Which cached block goes first: by adaptive replacement, or the least recently used one."""
     fairness: Literal["vtc", "fcfs"] = "vtc"
     """Between tenants: by virtual token counters, or first come, first served."""
     prompt_token_price: float = 1.0
@@ -48,6 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"dtype: {self.dtype!r} is none of auto, float32, bfloat16, float16")
         if self.fairness not in ("vtc", "fcfs"):
             raise ValueError(f"fairness: {self.fairness!r} is none of vtc, fcfs")
+        if self.eviction not in get_args(Eviction):
+            raise ValueError(f"eviction: {self.eviction!r} is none of arc, lru")
         for name in ("prompt_token_price", "output_token_price"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: must be more than 0")

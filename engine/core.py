@@ -51,7 +51,8 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner) -> None:
         self.info = info
-        self.scheduler = Scheduler(BlockPool(info.num_blocks), config, info.hash_extras)
+        pool = BlockPool(info.num_blocks, config.eviction)
+        self.scheduler = Scheduler(pool, config, info.hash_extras)
         self._runner = runner
         self._steps = 0
         self._prompt_tokens = 0

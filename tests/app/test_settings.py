@@ -58,6 +58,7 @@ def test_memory_is_given_the_way_people_write_it() -> None:
         ("cached_token_price", "-0.1"),
         ("output_token_price", "inf"),
         ("prefix_cache", "perhaps"),
+        ("eviction", "random"),
     ],
 )
 def test_an_error_names_the_option_and_the_variable(field: str, value: str) -> None:
@@ -123,6 +124,7 @@ ENGINE_SETTINGS = {
     "step_token_budget": 256,
     "max_running_requests": 8,
     "prefix_cache": False,
+    "eviction": "lru",
     "threads": 3,
     "fairness": "fcfs",
     "prompt_token_price": 3.0,

@@ -16,6 +16,7 @@ from engine.beam import BeamSearch, Candidate, Hypothesis, num_candidates
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.eviction_order import Eviction
 from engine.plan import StepPlan
 from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
@@ -104,6 +105,7 @@ def simulated_core(
     max_running_requests: int = 16,
     prefix_cache: bool = True,
     fairness: Literal["vtc", "fcfs"] = "vtc",
+    eviction: Eviction = "arc",
 ) -> EngineCore:
     """An engine core around the simulated model."""
     config = EngineConfig(
@@ -113,6 +115,7 @@ def simulated_core(
         max_running_requests=max_running_requests,
         prefix_cache=prefix_cache,
         fairness=fairness,
+        eviction=eviction,
     )
     info = EngineInfo(
         model="simulated",

@@ -1,9 +1,12 @@
+from typing import get_args
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_pool import BlockPool, InvariantError
+from engine.eviction_order import Eviction
 from tests.engine.simulation import available
 
 
@@ -20,8 +23,11 @@ def test_a_released_cached_block_is_found_until_its_memory_is_needed() -> None:
     pool.check()
 
 
-def test_tails_are_evicted_before_heads_and_old_sequences_before_new_ones() -> None:
-    pool = BlockPool(6)
+@pytest.mark.parametrize("eviction", get_args(Eviction))
+def test_tails_are_evicted_before_heads_and_old_sequences_before_new_ones(
+    eviction: Eviction,
+) -> None:
+    pool = BlockPool(6, eviction)
     old, new = pool.allocate(3, "a"), pool.allocate(3, "a")
     for name, blocks in (("old", old), ("new", new)):
         for index, block in enumerate(blocks):
@@ -91,9 +97,11 @@ def test_check_sees_damage(damage: str) -> None:
 class PoolMachine(RuleBasedStateMachine):
     """Sequences come, share, grow and go; the pool must agree with a simple model of them."""
 
+    eviction: Eviction = "arc"
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(12)
+        self.pool = BlockPool(12, self.eviction)
         self.held: list[list[int]] = []
         self.reserved = dict.fromkeys("abc", 0)
         self.counter = 0
@@ -187,5 +195,13 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_in_use == 0
 
 
+class LeastRecentlyUsedPoolMachine(PoolMachine):
+    eviction = "lru"
+
+
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLeastRecentlyUsedPoolMachine = LeastRecentlyUsedPoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeastRecentlyUsedPoolMachine.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None
+)

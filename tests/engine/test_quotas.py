@@ -1,6 +1,7 @@
 """What one tenant may hold, and what no other tenant may take from it."""
 
 import random
+from typing import get_args
 
 import pytest
 
@@ -8,6 +9,7 @@ from engine.admission import check_request
 from engine.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.errors import RequestRefused
+from engine.eviction_order import Eviction
 from engine.request import TenantShare
 from tests.engine.simulation import (
     available,
@@ -42,9 +44,12 @@ def hit(core: EngineCore, prompt: list[int], tenant: str = "a") -> int:
     return cached
 
 
+@pytest.mark.parametrize("eviction", get_args(Eviction))
 @pytest.mark.parametrize(("reserved", "kept"), [(0, 0), (3, 12), (10, 40), (99, 40)])
-def test_a_neighbours_burst_leaves_the_reserved_blocks(reserved: int, kept: int) -> None:
-    core = simulated_core(num_blocks=40)
+def test_a_neighbours_burst_leaves_the_reserved_blocks(
+    reserved: int, kept: int, eviction: Eviction
+) -> None:
+    core = simulated_core(num_blocks=40, eviction=eviction)
     prompt = cached_prompt(core, 40, share=TenantShare(reserved_blocks=reserved))
     assert core.stats().tenants["a"].blocks_cached == 10
     burst(core)

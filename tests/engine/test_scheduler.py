@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 from engine.admission import check_request
 from engine.core import EngineCore
 from engine.errors import RequestRefused
+from engine.eviction_order import Eviction
 from engine.request import EngineRequest, TenantShare, TokenDelta
 from tests.engine.simulation import (
     EOS,
@@ -160,6 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     prefix_cache = True
     fairness: Literal["vtc", "fcfs"] = "vtc"
+    eviction: Eviction = "arc"
 
     @initialize(
         seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
@@ -168,7 +170,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rng = random.Random(seed)
         self.num_blocks, self.capacity = num_blocks, num_blocks * 4
         self.core = simulated_core(
-            num_blocks, 4, budget, 8, prefix_cache=self.prefix_cache, fairness=self.fairness
+            num_blocks,
+            4,
+            budget,
+            8,
+            prefix_cache=self.prefix_cache,
+            fairness=self.fairness,
+            eviction=self.eviction,
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
@@ -297,6 +305,7 @@ class UncachedSchedulerMachine(SchedulerMachine):
 
 class FirstComeSchedulerMachine(SchedulerMachine):
     fairness = "fcfs"
+    eviction = "lru"
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
