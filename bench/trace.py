@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Final, get_args
 
 from rich.table import Table
@@ -53,7 +53,7 @@ def _meanings() -> dict[str, str]:
     found["unbounded_hit_ratio"] = "the same when nothing is ever evicted"
     for policy in _POLICIES:
         found[_figure(policy, "us_per_block")] = (
-            f"time of the pool for one block of a prompt with {policy}: found and acquired or "
+            f"CPU time of the pool for one block of a prompt with {policy}: found and acquired or "
             "allocated and registered, then released; microseconds"
         )
     return found
@@ -121,7 +121,7 @@ class Replay:
 
     @property
     def us_per_block(self) -> float:
-        """Time spent in the pool for a block."""
+        """CPU time spent in the pool for a block."""
         return self.seconds / self.blocks * 1e6
 
 
@@ -139,9 +139,9 @@ def replay(
         for policy, pool in pools.items():
             if len(chain) > pool.num_blocks:
                 raise BenchError(f"prompt {number} is longer than {pool.num_blocks} blocks")
-            started = perf_counter()
+            started = process_time()
             hits = _serve(pool, chain)
-            replays[policy].seconds += perf_counter() - started
+            replays[policy].seconds += process_time() - started
             replays[policy].blocks += len(chain)
             replays[policy].hits += hits
     for pool in pools.values():
@@ -218,7 +218,7 @@ def _figures(
 
 def _table(figures: Mapping[str, float], found: Conversations) -> Table:
     columns = [f"{capacity:,} ids" for capacity in CAPACITIES]
-    table = Table("block hits", *columns, "us a block", title=f"trace: {found.source}")
+    table = Table("block hits", *columns, "CPU us a block", title=f"trace: {found.source}")
     for policy in ("lru", *(name for name in _POLICIES if name != "lru"), "optimal"):
         ratios = [figures[_figure(policy, f"hit_ratio_{size}")] for size in CAPACITIES]
         timing = figures.get(_figure(policy, "us_per_block"))
