@@ -16,7 +16,7 @@ from engine.weights import DEFAULT_MODEL, resolve_model
 
 SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
 BLOCK_SIZE = 4
-KV_BLOCKS = 240
+KV_BLOCKS = 120
 FP32_BLOCK_BYTES = 2 * 30 * 3 * BLOCK_SIZE * 64 * 4
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mt_bench_questions.jsonl"
 
