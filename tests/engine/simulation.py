@@ -91,6 +91,7 @@ class SimulatedRunner:
                 seen = self.memory[sampler.table.blocks].reshape(-1)
                 history = seen[: chunk.start + chunk.count].tolist()
                 assert history == sampler.token_ids, "the KV memory shows other tokens"
+                assert history == chunk.sequence.token_ids, "it draws from another one's row"
                 beam = sampler.request.beam
                 if beam is not None:
                     listed[len(tokens)] = candidates(history, num_candidates(beam, (EOS,)))
