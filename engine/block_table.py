@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from engine.block_heads import Place, place
 from engine.block_pool import BlockPool
-from engine.hashing import extend_block_hashes
+from engine.hashing import block_key, extend_block_hashes, parent_hash
 from engine.request import Namespaces
 
 
@@ -51,6 +52,17 @@ class BlockTable:
         self._extend_hashes(token_ids)
         return self._pool.find(self._hashes[: (len(token_ids) - 1) // self._block_size])
 
+    def longest_head(self, token_ids: Sequence[int], num_blocks: int) -> tuple[int, int] | None:
+        """A computed block whose head continues the first `num_blocks` blocks, which have hit.
+
+        Returns the block and how many of its leading tokens are those of `token_ids`. As with
+        `hits`, the last token is never among them.
+        """
+        if not self.cache or num_blocks * self._block_size >= len(token_ids) - 1:
+            return None
+        self._extend_hashes(token_ids)
+        return self._pool.heads.longest(self._place(token_ids[:-1], num_blocks))
+
     def can_admit(
         self,
         num_tokens: int,
@@ -87,7 +99,8 @@ class BlockTable:
         if len(self._hashes) < full:
             self._extend_hashes(token_ids)
         for index in range(self._num_sealed, full):
-            self._pool.register(self.blocks[index], self._hashes[index])
+            where = self._place(token_ids, index)
+            self._pool.register(self.blocks[index], self._hashes[index], where)
         self._num_sealed = full
 
     def findable(self) -> list[int]:
@@ -107,6 +120,15 @@ class BlockTable:
         self._pool.release(self.blocks)
         self.blocks = []
         self._num_sealed = 0
+
+    def _place(self, token_ids: Sequence[int], index: int) -> Place:
+        """The place of block number `index`, as far as `token_ids` fill it."""
+        start = index * self._block_size
+        return place(
+            block_key(self._namespaces, index, self._block_size),
+            parent_hash(self._hashes, index),
+            token_ids[start : start + self._block_size],
+        )
 
     def _extend_hashes(self, token_ids: Sequence[int]) -> None:
         extend_block_hashes(

@@ -1,0 +1,120 @@
+"""Reuse inside a block: the head that a prompt shares with a block which it does not match."""
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.block_heads import BlockHeads, place
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+PARENT = b"p" * 16
+
+
+def test_the_longest_common_head_is_found_among_many_siblings() -> None:
+    rng = random.Random(1)
+    heads = BlockHeads()
+    blocks = {i: [rng.randrange(3) for _ in range(8)] for i in range(200)}
+    blocks = {i: t for i, t in blocks.items() if t not in [blocks[j] for j in range(i)]}
+    for block, tokens in blocks.items():
+        heads.add(block, place(KEY, PARENT, tokens))
+    heads.settle()
+    for length in (1, 3, 8):
+        for _ in range(50):
+            wanted = [rng.randrange(3) for _ in range(length)]
+            found = heads.longest(place(KEY, PARENT, wanted))
+            commons = {b: common(tokens, wanted) for b, tokens in blocks.items()}
+            if found is None:
+                assert max(commons.values()) == 0
+            else:
+                assert found[1] == commons[found[0]] == max(commons.values())
+
+
+def test_large_token_ids_are_told_apart() -> None:
+    heads = BlockHeads()
+    heads.add(1, place(KEY, PARENT, [70_000, 5]))
+    heads.add(2, place(KEY, PARENT, [70_001, 5]))
+    heads.settle()
+    assert heads.longest(place(KEY, PARENT, [70_001, 6])) == (2, 1)
+    assert heads.longest(place(KEY, PARENT, [70_002, 5])) is None
+
+
+def test_only_the_same_namespace_and_parent_are_looked_at() -> None:
+    heads = BlockHeads()
+    heads.add(1, place(KEY, PARENT, [1, 2, 3]))
+    heads.settle()
+    assert heads.longest(place(KEY, PARENT, [1, 2, 9])) == (1, 2)
+    assert heads.longest(place(OTHER_KEY, PARENT, [1, 2, 9])) is None
+    assert heads.longest(place(KEY, b"q" * 16, [1, 2, 9])) is None
+
+
+def test_a_block_is_found_only_once_it_is_computed() -> None:
+    heads = BlockHeads()
+    heads.add(1, place(KEY, PARENT, [1, 2, 3]))
+    assert heads.longest(place(KEY, PARENT, [1, 2])) is None
+    heads.settle()
+    assert heads.longest(place(KEY, PARENT, [1, 2])) == (1, 2)
+    heads.drop(1)
+    assert heads.longest(place(KEY, PARENT, [1, 2])) is None
+
+
+def common(one: list[int], other: list[int]) -> int:
+    pairs = list(zip(one, other, strict=False))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
+class HeadsMachine(RuleBasedStateMachine):
+    """Blocks come, are computed and go; a search of all of them must agree with the index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = BlockHeads()
+        self.fresh: dict[int, tuple[bytes, list[int]]] = {}
+        self.known: dict[int, tuple[bytes, list[int]]] = {}
+        self.count = 0
+
+    @rule(
+        parent=st.sampled_from([PARENT, b"q" * 16]),
+        tokens=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    )
+    def add(self, parent: bytes, tokens: list[int]) -> None:
+        if (parent, tokens) in [*self.fresh.values(), *self.known.values()]:
+            return
+        self.count += 1
+        self.fresh[self.count] = parent, tokens
+        self.heads.add(self.count, place(KEY, parent, tokens))
+
+    @rule()
+    def settle(self) -> None:
+        self.heads.settle()
+        self.known |= self.fresh
+        self.fresh = {}
+
+    @precondition(lambda self: self.fresh or self.known)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.fresh | self.known)))
+        self.heads.drop(block)
+        self.fresh.pop(block, None)
+        self.known.pop(block, None)
+
+    @rule(
+        parent=st.sampled_from([PARENT, b"q" * 16]),
+        tokens=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+    )
+    def look(self, parent: bytes, tokens: list[int]) -> None:
+        found = self.heads.longest(place(KEY, parent, tokens))
+        lengths = {b: common(t, tokens) for b, (p, t) in self.known.items() if p == parent}
+        best = max(lengths.values(), default=0)
+        assert (found[1] if found else 0) == best
+        if found:
+            assert lengths[found[0]] == best
+
+    @invariant()
+    def index_is_sound(self) -> None:
+        self.heads.check(set(self.fresh | self.known))
+
+
+TestHeadsMachine = HeadsMachine.TestCase
+TestHeadsMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
