@@ -29,9 +29,7 @@ def calibrate(model: PagedModel, step_tokens: int, max_context_tokens: int) -> C
     )
 
 
-def _copy_cost(
-    model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]
-) -> CopyCost:
+def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]) -> CopyCost:
     """From one block, and from as many as are quickly copied, scattered as they are in use."""
     block_bytes = model.memory[:1].nbytes
     most = min(_MAX_COPIED_BLOCKS, max(2, _COPIED_BYTES // block_bytes))

@@ -220,7 +220,8 @@ def _pin(memory: Tensor) -> None:
     """
     if not memory.numel():
         return
-    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if int(status):
         raise EngineError(f"host_memory_bytes: {memory.nbytes} bytes cannot be pinned ({status})")
 
