@@ -44,10 +44,13 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
 
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:
     """Whether an earlier run of the same request can have generated these tokens."""
-    generated, sampling = request.generated, request.sampling
-    if len(generated) > sampling.max_tokens:
-        raise RequestRefused("generated holds more than max_tokens tokens", "generated")
-    if any(not 0 <= token < info.vocab_size for token in generated):
-        raise RequestRefused("generated holds token ids outside the vocabulary", "generated")
-    if any(token in sampling.stop_token_ids for token in generated[:-1]):
-        raise RequestRefused("generated goes on behind a stop token", "generated")
+    sampling = request.sampling
+    if len(request.generated) > request.num_sequences:
+        raise RequestRefused("generated holds more than num_sequences sequences", "generated")
+    for tokens in request.generated:
+        if len(tokens) > sampling.max_tokens:
+            raise RequestRefused("generated holds more than max_tokens tokens", "generated")
+        if any(not 0 <= token < info.vocab_size for token in tokens):
+            raise RequestRefused("generated holds token ids outside the vocabulary", "generated")
+        if any(token in sampling.stop_token_ids for token in tokens[:-1]):
+            raise RequestRefused("generated goes on behind a stop token", "generated")

@@ -42,7 +42,7 @@ class Runner(Protocol):
     """What the engine loop needs of a model."""
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan` and draw one token for each chunk that samples, in order."""
+        """Compute `plan` and draw one token for each sampler, in order."""
         ...
 
 
@@ -70,7 +70,7 @@ class EngineCore:
         Returns the terminal delta of a request that has nothing left to generate.
         """
         sequence = self.scheduler.add(request)
-        if not request.generated:
+        if not request.num_generated:
             self._prompt_tokens += len(request.prompt)
         return [] if sequence.finish_reason is None else [_last_delta(sequence)]
 
@@ -96,8 +96,7 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001
             _log.exception("step %d failed", self._steps)
             return failed + self._fail_all(f"{type(error).__name__} in the engine")
-        rows = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        logprobs = dict(zip(map(id, rows), sampled.logprobs, strict=True))
+        logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
         news = self.scheduler.commit(plan, sampled.token_ids)
         return failed + [self._delta(sequence, logprobs[id(sequence)]) for sequence in news]
 

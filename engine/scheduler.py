@@ -130,7 +130,7 @@ class Scheduler:
         news: list[Sequence] = []
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            if chunk.samples:
+            if chunk.samplers:
                 token_id = next(sampled)
                 if sequence.sampling.max_tokens == 0:
                     self._finish_prompt(sequence)
@@ -378,7 +378,7 @@ class Scheduler:
         sequence.num_computed += count
         sequence.table.seal(sequence.token_ids, sequence.num_computed)
         samples = sequence.num_uncomputed == 0 and sequence.finish_reason is None
-        return ScheduledChunk(sequence, start, count, samples)
+        return ScheduledChunk(sequence, start, count, (sequence,) if samples else ())
 
     def _enqueue(self, sequence: Sequence, *, first: bool = False) -> None:
         account = self.accounts[sequence.request.tenant]

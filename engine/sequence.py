@@ -34,8 +34,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)
         self.first_hit = self.request.cached_tokens
-        self.is_charged = bool(self.request.generated)
-        for token_id in self.request.generated:
+        self.is_charged = self.request.num_generated > 0
+        for token_id in self.request.generated_by(0):
             self.append(token_id)
 
     @property

@@ -62,6 +62,7 @@ class ScriptedEngine:
             block_size=BLOCK_SIZE,
             num_blocks=1024,
             max_context_tokens=2048,
+            max_running_sequences=64,
             vocab_size=len(self.tokenizer),
             eos_token_ids=(self.eos,),
             hash_extras=self.hash_extras,
@@ -164,7 +165,7 @@ class ScriptedEngine:
             yield TokenDelta(request_id=rid, finish_reason="length", cached_tokens=cached)
             return
         script = self._script(request)
-        for index in range(len(request.generated), sampling.max_tokens):
+        for index in range(request.num_generated, sampling.max_tokens):
             await self._pause(rid, index)
             if self._aborts[rid].is_set():
                 yield TokenDelta(request_id=rid, finish_reason="aborted", cached_tokens=cached)

@@ -56,7 +56,7 @@ class SimulatedRunner:
                 self.memory[block, position % self.block_size] = token
         tokens = []
         for chunk in plan.chunks:
-            if chunk.samples:
+            if chunk.samplers:
                 seen = self.memory[chunk.sequence.table.blocks].reshape(-1)
                 history = seen[: chunk.start + chunk.count].tolist()
                 assert history == chunk.sequence.token_ids, "the KV memory shows other tokens"
@@ -88,6 +88,7 @@ def simulated_core(
         block_size=block_size,
         num_blocks=num_blocks,
         max_context_tokens=num_blocks * block_size,
+        max_running_sequences=max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         hash_extras=b"simulated",

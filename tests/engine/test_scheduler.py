@@ -188,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = prompt[: self.capacity - out]
         tenant = self.rng.choice("abc")
         self._submit(
-            prompt, out, tenant, cache=cache, generated=expected_output(prompt, out)[:resumed]
+            prompt, out, tenant, cache=cache, generated=[expected_output(prompt, out)[:resumed]]
         )
 
     @rule(
@@ -250,7 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.core.scheduler.pool.num_in_use == self.core.stats().blocks_pinned
         for name, request in self.requests.items():
             expected = expected_output(request.prompt, request.sampling.max_tokens)
-            expected = expected[len(request.generated) :]
+            expected = expected[request.num_generated :]
             if self.ends[name].finish_reason in ("aborted", "error"):
                 expected = expected[: len(self.outputs[name])]
             assert self.outputs[name] == expected
