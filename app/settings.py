@@ -82,6 +82,10 @@ class Settings(BaseSettings):
         None,
         description="Memory of the KV cache, such as 2GiB; auto is a share of what is free.",
     )
+    host_memory: ByteSize = Field(
+        ByteSize(0),
+        description="Host memory behind it, such as 4GiB, for evicted blocks and swapped requests.",
+    )
     block_size: Count = Field(16, description="Tokens of KV in a block.")
     max_context_tokens: AutoCount = Field(
         None, description="Prompt plus output of one request; auto is the model's own limit."
@@ -91,6 +95,13 @@ class Settings(BaseSettings):
     )
     max_running_requests: Count = Field(64, description="Requests in the engine's batch.")
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
+    recovery: Literal["auto", "swap", "recompute"] = Field(
+        "auto",
+        description="How a preempted request comes back; auto is what is predicted to be faster.",
+    )
+    min_run_tokens: Count = Field(
+        16, description="Tokens for which a request that is back is not preempted again."
+    )
     threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
     rebuild_seconds: Seconds = Field(
         60.0, description="How long the streams of a dead engine wait until it is back."

@@ -183,7 +183,13 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot from inside the engine loop; counters count from the start."""
+    """A snapshot from inside the engine loop; counters count from the start.
+
+    Of the `preemptions`, `recomputed` requests were dropped to be computed again, the others were
+    swapped. `swapped_out` and `swapped_in` are blocks copied to the host and back, for whatever
+    reason; `host_hit_blocks` and `in_block_tokens` are what requests found in the host tier and
+    inside of blocks when they were admitted.
+    """
 
     running: int
     waiting: int
@@ -198,4 +204,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     invariant_violations: int
     blocks_pinned: int = 0
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
+    recomputed: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    host_hit_blocks: int = 0
+    in_block_tokens: int = 0
     tenants: dict[str, TenantStats] = {}
