@@ -38,7 +38,7 @@ class Layout:
     num_new: int
     """Blocks that it takes for its known tokens beside the `hits`."""
     num_forks: int
-    """Sequences that write into a shared block next, and take one of their own for it."""
+    """Sequences that take a block of their own with their next token, for a shared one."""
 
     @property
     def hits(self) -> list[int]:
@@ -84,8 +84,9 @@ def lay_out(group: SequenceGroup, block_size: int) -> Layout:
         starts.append(Start(sequence, num_shared, hits, is_fork=False))
         num_new += table.missing(len(tokens), num_shared + len(hits))
         before = tokens
-    forks = sum(start.is_fork for start in starts)
-    return Layout(group, starts, num_new, forks if group.request.sampling.max_tokens else 0)
+    writes = group.request.sampling.max_tokens > 0
+    num_forks = group.width - sum(not start.is_fork for start in starts)
+    return Layout(group, starts, num_new, num_forks if writes else 0)
 
 
 def _common_blocks(one: Tokens[int], other: Tokens[int], block_size: int) -> int:
