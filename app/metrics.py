@@ -86,6 +86,8 @@ class Metrics:
                 "swapped_in",
                 "host_hit_blocks",
                 "in_block_tokens",
+                "forks",
+                "copied_blocks",
                 "invariant_violations",
             )
         }

@@ -7,7 +7,7 @@ The model keeps its own definition and weights; only its attention is replaced, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Rows
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -113,12 +113,12 @@ class PagedModel:
             _pin(self.host_memory)
 
     @torch.inference_mode()
-    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
+    def swap_out(self, moves: Rows[tuple[int, int]]) -> None:
         """Copy blocks to the host: (block, slot) pairs. Each is one contiguous copy."""
         _copy_runs(self.memory, self.host_memory, moves)
 
     @torch.inference_mode()
-    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
+    def swap_in(self, moves: Rows[tuple[int, int]]) -> None:
         """Copy blocks from the host: (slot, block) pairs. Each is one contiguous copy."""
         _copy_runs(self.host_memory, self.memory, moves)
 
@@ -132,6 +132,12 @@ class PagedModel:
             self.block_size,
             layout.head_dim,
         )
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Rows[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, all (source, target) pairs in one call."""
+        sources, targets = torch.tensor(copies, device=self.device).unbind(1)
+        self.memory.index_copy_(0, targets, self.memory.index_select(0, sources))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
@@ -226,7 +232,7 @@ def _pin(memory: Tensor) -> None:
         raise EngineError(f"host_memory_bytes: {memory.nbytes} bytes cannot be pinned ({status})")
 
 
-def _copy_runs(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+def _copy_runs(source: Tensor, target: Tensor, moves: Rows[tuple[int, int]]) -> None:
     """Copy rows of `source` to rows of `target`; neighbours that stay neighbours go as one."""
     start = 0
     for end in range(1, len(moves) + 1):

@@ -132,7 +132,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     A request is over when each of its `num_outputs` indices is; one that fails or is aborted ends
     all that are left. A beam search says nothing before its end: then each hypothesis comes whole,
-    best first, with its `score` (`sequences_scores` in `transformers`). A stop token is delivered like any other: it is the last of `token_ids` when
+    best first, with its `score` (`sequences_scores` in `transformers`).
+
+    A stop token is delivered like any other: it is the last of `token_ids` when
     `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
     their blocks were found in the cache when the request was first admitted.
     """
@@ -202,6 +204,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     output_tokens: int
     preemptions: int
+    forks: int
+    """Sequences that began as others of their request, in the same blocks."""
+    copied_blocks: int
+    """Shared blocks that were copied because a sequence wrote into them."""
     invariant_violations: int
     blocks_pinned: int = 0
     host_blocks_total: int = 0

@@ -117,6 +117,8 @@ class ScriptedEngine:
             cached_tokens=3,
             output_tokens=4,
             preemptions=5,
+            forks=5,
+            copied_blocks=5,
             invariant_violations=0,
             host_blocks_total=64,
             host_blocks_used=8,
