@@ -94,7 +94,12 @@ def run(options: argparse.Namespace) -> Result:
     conversations = _conversations(options.questions)
     tokenizer = load_tokenizer(resolve_model(options.model))
     table = Table(
-        "namespaces", "block size", "full blocks %", "in-block %", "tokens a request", "copies",
+        "namespaces",
+        "block size",
+        "full blocks %",
+        "in-block %",
+        "tokens a request",
+        "copies",
         title="prompt tokens found in the cache",
     )
     figures: dict[str, float] = {}

@@ -157,6 +157,10 @@ class BlockPool:
         if owner is not None:
             self._owners[block] = owner
 
+    def num_references(self, block: int) -> int:
+        """How many hold the block."""
+        return self._refs[block]
+
     def hash_of(self, block: int) -> bytes | None:
         """The hash by which the block is found."""
         return self._hashes[block]

@@ -42,15 +42,19 @@ class BlockTable:
         present = len(self.blocks) if num_present is None else num_present
         return -(-num_tokens // self._block_size) - present
 
-    def hits(self, token_ids: Sequence[int]) -> list[int]:
-        """The cached blocks that a sequence of `token_ids` could start with.
+    def prefix_hashes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The hashes of the blocks that a sequence of `token_ids` could start with.
 
         The last token is never taken from the cache: its logits have to be computed.
         """
         if not self.cache:
             return []
         self._extend_hashes(token_ids)
-        return self._pool.find(self._hashes[: (len(token_ids) - 1) // self._block_size])
+        return self._hashes[: (len(token_ids) - 1) // self._block_size]
+
+    def hits(self, token_ids: Sequence[int]) -> list[int]:
+        """The cached blocks that a sequence of `token_ids` could start with."""
+        return self._pool.find(self.prefix_hashes(token_ids))
 
     def longest_head(self, token_ids: Sequence[int], num_blocks: int) -> tuple[int, int] | None:
         """A computed block whose head continues the first `num_blocks` blocks, which have hit.
@@ -58,7 +62,7 @@ class BlockTable:
         Returns the block and how many of its leading tokens are those of `token_ids`. As with
         `hits`, the last token is never among them.
         """
-        if not self.cache or num_blocks * self._block_size >= len(token_ids) - 1:
+        if not self.cache:
             return None
         self._extend_hashes(token_ids)
         return self._pool.heads.longest(self._place(token_ids[:-1], num_blocks))
@@ -73,6 +77,26 @@ class BlockTable:
         missing = self.missing(num_tokens, len(held))
         self.blocks = [*held, *self._pool.allocate(missing, self._owner)]
         self._num_sealed = min(len(held), num_tokens // self._block_size)
+
+    def resume(self, blocks: list[int], num_sealed: int) -> None:
+        """Take over `blocks`, with a reference each, in place of those given back before."""
+        assert not self.blocks
+        self.blocks = blocks
+        self._num_sealed = num_sealed
+
+    def restore(self, index: int, token_ids: Sequence[int], owner: str) -> None:
+        """Block number `index` holds again what it was sealed with, computed for `owner`."""
+        self._num_sealed = max(self._num_sealed, index + 1)
+        block = self.blocks[index]
+        if self.cache and self._pool.hash_of(block) is None:
+            self._extend_hashes(token_ids)
+            where = self._place(token_ids, index)
+            self._pool.register(block, self._hashes[index], where, owner)
+
+    @property
+    def num_sealed(self) -> int:
+        """How many blocks are findable, or will be once others have computed them."""
+        return self._num_sealed
 
     def fork(self) -> BlockTable:
         """Another table of the same blocks."""

@@ -7,6 +7,7 @@ import psutil
 import torch
 from transformers.utils import logging as transformers_logging
 
+from engine.calibration import calibrate
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
@@ -34,9 +35,18 @@ def load_core(config: EngineConfig) -> EngineCore:
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
+    num_host_blocks = config.host_memory_bytes // block_bytes
+    if config.host_memory_bytes and not num_host_blocks:
+        raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
     model.allocate(num_blocks)
+    model.allocate_host(num_host_blocks)
     config = _with_budget(config, model.device)
-    return EngineCore(config, _info(config, model, num_blocks), ModelRunner(model))
+    info = _info(config, model)
+    if not num_host_blocks:
+        return EngineCore(config, info, ModelRunner(model))
+    assert config.step_token_budget is not None
+    costs = calibrate(model, config.step_token_budget, info.max_context_tokens)
+    return EngineCore(config, info, ModelRunner(model, costs), costs)
 
 
 def _with_budget(config: EngineConfig, device: torch.device) -> EngineConfig:
@@ -59,7 +69,8 @@ def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
     return int(psutil.virtual_memory().available * _CPU_MEMORY_SHARE)
 
 
-def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInfo:
+def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
+    num_blocks = len(model.memory)
     text = model.model.config.get_text_config()
     limit = num_blocks * config.block_size
     limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)
@@ -74,6 +85,7 @@ def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInf
         dtype=str(model.dtype).removeprefix("torch."),
         block_size=config.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=len(model.host_memory),
         max_context_tokens=limit,
         max_running_sequences=config.max_running_requests,
         vocab_size=text.vocab_size,

@@ -120,6 +120,10 @@ class CostModel:
             self._compute_correction.observe(self.compute.seconds(spans), seconds)
 
 
+FREE_COPIES = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), ComputeCost(1.0, 1.0, 0.0, 1))
+"""For engines whose model was not measured; it is never corrected."""
+
+
 class Recovery:
     """Decides how what was lost comes back."""
 

@@ -157,6 +157,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     block_size: int
     num_blocks: int
+    num_host_blocks: int = 0
+    """Blocks that the host tier holds."""
     max_context_tokens: int
     """Prompt plus output of one sequence, at most: never more than the block pool holds."""
     max_running_sequences: int

@@ -139,7 +139,9 @@ ENGINE_SETTINGS = {
 def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
     own = Settings.model_fields.keys() & set(EngineConfig.__struct_fields__)
     assert ENGINE_SETTINGS.keys() == own
-    config = engine_config(load_settings(**ENGINE_SETTINGS, kv_memory="1GiB", host_memory="2GiB"), Path("/model"))
+    config = engine_config(
+        load_settings(**ENGINE_SETTINGS, kv_memory="1GiB", host_memory="2GiB"), Path("/model")
+    )
     assert {name: getattr(config, name) for name in own} == ENGINE_SETTINGS
     assert (config.model_path, config.kv_memory_bytes) == ("/model", 2**30)
     assert config.host_memory_bytes == 2**31

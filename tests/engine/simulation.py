@@ -16,6 +16,7 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import StepPlan
+from engine.recovery import FREE_COPIES, CostModel, Policy
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 
@@ -44,19 +45,21 @@ def expected_output(prompt: list[int], max_tokens: int, index: int = 0) -> list[
 class SimulatedRunner:
     """Writes each token into its slot, then computes from what the block table shows.
 
-    Targets of copies are poisoned first, so that a copy that reads another one's target shows.
+    Targets of transfers are poisoned first, so that one that reads another one's target shows.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.memory = np.full((num_blocks, block_size), -1)
+        self.host_memory = np.full((num_host_blocks, block_size), -1)
         self.block_size = block_size
 
     def execute(self, plan: StepPlan) -> Sampled:
-        sources = [source for source, _ in plan.transfers.copies]
-        targets = [target for _, target in plan.transfers.copies]
-        assert len(set(targets)) == len(targets), "two copies into one block"
-        self.memory[targets] = -2
-        self.memory[targets] = self.memory[sources]
+        transfers = plan.transfers
+        _move(self.memory, self.host_memory, transfers.swap_outs)
+        _move(self.host_memory, self.memory, transfers.swap_ins)
+        _move(self.memory, self.memory, transfers.copies)
+        filled = [block for _, block in transfers.swap_ins + transfers.copies]
+        assert len(set(filled)) == len(filled), "two transfers into one block"
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
                 block = chunk.sequence.table.blocks[position // self.block_size]
@@ -72,6 +75,14 @@ class SimulatedRunner:
         return Sampled(tokens, [None] * len(tokens))
 
 
+def _move(source: np.ndarray, target: np.ndarray, moves: list[tuple[int, int]]) -> None:
+    """One batched call: everything is read from where nothing has been written yet."""
+    sources, targets = [one for one, _ in moves], [other for _, other in moves]
+    assert len(set(targets)) == len(targets), "two transfers to one place"
+    target[targets] = -2
+    target[targets] = source[sources]
+
+
 def simulated_core(
     num_blocks: int = 64,
     block_size: int = 4,
@@ -79,6 +90,10 @@ def simulated_core(
     max_running_requests: int = 16,
     prefix_cache: bool = True,
     fairness: Literal["vtc", "fcfs"] = "vtc",
+    num_host_blocks: int = 0,
+    recovery: Policy = "auto",
+    min_run_tokens: int = 4,
+    costs: CostModel = FREE_COPIES,
 ) -> EngineCore:
     """An engine core around the simulated model."""
     config = EngineConfig(
@@ -88,6 +103,8 @@ def simulated_core(
         max_running_requests=max_running_requests,
         prefix_cache=prefix_cache,
         fairness=fairness,
+        recovery=recovery,
+        min_run_tokens=min_run_tokens,
     )
     info = EngineInfo(
         model="simulated",
@@ -95,13 +112,15 @@ def simulated_core(
         dtype="int64",
         block_size=block_size,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         max_context_tokens=num_blocks * block_size,
         max_running_sequences=max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         hash_extras=b"simulated",
     )
-    return EngineCore(config, info, SimulatedRunner(num_blocks, block_size))
+    runner = SimulatedRunner(num_blocks, block_size, num_host_blocks)
+    return EngineCore(config, info, runner, costs)
 
 
 def make_request(
