@@ -1,3 +1,4 @@
+import random
 from collections import Counter, OrderedDict
 
 import pytest
@@ -6,7 +7,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_pool import InvariantError
+from engine.core import EngineCore
 from engine.host_tier import HostTier
+from engine.recovery import ComputeCost, CopyCost, CostModel
+from tests.engine.simulation import (
+    cached_tokens,
+    expected_output,
+    make_request,
+    random_prompt,
+    run_to_end,
+    simulated_core,
+)
 
 
 def test_an_evicted_block_is_found_until_its_slot_is_needed() -> None:
@@ -48,6 +59,100 @@ def test_without_host_memory_nothing_is_kept() -> None:
     assert not host.can_take(1)
     assert host.find([b"a"]) == []
     host.check()
+
+
+PROMPT = random_prompt(random.Random(1), 41)
+
+
+def evicted(core: EngineCore, **fields: object) -> None:
+    """Have `PROMPT` computed, and then evicted by other prompts."""
+    core.submit(make_request("first", PROMPT, 1, **fields))
+    run_to_end(core)
+    for number in range(2):
+        other = random_prompt(random.Random(10 + number), 47)
+        core.submit(make_request(f"other {number}", other, 1, tenant="z", cache=False))
+        run_to_end(core)
+
+
+def small_core(costs: CostModel | None = None) -> EngineCore:
+    model = {} if costs is None else {"costs": costs}
+    return simulated_core(num_blocks=12, num_host_blocks=30, **model)  # type: ignore[arg-type]
+
+
+def test_blocks_that_the_pool_evicted_come_back_from_the_host() -> None:
+    core = small_core()
+    evicted(core)
+    assert core.stats().swapped_out == 10
+    assert core.stats().host_blocks_used == 10
+    assert cached_tokens(core, make_request("again", PROMPT, 4)) == 40
+    assert core.stats().host_hit_blocks == core.stats().swapped_in == 10
+    assert core.scheduler.pool.find(core.scheduler.running["again"].sequences[0].table._hashes)
+
+
+def test_what_came_back_is_as_it_was() -> None:
+    core = small_core()
+    evicted(core)
+    core.submit(make_request("again", PROMPT, 6))
+    assert run_to_end(core)["again"] == expected_output(PROMPT, 6)
+
+
+def test_blocks_come_back_only_where_computing_them_takes_longer() -> None:
+    for block_cost, cached in ((3.0, 40), (5.0, 0)):
+        copy = CopyCost(0.0, block_cost)
+        core = small_core(CostModel(copy, copy, ComputeCost(0.0, 1.0, 0.0, 32)))
+        evicted(core)
+        assert cached_tokens(core, make_request("again", PROMPT, 4)) == cached
+
+
+def test_a_request_without_cache_leaves_nothing_in_the_host_tier() -> None:
+    core = small_core()
+    evicted(core, cache=False)
+    assert core.stats().swapped_out == 0
+
+
+def test_neither_another_tenant_nor_another_user_finds_a_block_in_the_host_tier() -> None:
+    core = small_core()
+    evicted(core, user="ann", shared_tokens=10)
+    assert core.stats().host_blocks_used == 10
+    for who, cached in (({"tenant": "b", "user": "ann"}, 0), ({"user": "bob"}, 8)):
+        request = make_request("x", PROMPT, 1, shared_tokens=10, **who)  # type: ignore[arg-type]
+        assert cached_tokens(core, request) == cached
+        run_to_end(core)
+
+
+def test_a_forgotten_tenants_blocks_are_not_found_in_the_host_tier() -> None:
+    core = small_core()
+    evicted(core)
+    core.scheduler.forget_tenant("a")
+    core.scheduler.check()
+    assert core.stats().host_blocks_used == 0
+    assert cached_tokens(core, make_request("again", PROMPT, 4)) == 0
+
+
+def test_a_block_stays_its_owners_wherever_it_goes() -> None:
+    core = small_core()
+    evicted(core)
+    shared = make_request("again", PROMPT, 1)
+    namespaces = shared.namespaces
+    other = make_request("other", PROMPT, 1, tenant="b", namespaces=namespaces)
+    assert cached_tokens(core, other) == 40
+    run_to_end(core)
+    core.scheduler.forget_tenant("a")
+    core.scheduler.check()
+    assert cached_tokens(core, shared) == 0
+
+
+def test_copies_of_a_failed_step_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = small_core()
+    core.submit(make_request("first", PROMPT, 1))
+    run_to_end(core)
+    core.submit(make_request("failing", random_prompt(random.Random(2), 47), 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(core._runner, "execute", lambda plan: 1 / 0)
+        core.step()
+    core.scheduler.check()
+    assert core.stats().host_blocks_used == 0
+    assert cached_tokens(core, make_request("again", PROMPT, 1)) == 0
 
 
 def test_damage_is_seen() -> None:

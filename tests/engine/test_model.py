@@ -19,6 +19,7 @@ from engine.core import EngineCore
 from engine.errors import EngineError, UnsupportedModel
 from engine.loader import load_core
 from engine.model import load_model
+from engine.recovery import Policy
 from tests.engine.simulation import make_request, random_prompt, run_to_end
 
 SMALL = {
@@ -65,7 +66,9 @@ def save_model(family: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def make_core(folder: Path, num_blocks: int) -> EngineCore:
+def make_core(
+    folder: Path, num_blocks: int, num_host_blocks: int = 0, recovery: Policy = "auto"
+) -> EngineCore:
     config = EngineConfig(
         model_path=str(folder),
         device="cpu",
@@ -74,9 +77,16 @@ def make_core(folder: Path, num_blocks: int) -> EngineCore:
         step_token_budget=48,
         max_running_requests=8,
         threads=1,
+        recovery=recovery,
     )
     block_bytes = load_model(config).layout.block_bytes(8, torch.float32)
-    return load_core(msgspec.structs.replace(config, kv_memory_bytes=num_blocks * block_bytes))
+    return load_core(
+        msgspec.structs.replace(
+            config,
+            kv_memory_bytes=num_blocks * block_bytes,
+            host_memory_bytes=num_host_blocks * block_bytes,
+        )
+    )
 
 
 def generate(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:

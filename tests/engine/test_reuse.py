@@ -7,6 +7,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_heads import BlockHeads, place
+from engine.core import EngineCore
+from tests.engine.simulation import (
+    cached_tokens,
+    expected_output,
+    make_request,
+    random_prompt,
+    run_to_end,
+    simulated_core,
+)
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 PARENT = b"p" * 16
@@ -57,6 +66,85 @@ def test_a_block_is_found_only_once_it_is_computed() -> None:
     assert heads.longest(place(KEY, PARENT, [1, 2])) == (1, 2)
     heads.drop(1)
     assert heads.longest(place(KEY, PARENT, [1, 2])) is None
+
+
+PROMPT = random_prompt(random.Random(1), 41)
+OTHER = random_prompt(random.Random(2), 20)
+
+
+def computed(core: EngineCore, prompt: list[int], **fields: object) -> None:
+    core.submit(make_request("first", prompt, 1, **fields))
+    run_to_end(core)
+
+
+def test_the_head_of_a_block_is_copied_where_a_prompt_leaves_a_cached_chain() -> None:
+    for shared in range(42):
+        core = simulated_core()
+        computed(core, PROMPT)
+        prompt = PROMPT[:shared] + OTHER
+        request = make_request("second", prompt, 6)
+        assert cached_tokens(core, request) == min(shared, 40)
+        assert core.stats().in_block_tokens == min(shared, 40) % 4
+        rest = run_to_end(core)["second"]
+        assert rest == expected_output(prompt, 6)[1:]
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    core = simulated_core()
+    computed(core, PROMPT)
+    assert cached_tokens(core, make_request("same", PROMPT[:40], 1)) == 39
+
+
+def test_a_private_block_behind_a_shared_prefix_is_for_its_user_alone() -> None:
+    core = simulated_core()
+    who = {"shared_tokens": 10, "user": "ann"}
+    computed(core, PROMPT, **who)
+    prompt = PROMPT[:19] + OTHER
+    for user, cached in (("ann", 19), ("bob", 8)):
+        request = make_request("x", prompt, 1, user=user, shared_tokens=10)
+        assert cached_tokens(core, request) == cached
+        run_to_end(core)
+    stranger = make_request("x", PROMPT[:7] + OTHER, 1, tenant="b", user="ann", shared_tokens=10)
+    assert cached_tokens(core, stranger) == 0
+
+
+def test_the_head_of_a_shared_block_is_for_everyone_in_the_namespace() -> None:
+    core = simulated_core()
+    computed(core, PROMPT, shared_tokens=12, user="ann")
+    request = make_request("x", PROMPT[:11] + OTHER, 1, user="bob", shared_tokens=12)
+    assert cached_tokens(core, request) == 11
+
+
+def test_requests_without_cache_neither_give_nor_take_heads() -> None:
+    core = simulated_core()
+    computed(core, PROMPT, cache=False)
+    prompt = PROMPT[:19] + OTHER
+    assert cached_tokens(core, make_request("x", prompt, 1)) == 0
+    run_to_end(core)
+    assert cached_tokens(core, make_request("y", PROMPT[:15] + OTHER, 1, cache=False)) == 0
+
+
+def test_a_block_that_the_same_step_computes_is_not_copied() -> None:
+    core = simulated_core(step_token_budget=128)
+    core.submit(make_request("first", PROMPT, 4))
+    core.submit(make_request("second", PROMPT[:19] + OTHER, 4))
+    cached = {delta.request_id: delta.cached_tokens for delta in core.step()}
+    assert cached == {"first": 0, "second": 16}
+    run_to_end(core)
+
+
+def test_a_forgotten_tenants_heads_are_not_found() -> None:
+    core = simulated_core()
+    computed(core, PROMPT)
+    core.scheduler.forget_tenant("a")
+    assert cached_tokens(core, make_request("x", PROMPT[:19] + OTHER, 1)) == 0
+
+
+def test_a_full_pool_gives_up_a_head_rather_than_a_request() -> None:
+    core = simulated_core(num_blocks=11)
+    computed(core, PROMPT)
+    prompt = PROMPT[:19] + random_prompt(random.Random(3), 44 - 19 - 1)
+    assert cached_tokens(core, make_request("x", prompt, 1)) == 16
 
 
 def common(one: list[int], other: list[int]) -> int:

@@ -12,9 +12,12 @@ from hypothesis.stateful import (
 )
 
 from engine.admission import check_request
-from engine.core import EngineCore
+from engine.core import EngineCore, Runner
 from engine.errors import RequestRefused
+from engine.plan import StepPlan
+from engine.recovery import ComputeCost, CopyCost, CostModel, Policy
 from engine.request import EngineRequest, TenantShare, TokenDelta
+from engine.sampler import Sampled
 from tests.engine.simulation import (
     EOS,
     VOCAB,
@@ -151,24 +154,66 @@ def test_a_failing_step_ends_its_requests_and_leaves_a_working_engine(monkeypatc
     run_to_end(core)
 
 
+class FailingStep(Exception):
+    pass
+
+
+class FailingRunner:
+    """Fails before or after the step was computed."""
+
+    def __init__(self, runner: Runner | None) -> None:
+        self._runner = runner
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        if self._runner is not None:
+            self._runner.execute(plan)
+        raise FailingStep
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests of one or several sequences come, are computed, preempted and aborted in any order,
-    in a pool of any size.
+    in a pool and a host tier of any size.
 
-    Tenants have weights, reserves and caps that change; prompts are pinned, tenants forgotten.
+    Tenants have weights, reserves and caps that change; prompts are pinned, tenants forgotten,
+    steps fail.
     """
 
     prefix_cache = True
     fairness: Literal["vtc", "fcfs"] = "vtc"
 
     @initialize(
-        seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
+        seed=st.integers(0, 2**32),
+        num_blocks=st.integers(6, 30),
+        budget=st.integers(8, 40),
+        num_host_blocks=st.sampled_from([0, 2, 10, 60]),
+        recovery=st.sampled_from(["auto", "swap", "recompute"]),
+        min_run_tokens=st.integers(1, 8),
+        block_cost=st.sampled_from([0.0, 2.0, 10.0]),
     )
-    def start(self, seed: int, num_blocks: int, budget: int) -> None:
+    def start(
+        self,
+        seed: int,
+        num_blocks: int,
+        budget: int,
+        num_host_blocks: int,
+        recovery: Policy,
+        min_run_tokens: int,
+        block_cost: float,
+    ) -> None:
         self.rng = random.Random(seed)
         self.num_blocks, self.capacity = num_blocks, num_blocks * 4
+        copy = CopyCost(1.0, block_cost)
         self.core = simulated_core(
-            num_blocks, 4, budget, 8, prefix_cache=self.prefix_cache, fairness=self.fairness
+            num_blocks,
+            4,
+            budget,
+            8,
+            prefix_cache=self.prefix_cache,
+            fairness=self.fairness,
+            num_host_blocks=num_host_blocks,
+            recovery=recovery,
+            min_run_tokens=min_run_tokens,
+            costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget)),
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
@@ -228,6 +273,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.core.scheduler.pool.num_cached_of(tenant) == 0
 
     @precondition(lambda self: not self.core.is_idle)
+    @rule(luck=st.integers(0, 9), is_computed=st.booleans())
+    def fail_a_step(self, luck: int, is_computed: bool) -> None:
+        if luck:
+            return
+        runner = self.core._runner
+        self.core._runner = FailingRunner(runner if is_computed else None)
+        self._take(self.core.step())
+        self.core._runner = runner
+        assert self.core.is_idle
+
+    @precondition(lambda self: not self.core.is_idle)
     @rule()
     def step(self) -> None:
         self._take(self.core.step())
@@ -285,6 +341,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if delta.finish_reason is not None:
                 self.ends[name] = delta
             if delta.finish_reason == "error":
+                if "FailingStep" in (delta.error or ""):
+                    continue
                 kept = "no room" in (delta.error or "") and self.may_lack_room
                 assert kept or "cannot be pinned" in (delta.error or "")
             else:
