@@ -116,7 +116,10 @@ class BlockTable:
 
     def needed(self, num_tokens: int) -> int:
         """How many blocks it takes to write the newest of `num_tokens` tokens."""
-        return self.missing(num_tokens) + self.writes_shared(num_tokens)
+        index = (num_tokens - 1) // self._block_size
+        if index < len(self.blocks):
+            return int(self._pool.is_shared(self.blocks[index]))
+        return index + 1 - len(self.blocks)
 
     def writes_shared(self, num_tokens: int) -> bool:
         """Whether the newest of `num_tokens` tokens belongs into a block that others hold, too."""

@@ -158,7 +158,9 @@ class Scheduler:
             for sequence in chunk.samplers:
                 self._take(group, sequence, next(sampled))
                 news.append(sequence)
-            for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
+            computed = (chunk.sequence, *chunk.samplers)
+            finished = [sequence for sequence in computed if sequence.finish_reason is not None]
+            for sequence in dict.fromkeys(finished):
                 if self._is_done(group, sequence):
                     self.roster.drop(group, sequence)
         return news
@@ -231,14 +233,14 @@ class Scheduler:
             )
 
     def _is_done(self, group: SequenceGroup, sequence: Sequence) -> bool:
-        """Whether the sequence is over, and nothing is left to compute for its sake.
+        """Whether nothing is left to compute for the sake of a sequence that has finished.
 
         Others of its group may build on what it computes. And where its last token, which is never
         computed for its own sake, is the last of its block, the sequence stays for one more step,
         which samples nothing: the conversation's next turn can then hit the block. Of sequences
         that share the block, so that it would have to be copied, only the last one does.
         """
-        if sequence.finish_reason is None or sequence in group.prefill:
+        if sequence in group.prefill:
             return False
         table = sequence.table
         return not (
