@@ -12,13 +12,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _TOKEN_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a block stands: whom it follows, and what it holds.
 
     `chain` is the namespace key that the block is hashed under and its parent's hash: only who
@@ -81,13 +80,13 @@ class BlockHeads:
 
     def check(self, findable: set[int]) -> None:
         """Verify the index, in which only `findable` blocks may be. Raises `AssertionError`."""
-        known = [Place(chain, tokens) for chain, row in self._siblings.items() for tokens in row]
-        assert all(row and row == sorted(set(row)) for row in self._siblings.values()), "disorder"
-        assert len(known) == len(self._places), "a block's place is not listed"
-        assert {where: self._blocks[where] for where in known} == {
-            where: block for block, where in self._places.items()
-        }, "places and blocks disagree"
         assert self._places.keys() | self._fresh.keys() <= findable, "a forgotten block has a place"
+        assert self._blocks == {where: block for block, where in self._places.items()}, "places"
+        assert sum(map(len, self._siblings.values())) == len(self._places), "siblings"
+        for chain, siblings in self._siblings.items():
+            assert siblings, "a chain is kept for nothing"
+            assert siblings == sorted(siblings), "siblings are out of order"
+            assert all((chain, tokens) in self._blocks for tokens in siblings), "no such block"
 
 
 def _common_tokens(one: bytes, other: bytes) -> int:

@@ -77,6 +77,8 @@ class SimulatedRunner:
 
 def _move(source: np.ndarray, target: np.ndarray, moves: list[tuple[int, int]]) -> None:
     """One batched call: everything is read from where nothing has been written yet."""
+    if not moves:
+        return
     sources, targets = [one for one, _ in moves], [other for _, other in moves]
     assert len(set(targets)) == len(targets), "two transfers to one place"
     target[targets] = -2
