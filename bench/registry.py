@@ -15,6 +15,8 @@ _MODULES = {
     "fairness": "bench.fairness",
     "isolation": "bench.isolation",
     "sockets": "bench.sockets",
+    "recovery": "bench.recovery",
+    "reuse": "bench.reuse",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

@@ -11,6 +11,8 @@ from engine.batch import pack
 from engine.model import PagedModel
 from engine.recovery import ComputeCost, CopyCost, CostModel
 
+_PASS_TOKENS = 64
+"""Of the pass that shows what a token costs; more where that is quick."""
 _CONTEXT = 1024
 """Tokens in front of the pass that shows what attention to a longer context costs."""
 _COPIED_BYTES = 32 << 20
@@ -44,12 +46,12 @@ def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], No
 
 
 def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) -> ComputeCost:
-    """From one token, as many as a full step has (or as take long), and so many in a context."""
+    """From a pass over one token, over as many as take long, and over so many in a context."""
     most = min(step_tokens, -(-max_context_tokens // 2))
     count, shallow = 1, _pass_seconds(model, 0, 1)
     alone = shallow
     while count < most and shallow < _LONG_SECONDS:
-        count = min(4 * count, most)
+        count = min(max(4 * count, _PASS_TOKENS), most)
         shallow = _pass_seconds(model, 0, count)
     context = min(_CONTEXT, max_context_tokens - count)
     if count == 1 or context < 1:

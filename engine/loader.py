@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import psutil
 import torch
@@ -12,6 +14,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.model import PagedModel, load_model, model_fingerprint
+from engine.recovery import FREE_COPIES, CostModel
 from engine.request import EngineInfo
 from engine.runner import ModelRunner
 from engine.threads import compute_threads
@@ -23,8 +26,30 @@ _CPU_STEP_TOKENS = 128
 _GPU_STEP_TOKENS = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is built from."""
+
+    config: EngineConfig
+    """With a token budget."""
+    info: EngineInfo
+    model: PagedModel
+    """With its memory."""
+    costs: CostModel
+
+
 def load_core(config: EngineConfig) -> EngineCore:
     """Load the model, allocate its KV memory and build the engine around them.
+
+    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    """
+    parts = load_parts(config)
+    runner = ModelRunner(parts.model, parts.costs if parts.info.num_host_blocks else None)
+    return EngineCore(parts.config, parts.info, runner, parts.costs)
+
+
+def load_parts(config: EngineConfig) -> Parts:
+    """Load the model, allocate its KV memory and, if blocks may be swapped, measure it.
 
     Raises `EngineError` if the model cannot be served or the memory holds no block.
     """
@@ -33,30 +58,28 @@ def load_core(config: EngineConfig) -> EngineCore:
     model = load_model(config)
     block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
+    num_host_blocks = config.host_memory_bytes // block_bytes
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
-    num_host_blocks = config.host_memory_bytes // block_bytes
     if config.host_memory_bytes and not num_host_blocks:
         raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
     model.allocate(num_blocks)
     model.allocate_host(num_host_blocks)
-    config = _with_budget(config, model.device)
+    step_tokens = _step_tokens(config, model.device)
     info = _info(config, model)
-    if not num_host_blocks:
-        return EngineCore(config, info, ModelRunner(model))
-    assert config.step_token_budget is not None
-    costs = calibrate(model, config.step_token_budget, info.max_context_tokens)
-    return EngineCore(config, info, ModelRunner(model, costs), costs)
+    costs = FREE_COPIES
+    if num_host_blocks:
+        costs = calibrate(model, step_tokens, info.max_context_tokens)
+    config = msgspec.structs.replace(config, step_token_budget=step_tokens)
+    return Parts(config, info, model, costs)
 
 
-def _with_budget(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """`config` with a step's token budget that suits the device, unless it has one."""
+def _step_tokens(config: EngineConfig, device: torch.device) -> int:
+    """The configured budget of a step, or one that suits the device."""
     if config.step_token_budget is not None:
-        return config
+        return config.step_token_budget
     budget = _GPU_STEP_TOKENS if device.type == "cuda" else _CPU_STEP_TOKENS
-    return msgspec.structs.replace(
-        config, step_token_budget=max(budget, config.max_running_requests)
-    )
+    return max(budget, config.max_running_requests)
 
 
 def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:

@@ -18,6 +18,7 @@ Span = tuple[int, int]
 
 _LEAST_WEIGHT = 0.05
 """Of a new observation in a correction; the first ones weigh more."""
+_FEW_TOKENS = 4
 _LARGEST_RATIO = 10.0
 """An observation that is farther off was disturbed (by a page fault, another process)."""
 
@@ -44,12 +45,16 @@ class ComputeCost:
     """Of a token and one that it attends to."""
     step_tokens: int
 
-    def seconds(self, spans: Sequence[Span]) -> float:
-        """Predicted for computing `spans`, chunked into full steps."""
+    def parts(self, spans: Sequence[Span]) -> tuple[float, float]:
+        """Predicted for computing `spans`, chunked into full steps: for the steps, and the rest."""
         tokens = sum(count for _, count in spans)
         pairs = sum(count * start + count * (count + 1) / 2 for start, count in spans)
         steps = -(-tokens // self.step_tokens)
-        return self.per_step * steps + self.per_token * tokens + self.per_pair * pairs
+        return self.per_step * steps, self.per_token * tokens + self.per_pair * pairs
+
+    def seconds(self, spans: Sequence[Span]) -> float:
+        """Predicted for both together."""
+        return sum(self.parts(spans))
 
 
 @dataclass(slots=True)
@@ -91,7 +96,8 @@ class CostModel:
     compute: ComputeCost
     _swap_out_correction: _Correction = field(default_factory=_Correction)
     _swap_in_correction: _Correction = field(default_factory=_Correction)
-    _compute_correction: _Correction = field(default_factory=_Correction)
+    _step_correction: _Correction = field(default_factory=_Correction)
+    _token_correction: _Correction = field(default_factory=_Correction)
 
     def swap_out_seconds(self, num_blocks: int) -> float:
         """To copy blocks to the host."""
@@ -103,7 +109,8 @@ class CostModel:
 
     def compute_seconds(self, spans: Sequence[Span]) -> float:
         """To compute tokens."""
-        return self._compute_correction.factor * self.compute.seconds(spans)
+        steps, tokens = self.compute.parts(spans)
+        return self._step_correction.factor * steps + self._token_correction.factor * tokens
 
     def observe_swap_out(self, num_blocks: int, seconds: float) -> None:
         """A batch has been copied to the host."""
@@ -114,10 +121,20 @@ class CostModel:
         self._swap_in_correction.observe(self.swap_in.seconds(num_blocks), seconds)
 
     def observe_compute(self, spans: Sequence[Span], seconds: float) -> None:
-        """A step has been computed. One that mostly decodes says little about prefill."""
+        """A step has been computed.
+
+        One of few tokens says what a step costs, one that mostly prefills what a token does; one
+        that decodes many says little about either.
+        """
+        steps, tokens = self.compute.parts(spans)
+        total = sum(count for _, count in spans)
         prefill = sum(count for _, count in spans if count > 1)
-        if 2 * prefill > sum(count for _, count in spans):
-            self._compute_correction.observe(self.compute.seconds(spans), seconds)
+        if total <= _FEW_TOKENS:
+            rest = self._token_correction.factor * tokens
+            self._step_correction.observe(steps, seconds - rest)
+        elif 2 * prefill > total:
+            rest = self._step_correction.factor * steps
+            self._token_correction.observe(tokens, seconds - rest)
 
 
 FREE_COPIES = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), ComputeCost(1.0, 1.0, 0.0, 1))

@@ -59,8 +59,11 @@ def test_predictions_follow_what_is_observed() -> None:
     assert model.swap_in_seconds(2) == pytest.approx(6.0, rel=0.05)
     assert recovery.way_back(request) == "recompute"
     for _ in range(50):
-        model.observe_compute([(0, 100)], 204.0)
-    assert model.compute_seconds([(0, 8)]) == pytest.approx(20.0, rel=0.05)
+        model.observe_compute([(0, 100)], 2.0 + 3 * 100.0)
+    assert model.compute_seconds([(0, 8)]) == pytest.approx(2.0 + 3 * 8.0, rel=0.05)
+    for _ in range(50):
+        model.observe_compute([(50, 1)], 4.0 + 3.0)
+    assert model.compute_seconds([(0, 8)]) == pytest.approx(4.0 + 3 * 8.0, rel=0.05)
     assert recovery.way_back(request) == "swap"
     for _ in range(50):
         model.observe_swap_out(2, 21.0)
