@@ -28,11 +28,12 @@ class BlockPool:
         self.peak_in_use = 0
         self.heads = BlockHeads()
         self.on_evict: Callable[[int, bytes, str], None] = _evict_silently
-        """Told of each cached block (with its hash and owner) whose memory is being taken."""
+        """Told of each full cached block (its hash and owner, too) whose memory is being taken."""
         self._refs = [0] * num_blocks
         self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
+        self._tails: set[int] = set()
         self._queue = EvictionQueue(num_blocks)
 
     @property
@@ -103,7 +104,8 @@ class BlockPool:
             block = self._queue.take(owner)
             evicted = self._hashes[block]
             if evicted is not None:
-                self.on_evict(block, evicted, self._owners[block])
+                if block not in self._tails:
+                    self.on_evict(block, evicted, self._owners[block])
                 self._forget(block)
             self._refs[block] = 1
             self._owners[block] = owner
@@ -140,11 +142,13 @@ class BlockPool:
         block_hash: bytes,
         where: Place | None = None,
         owner: str | None = None,
+        *,
+        is_tail: bool = False,
     ) -> None:
         """Make the full block findable. A hash that another block holds already stays there.
 
         With `where`: its head as well, once it is computed. With `owner`: it is this tenant's,
-        whoever has allocated it.
+        whoever has allocated it. A tail is partly filled, and found by its head alone.
         """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
@@ -152,6 +156,8 @@ class BlockPool:
             return
         self._hashes[block] = block_hash
         self._by_hash[block_hash] = block
+        if is_tail:
+            self._tails.add(block)
         if where is not None:
             self.heads.add(block, where)
         if owner is not None:
@@ -208,6 +214,7 @@ class BlockPool:
             known == {block: key for key, block in self._by_hash.items()},
             "hashes and map disagree",
         )
+        _require(self._tails <= known.keys(), "a forgotten block is a tail")
         try:
             self.heads.check(set(known))
         except AssertionError as error:
@@ -231,6 +238,7 @@ class BlockPool:
             self._hashes[block] = None
             del self._by_hash[key]
             self.heads.drop(block)
+            self._tails.discard(block)
 
 
 def _evict_silently(_block: int, _block_hash: bytes, _owner: str) -> None:

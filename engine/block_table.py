@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.block_heads import Place, place
 from engine.block_pool import BlockPool
-from engine.hashing import block_key, extend_block_hashes, parent_hash
+from engine.hashing import block_key, extend_block_hashes, parent_hash, tail_hash
 from engine.request import Namespaces
 
 
@@ -156,6 +156,22 @@ class BlockTable:
             where = self._place(token_ids, index)
             self._pool.register(self.blocks[index], self._hashes[index], where)
         self._num_sealed = full
+
+    def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
+        """Leave the last block's head for others, if it is partly filled and nobody else's.
+
+        For a sequence that is over: who continues it copies the tokens of that block, too.
+        """
+        index, count = divmod(num_computed, self._block_size)
+        if not self.cache or not count or self._pool.is_shared(self.blocks[index]):
+            return
+        computed = token_ids[:num_computed]
+        self._extend_hashes(computed)
+        block_hash = tail_hash(
+            self._hashes, computed, self._block_size, self._namespaces, self._extras
+        )
+        where = self._place(computed, index)
+        self._pool.register(self.blocks[index], block_hash, where, is_tail=True)
 
     def findable(self) -> list[int]:
         """The blocks by which everything sealed so far is found: its own, or equal ones.

@@ -58,9 +58,26 @@ def extend_block_hashes(
     parent = parent_hash(hashes, first)
     for index, start in enumerate(range(0, len(packed) - width + 1, width), first):
         key = block_key(namespaces, index, block_size)
-        data = parent + prefix + packed[start : start + width]
-        parent = blake2b(data, key=key, digest_size=HASH_BYTES).digest()
+        parent = _hash(key, parent + prefix + packed[start : start + width])
         hashes.append(parent)
+
+
+def tail_hash(
+    hashes: Sequence[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    namespaces: Namespaces,
+    extras: bytes = b"",
+) -> bytes:
+    """The hash of the partly filled block behind the full ones of `token_ids`, which have `hashes`.
+
+    It differs from that of every full block, whose tokens are more.
+    """
+    index = len(token_ids) // block_size
+    prefix = len(extras).to_bytes(8, "little") + extras
+    packed = array("I", token_ids[index * block_size :]).tobytes()
+    key = block_key(namespaces, index, block_size)
+    return _hash(key, parent_hash(hashes, index) + prefix + packed)
 
 
 def block_hashes(
@@ -70,3 +87,7 @@ def block_hashes(
     hashes: list[bytes] = []
     extend_block_hashes(hashes, token_ids, block_size, namespaces, extras)
     return hashes
+
+
+def _hash(key: bytes, data: bytes) -> bytes:
+    return blake2b(data, key=key, digest_size=HASH_BYTES).digest()

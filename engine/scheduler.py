@@ -150,7 +150,6 @@ class Scheduler:
         Returns the sequences that have news: a new token, or their end.
         """
         self.roster.transfers.settle()
-        self.pool.heads.settle()
         sampled = iter(token_ids)
         news: list[Sequence] = []
         for chunk in plan.chunks:
@@ -162,7 +161,9 @@ class Scheduler:
             finished = [sequence for sequence in computed if sequence.finish_reason is not None]
             for sequence in dict.fromkeys(finished):
                 if self._is_done(group, sequence):
+                    sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
                     self.roster.drop(group, sequence)
+        self.pool.heads.settle()
         return news
 
     def check(self) -> None:

@@ -83,8 +83,8 @@ def test_the_head_of_a_block_is_copied_where_a_prompt_leaves_a_cached_chain() ->
         computed(core, PROMPT)
         prompt = PROMPT[:shared] + OTHER
         request = make_request("second", prompt, 6)
-        assert cached_tokens(core, request) == min(shared, 40)
-        assert core.stats().in_block_tokens == min(shared, 40) % 4
+        assert cached_tokens(core, request) == shared
+        assert core.stats().in_block_tokens == shared % 4
         rest = run_to_end(core)["second"]
         assert rest == expected_output(prompt, 6)[1:]
 
@@ -93,6 +93,29 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     core = simulated_core()
     computed(core, PROMPT)
     assert cached_tokens(core, make_request("same", PROMPT[:40], 1)) == 39
+
+
+def test_the_tail_of_a_conversation_is_continued_where_it_ended() -> None:
+    core = simulated_core()
+    who = {"user": "ann"}
+    core.submit(make_request("first", PROMPT, 6, **who))  # type: ignore[arg-type]
+    history = PROMPT + run_to_end(core)["first"]
+    assert len(history) == 47
+    second = [*history, *OTHER]
+    assert cached_tokens(core, make_request("bob", second, 1, user="bob")) == 0
+    run_to_end(core)
+    core.submit(make_request("second", second, 6, **who))  # type: ignore[arg-type]
+    assert run_to_end(core)["second"] == expected_output(second, 6)
+    assert core.stats().in_block_tokens == 2, "the last token was not computed"
+    assert core.stats().cached_tokens == 46
+
+
+def test_tails_are_not_moved_to_the_host_tier() -> None:
+    core = simulated_core(num_blocks=12, num_host_blocks=12)
+    computed(core, PROMPT)
+    assert core.stats().blocks_cached == 11
+    computed(core, random_prompt(random.Random(4), 47), cache=False)
+    assert core.stats().swapped_out == 10
 
 
 def test_a_private_block_behind_a_shared_prefix_is_for_its_user_alone() -> None:
