@@ -90,7 +90,12 @@ def run(options: argparse.Namespace) -> Result:
             parts = [bed.measure(context, tokens) for tokens in lost]
     if options.pictures is not None:
         _draw(options.pictures / "recovery.png", whole, parts)
-    reported = parameters(options, foreign_load_percent=foreign, compute_dtype=bed.parts.info.dtype)
+    reported = parameters(
+        options,
+        pictures=None if options.pictures is None else str(options.pictures),
+        foreign_load_percent=foreign,
+        compute_dtype=bed.parts.info.dtype,
+    )
     tables = [
         _table("time to resume: the whole context is lost", whole),
         _table("time to resume: others hold all but the lost tokens", parts),
@@ -156,15 +161,15 @@ def _draw(path: Path, whole: Sequence[Point], parts: Sequence[Point]) -> None:
                 markerfacecolor="none",
                 color=INK,
             )
-            crossing = _crossing(points)
-            if crossing is not None:
-                panel.axvline(crossing, color=VERMILION, linestyle=":")
+            middle = crossing(points)
+            if middle is not None:
+                panel.axvline(middle, color=VERMILION, linestyle=":")
             panel.set(
                 xscale="log", yscale="log", title=title, xlabel="lost tokens", ylabel="ms to resume"
             )
 
 
-def _crossing(points: Sequence[Point]) -> float | None:
+def crossing(points: Sequence[Point]) -> float | None:
     """Where the two ways take as long, on a line between neighbours in logarithmic scales."""
     for before, after in pairwise(points):
         low, high = (

@@ -1,6 +1,6 @@
 """What reuse inside a block adds to prefix caching on real two-turn conversations.
 
-The chat questions of MT-bench (`--questions FILE`; a seeded synthetic stand-in without it) go
+The chat questions of MT-bench (`--questions FILE`; seeded synthetic ones where it is missing) go
 through the product's own scheduler and pool, under the model's own chat template: all first turns,
 one after the other, then all second ones. Only the answers are made up, of a fixed length: what a
 prompt finds in the cache does not depend on them. Full blocks are found all the same without reuse
@@ -44,6 +44,7 @@ _TENANT: Final = "bench"
 _KEY: Final = derive_key(bytes(32), "bench reuse")
 _MAX_STEPS: Final = 10_000
 _SYNTHETIC: Final = 80
+_QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
 
 Conversation = tuple[str, ...]
 
@@ -83,7 +84,7 @@ class _ScriptedRunner:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--questions", type=Path, help="MT-bench questions (JSON lines)")
+    parser.add_argument("--questions", type=Path, default=_QUESTIONS, help="of MT-bench")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose template and tokens are used")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--answer-tokens", type=int, default=200, help="length of an answer, about")
@@ -91,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Play all conversations for every block size, in one namespace and in one for each user."""
-    conversations = _conversations(options.questions)
+    played = conversations(options.questions)
     tokenizer = load_tokenizer(resolve_model(options.model))
     table = Table(
         "namespaces",
@@ -105,9 +106,7 @@ def run(options: argparse.Namespace) -> Result:
     figures: dict[str, float] = {}
     for users in ("one for all", "a user each"):
         for block_size in dict.fromkeys([*options.block_sizes, _HEADLINE[1]]):
-            found = asyncio.run(
-                _play(conversations, tokenizer, block_size, users, options.answer_tokens)
-            )
+            found = asyncio.run(_play(played, tokenizer, block_size, users, options.answer_tokens))
             row = found.figures()
             table.add_row(
                 users,
@@ -119,13 +118,18 @@ def run(options: argparse.Namespace) -> Result:
             )
             if (users, block_size) == _HEADLINE:
                 figures = row
-    reported = parameters(options, conversations=len(conversations))
+    reported = parameters(
+        options,
+        questions=str(options.questions),
+        questions_found=options.questions.is_file(),
+        conversations=len(played),
+    )
     return Result(reported, figures, [table])
 
 
-def _conversations(path: Path | None) -> list[Conversation]:
+def conversations(path: Path) -> list[Conversation]:
     """The users' turns of every conversation. Raises `BenchError` for a file without any."""
-    if path is None:
+    if not path.is_file():
         return [(question(f"{i} first"), question(f"{i} then")) for i in range(_SYNTHETIC)]
     try:
         lines = path.read_text().splitlines()

@@ -90,9 +90,8 @@ class PrefillPlanner:
         needed = admission.num_new + admission.num_forks
         if others:
             needed += self._headroom(others) + roster.to_be_promised(admission)
-        return sum(
-            other.width for other in [*others, group]
-        ) <= self._max_running_sequences and roster.pool.can_allocate(
+        width = group.width + sum(other.width for other in others)
+        return width <= self._max_running_sequences and roster.pool.can_allocate(
             needed, group.tenant, admission.held, released
         )
 

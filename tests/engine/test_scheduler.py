@@ -15,7 +15,7 @@ from engine.admission import check_request
 from engine.core import EngineCore, Runner
 from engine.errors import RequestRefused
 from engine.plan import StepPlan
-from engine.recovery import ComputeCost, CopyCost, CostModel, Policy
+from engine.recovery import ComputeCost, CopyCost, CostModel
 from engine.request import EngineRequest, TenantShare, TokenDelta
 from engine.sampler import Sampled
 from tests.engine.simulation import (
@@ -182,27 +182,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     fairness: Literal["vtc", "fcfs"] = "vtc"
 
     @initialize(
-        seed=st.integers(0, 2**32),
-        num_blocks=st.integers(6, 30),
-        budget=st.integers(8, 40),
-        num_host_blocks=st.sampled_from([0, 2, 10, 60]),
-        recovery=st.sampled_from(["auto", "swap", "recompute"]),
-        min_run_tokens=st.integers(1, 8),
-        block_cost=st.sampled_from([0.0, 2.0, 10.0]),
+        seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
     )
-    def start(
-        self,
-        seed: int,
-        num_blocks: int,
-        budget: int,
-        num_host_blocks: int,
-        recovery: Policy,
-        min_run_tokens: int,
-        block_cost: float,
-    ) -> None:
+    def start(self, seed: int, num_blocks: int, budget: int) -> None:
         self.rng = random.Random(seed)
         self.num_blocks, self.capacity = num_blocks, num_blocks * 4
-        copy = CopyCost(1.0, block_cost)
+        copy = CopyCost(1.0, self.rng.choice([0.0, 2.0, 10.0]))
         self.core = simulated_core(
             num_blocks,
             4,
@@ -210,9 +195,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             8,
             prefix_cache=self.prefix_cache,
             fairness=self.fairness,
-            num_host_blocks=num_host_blocks,
-            recovery=recovery,
-            min_run_tokens=min_run_tokens,
+            num_host_blocks=self.rng.choice([0, 2, 10, 60]),
+            recovery=self.rng.choice(["auto", "swap", "recompute"]),
+            min_run_tokens=self.rng.randint(1, 8),
             costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget)),
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
