@@ -63,6 +63,12 @@ class Metrics:
             ("state",),
             registry=self.registry,
         )
+        self._host_blocks = Gauge(
+            "partywall_host_blocks",
+            "Blocks in host memory by state.",
+            ("state",),
+            registry=self.registry,
+        )
         self._peak = self._gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
         self._running = self._gauge("engine_running", "Requests in the engine's batch.")
         self._waiting = self._gauge("engine_waiting", "Requests waiting for the engine.")
@@ -75,6 +81,11 @@ class Metrics:
                 "cached_tokens",
                 "output_tokens",
                 "preemptions",
+                "recomputed",
+                "swapped_out",
+                "swapped_in",
+                "host_hit_blocks",
+                "in_block_tokens",
                 "forks",
                 "copied_blocks",
                 "invariant_violations",
@@ -92,6 +103,8 @@ class Metrics:
         self._blocks.labels("free").set(free)
         self._blocks.labels("pinned").set(stats.blocks_pinned)
         self._blocks.labels("total").set(stats.blocks_total)
+        self._host_blocks.labels("used").set(stats.host_blocks_used)
+        self._host_blocks.labels("total").set(stats.host_blocks_total)
         self._peak.set(stats.peak_blocks_in_use)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)

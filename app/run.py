@@ -50,6 +50,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         device=settings.device,
         dtype=settings.dtype,
         kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
+        host_memory_bytes=int(settings.host_memory),
         block_size=settings.block_size,
         max_context_tokens=settings.max_context_tokens,
         step_token_budget=settings.step_token_budget,
@@ -60,6 +61,8 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         prompt_token_price=settings.prompt_token_price,
         cached_token_price=settings.cached_token_price,
         output_token_price=settings.output_token_price,
+        recovery=settings.recovery,
+        min_run_tokens=settings.min_run_tokens,
         threads=settings.threads,
     )
 

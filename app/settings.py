@@ -82,6 +82,10 @@ class Settings(BaseSettings):
         None,
         description="Memory of the KV cache, such as 2GiB; auto is a share of what is free.",
     )
+    host_memory: ByteSize = Field(
+        ByteSize(0),
+        description="Host memory behind it, such as 4GiB, for evicted blocks and swapped requests.",
+    )
     block_size: Count = Field(16, description="Tokens of KV in a block.")
     max_context_tokens: AutoCount = Field(
         None, description="Prompt plus output of one request; auto is the model's own limit."
@@ -97,6 +101,13 @@ class Settings(BaseSettings):
         "arc",
         description="Which cached block goes first: by adaptive replacement, or the least recently "
         "used one.",
+    )
+    recovery: Literal["auto", "swap", "recompute"] = Field(
+        "auto",
+        description="How a preempted request comes back; auto is what is predicted to be faster.",
+    )
+    min_run_tokens: Count = Field(
+        16, description="Tokens for which a request that is back is not preempted again."
     )
     threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
     rebuild_seconds: Seconds = Field(

@@ -16,6 +16,8 @@ _MODULES = {
     "isolation": "bench.isolation",
     "sockets": "bench.sockets",
     "trace": "bench.trace",
+    "recovery": "bench.recovery",
+    "reuse": "bench.reuse",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

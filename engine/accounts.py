@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,13 +18,15 @@ _IDLE_ACCOUNTS = 1024
 class Account:
     """One tenant. Its requests run in order of arrival, and its newest is preempted first.
 
-    So every running request is older than every waiting one.
+    So every running request is older than every waiting one, but for one that is back from a
+    preemption and spared for a while.
     """
 
     tenant: str
     share: TenantShare = field(default_factory=TenantShare)
     waiting: OrderedDict[str, SequenceGroup] = field(default_factory=OrderedDict)
     running: list[SequenceGroup] = field(default_factory=list)
+    """In order of arrival, as those that wait are."""
     held: dict[int, int] = field(default_factory=dict)
     """Blocks of the running requests, and how many of their sequences hold each."""
     served: float = 0.0
@@ -62,8 +65,9 @@ class Account:
         held = Counter(block for blocks in tables for block in blocks)
         assert held == self.held, f"{self.tenant!r}: blocks held are miscounted"
         assert not any(any(group.blocks) for group in self.waiting.values())
-        arrivals = [group.arrival for group in [*self.running, *self.waiting.values()]]
-        assert arrivals == sorted(arrivals), f"{self.tenant!r} is not served in order"
+        for groups in (self.running, self.waiting.values()):
+            arrivals = [group.arrival for group in groups]
+            assert arrivals == sorted(arrivals), f"{self.tenant!r} is not served in order"
 
 
 class Accounts:
@@ -96,18 +100,24 @@ class Accounts:
         return account
 
     def enqueue(self, group: SequenceGroup, *, first: bool = False) -> None:
-        """Let a request wait: behind the others of its tenant, or before them."""
+        """Let a request wait: behind the others of its tenant, or before those that came later."""
         account = self._all[group.tenant]
         account.waiting[group.request_id] = group
         if first:
-            account.waiting.move_to_end(group.request_id, last=False)
+            later = [
+                other.request_id
+                for other in account.waiting.values()
+                if other.arrival > group.arrival
+            ]
+            for request_id in later:
+                account.waiting.move_to_end(request_id)
         self._settle(account)
 
     def start(self, group: SequenceGroup) -> None:
         """Move the tenant's next request from its queue to what it runs."""
         account = self._all[group.tenant]
         del account.waiting[group.request_id]
-        account.running.append(group)
+        insort(account.running, group, key=lambda group: group.arrival)
         for blocks in group.blocks:
             account.hold(blocks)
         self._settle(account)

@@ -8,8 +8,9 @@ pool counts; it never touches a tensor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
+from engine.block_heads import BlockHeads, Place
 from engine.eviction import EvictionQueue
 from engine.eviction_order import Eviction
 
@@ -22,14 +23,18 @@ class BlockPool:
     """`num_blocks` preallocated blocks with reference counts, owners and a hash -> block map."""
 
     def __init__(self, num_blocks: int, eviction: Eviction = "arc") -> None:
-        if num_blocks < 1:
-            raise ValueError("num_blocks: must be at least 1")
+        if num_blocks < 0:
+            raise ValueError("num_blocks: must not be negative")
         self.num_blocks = num_blocks
         self.peak_in_use = 0
+        self.heads = BlockHeads()
+        self.on_evict: Callable[[int, bytes, str], None] = _evict_silently
+        """Told of each full cached block (its hash and owner, too) whose memory is being taken."""
         self._refs = [0] * num_blocks
         self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
+        self._tails: set[int] = set()
         self._queue = EvictionQueue(num_blocks, eviction)
 
     @property
@@ -98,7 +103,11 @@ class BlockPool:
         blocks: list[int] = []
         for _ in range(count):
             block = self._queue.take(owner)
-            self._forget(block)
+            evicted = self._hashes[block]
+            if evicted is not None:
+                if block not in self._tails:
+                    self.on_evict(block, evicted, self._owners[block])
+                self._forget(block)
             self._refs[block] = 1
             self._owners[block] = owner
             blocks.append(block)
@@ -129,13 +138,44 @@ class BlockPool:
                 else:
                     self._queue.add_cached(block, self._owners[block], key)
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Make the full block findable. A hash that another block holds already stays there."""
+    def register(
+        self,
+        block: int,
+        block_hash: bytes,
+        where: Place | None = None,
+        owner: str | None = None,
+        *,
+        is_tail: bool = False,
+    ) -> None:
+        """Make the full block findable. A hash that another block holds already stays there.
+
+        With `where`: its head as well, once it is computed. With `owner`: it is this tenant's,
+        whoever has allocated it. A tail is partly filled, and found by its head alone.
+        """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
-        if block_hash not in self._by_hash:
-            self._hashes[block] = block_hash
-            self._by_hash[block_hash] = block
+        if block_hash in self._by_hash:
+            return
+        self._hashes[block] = block_hash
+        self._by_hash[block_hash] = block
+        if is_tail:
+            self._tails.add(block)
+        if where is not None:
+            self.heads.add(block, where)
+        if owner is not None:
+            self._owners[block] = owner
+
+    def num_references(self, block: int) -> int:
+        """How many hold the block."""
+        return self._refs[block]
+
+    def hash_of(self, block: int) -> bytes | None:
+        """The hash by which the block is found."""
+        return self._hashes[block]
+
+    def owner_of(self, block: int) -> str:
+        """The tenant that had the block computed."""
+        return self._owners[block]
 
     def reserve(self, owner: str, count: int) -> None:
         """Keep up to `count` cached blocks of `owner` from being evicted for others."""
@@ -150,6 +190,10 @@ class BlockPool:
     def forget_all(self, keep: Collection[int] = ()) -> None:
         """Make no block findable but `keep` (the contents of the others are not to be trusted)."""
         self._forget_all(set(self._by_hash.values()).difference(keep))
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Make `blocks` unfindable."""
+        self._forget_all(blocks)
 
     def check(self) -> None:
         """Verify every invariant in O(blocks). Raises `InvariantError`."""
@@ -172,6 +216,11 @@ class BlockPool:
             known == {block: key for key, block in self._by_hash.items()},
             "hashes and map disagree",
         )
+        _require(self._tails <= known.keys(), "a forgotten block is a tail")
+        try:
+            self.heads.check(set(known))
+        except AssertionError as error:
+            raise InvariantError(str(error)) from error
 
     def references(self) -> list[int]:
         """A copy of all reference counts, by block."""
@@ -190,6 +239,12 @@ class BlockPool:
         if key is not None:
             self._hashes[block] = None
             del self._by_hash[key]
+            self.heads.drop(block)
+            self._tails.discard(block)
+
+
+def _evict_silently(_block: int, _block_hash: bytes, _owner: str) -> None:
+    """Nobody wants to know."""
 
 
 def _require(condition: bool, message: str) -> None:

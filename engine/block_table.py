@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.block_heads import Place, place
 from engine.block_pool import BlockPool
-from engine.hashing import extend_block_hashes
+from engine.hashing import block_key, extend_block_hashes, parent_hash, tail_hash
 from engine.request import Namespaces
 
 
@@ -41,15 +42,30 @@ class BlockTable:
         present = len(self.blocks) if num_present is None else num_present
         return -(-num_tokens // self._block_size) - present
 
-    def hits(self, token_ids: Sequence[int]) -> list[int]:
-        """The cached blocks that a sequence of `token_ids` could start with.
+    def prefix_hashes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The hashes of the blocks that a sequence of `token_ids` could start with.
 
         The last token is never taken from the cache: its logits have to be computed.
         """
         if not self.cache:
             return []
         self._extend_hashes(token_ids)
-        return self._pool.find(self._hashes[: (len(token_ids) - 1) // self._block_size])
+        return self._hashes[: (len(token_ids) - 1) // self._block_size]
+
+    def hits(self, token_ids: Sequence[int]) -> list[int]:
+        """The cached blocks that a sequence of `token_ids` could start with."""
+        return self._pool.find(self.prefix_hashes(token_ids))
+
+    def longest_head(self, token_ids: Sequence[int], num_blocks: int) -> tuple[int, int] | None:
+        """A computed block whose head continues the first `num_blocks` blocks, which have hit.
+
+        Returns the block and how many of its leading tokens are those of `token_ids`. As with
+        `hits`, the last token is never among them.
+        """
+        if not self.cache:
+            return None
+        self._extend_hashes(token_ids)
+        return self._pool.heads.longest(self._place(token_ids[:-1], num_blocks))
 
     def admit(self, num_tokens: int, held: Sequence[int]) -> None:
         """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
@@ -61,6 +77,26 @@ class BlockTable:
         missing = self.missing(num_tokens, len(held))
         self.blocks = [*held, *self._pool.allocate(missing, self._owner)]
         self._num_sealed = min(len(held), num_tokens // self._block_size)
+
+    def resume(self, blocks: list[int], num_sealed: int) -> None:
+        """Take over `blocks`, with a reference each, in place of those given back before."""
+        assert not self.blocks
+        self.blocks = blocks
+        self._num_sealed = num_sealed
+
+    def restore(self, index: int, token_ids: Sequence[int], owner: str) -> None:
+        """Block number `index` holds again what it was sealed with, computed for `owner`."""
+        self._num_sealed = max(self._num_sealed, index + 1)
+        block = self.blocks[index]
+        if self.cache and self._pool.hash_of(block) is None:
+            self._extend_hashes(token_ids)
+            where = self._place(token_ids, index)
+            self._pool.register(block, self._hashes[index], where, owner)
+
+    @property
+    def num_sealed(self) -> int:
+        """How many blocks are findable, or will be once others have computed them."""
+        return self._num_sealed
 
     def fork(self) -> BlockTable:
         """Another table of the same blocks."""
@@ -117,8 +153,25 @@ class BlockTable:
         if len(self._hashes) < full:
             self._extend_hashes(token_ids)
         for index in range(self._num_sealed, full):
-            self._pool.register(self.blocks[index], self._hashes[index])
+            where = self._place(token_ids, index)
+            self._pool.register(self.blocks[index], self._hashes[index], where)
         self._num_sealed = full
+
+    def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
+        """Leave the last block's head for others, if it is partly filled and nobody else's.
+
+        For a sequence that is over: who continues it copies the tokens of that block, too.
+        """
+        index, count = divmod(num_computed, self._block_size)
+        if not self.cache or not count or self._pool.is_shared(self.blocks[index]):
+            return
+        computed = token_ids[:num_computed]
+        self._extend_hashes(computed)
+        block_hash = tail_hash(
+            self._hashes, computed, self._block_size, self._namespaces, self._extras
+        )
+        where = self._place(computed, index)
+        self._pool.register(self.blocks[index], block_hash, where, is_tail=True)
 
     def findable(self) -> list[int]:
         """The blocks by which everything sealed so far is found: its own, or equal ones.
@@ -137,6 +190,15 @@ class BlockTable:
         self._pool.release(self.blocks)
         self.blocks = []
         self._num_sealed = 0
+
+    def _place(self, token_ids: Sequence[int], index: int) -> Place:
+        """The place of block number `index`, as far as `token_ids` fill it."""
+        start = index * self._block_size
+        return place(
+            block_key(self._namespaces, index, self._block_size),
+            parent_hash(self._hashes, index),
+            token_ids[start : start + self._block_size],
+        )
 
     def _extend_hashes(self, token_ids: Sequence[int]) -> None:
         extend_block_hashes(

@@ -23,6 +23,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     """`auto`, `float32`, `bfloat16` or `float16`; weights and KV cache alike."""
     kv_memory_bytes: int | None = None
+    host_memory_bytes: int = 0
+    """Host memory behind it, for evicted blocks and swapped requests; 0: none."""
     block_size: int = 16
     """Tokens of KV in a block."""
     max_context_tokens: int | None = None
@@ -36,6 +38,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which cached block goes first: by adaptive replacement, or the least recently used one."""
     fairness: Literal["vtc", "fcfs"] = "vtc"
     """Between tenants: by virtual token counters, or first come, first served."""
+    recovery: Literal["auto", "swap", "recompute"] = "auto"
+    """How a preempted request comes back: swapped, recomputed, or what is predicted cheaper."""
+    min_run_tokens: int = 16
+    """Tokens for which a preempted request that is back is not preempted again."""
     prompt_token_price: float = 1.0
     """What a computed prompt token adds to its tenant's counter; more than 0."""
     cached_token_price: float = 0.1
@@ -54,12 +60,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"fairness: {self.fairness!r} is none of vtc, fcfs")
         if self.eviction not in get_args(Eviction):
             raise ValueError(f"eviction: {self.eviction!r} is none of arc, lru")
+        if self.recovery not in ("auto", "swap", "recompute"):
+            raise ValueError(f"recovery: {self.recovery!r} is none of auto, swap, recompute")
+        if self.host_memory_bytes < 0:
+            raise ValueError("host_memory_bytes: must not be negative")
         for name in ("prompt_token_price", "output_token_price"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: must be more than 0")
         if not 0 <= self.cached_token_price < math.inf:
             raise ValueError("cached_token_price: must not be negative")
-        for name in ("block_size", "max_running_requests"):
+        for name in ("block_size", "max_running_requests", "min_run_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
         for name in ("kv_memory_bytes", "max_context_tokens", "step_token_budget", "threads"):

@@ -9,6 +9,7 @@ import zmq
 
 from engine.block_pool import BlockPool, InvariantError
 from engine.config import EngineConfig
+from engine.host_tier import HostTier
 from engine.messages import (
     Abort,
     Deltas,
@@ -23,6 +24,7 @@ from engine.messages import (
     encode,
 )
 from engine.plan import StepPlan
+from engine.recovery import FREE_COPIES, CostModel, Recovery
 from engine.request import (
     EngineInfo,
     EngineRequest,
@@ -34,6 +36,7 @@ from engine.request import (
 from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.tiers import Tiers
 
 _log = logging.getLogger(__name__)
 
@@ -49,10 +52,21 @@ class Runner(Protocol):
 class EngineCore:
     """One model, one block pool, one scheduler; advanced by `step`."""
 
-    def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        runner: Runner,
+        costs: CostModel = FREE_COPIES,
+    ) -> None:
         self.info = info
-        pool = BlockPool(info.num_blocks, config.eviction)
-        self.scheduler = Scheduler(pool, config, info.hash_extras)
+        tiers = Tiers(
+            BlockPool(info.num_blocks, config.eviction),
+            HostTier(info.num_host_blocks),
+            Recovery(config.recovery, costs),
+            info.block_size,
+        )
+        self.scheduler = Scheduler(tiers, config, info.hash_extras)
         self._runner = runner
         self._steps = 0
         self._prompt_tokens = 0
@@ -110,23 +124,31 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """A snapshot of the books."""
-        pool = self.scheduler.pool
+        tiers, roster = self.scheduler.tiers, self.scheduler.roster
+        pool = tiers.pool
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=self.scheduler.roster.num_waiting,
+            waiting=roster.num_waiting,
             blocks_total=pool.num_blocks,
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
             peak_blocks_in_use=pool.peak_in_use,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=self.scheduler.roster.num_cached_tokens,
+            cached_tokens=roster.num_cached_tokens,
             output_tokens=self._output_tokens,
-            preemptions=self.scheduler.roster.num_preemptions,
-            forks=self.scheduler.roster.num_forks,
-            copied_blocks=self.scheduler.roster.num_copied_blocks,
+            preemptions=roster.num_preemptions,
+            forks=roster.num_forks,
+            copied_blocks=roster.num_copied_blocks,
             invariant_violations=self._violations,
             blocks_pinned=self.scheduler.pins.num_blocks,
+            host_blocks_total=tiers.host.num_slots,
+            host_blocks_used=tiers.host.num_used,
+            recomputed=roster.num_recomputed,
+            swapped_out=tiers.transfers.num_swapped_out,
+            swapped_in=tiers.transfers.num_swapped_in,
+            host_hit_blocks=roster.num_host_hits,
+            in_block_tokens=roster.num_in_block_tokens,
             tenants=self._tenant_stats(),
         )
 

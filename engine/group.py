@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -11,6 +11,26 @@ from engine.beam import BeamSearch, Candidate
 from engine.block_table import BlockTable
 from engine.request import EngineRequest, FinishReason
 from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a swapped group was, when it held blocks whose numbers are mere names now."""
+
+    rows: dict[Sequence, list[int]]
+    """The blocks of each sequence; equal ones were shared."""
+    slots: dict[int, int]
+    """Where the KV of a block is in the host tier; blocks that held none have no slot."""
+    complete: set[int]
+    """The blocks that were filled to their end."""
+    num_sealed: dict[Sequence, int]
+    """See `BlockTable`."""
+    prefill: list[Sequence]
+    """See `SequenceGroup`."""
+
+    def names(self, sequences: Iterable[Sequence]) -> list[int]:
+        """The distinct blocks of `sequences`."""
+        return list(dict.fromkeys(name for sequence in sequences for name in self.rows[sequence]))
 
 
 @dataclass(eq=False)
@@ -34,6 +54,12 @@ class SequenceGroup:
     """What the sequences are the live beams of, in its order."""
     candidates: dict[Sequence, list[Candidate]] = field(default_factory=dict)
     """The next tokens of beams that wait for the other ones to be computed."""
+
+    saved: Saved | None = None
+    """What it left in the host tier when it was preempted, if it was swapped."""
+    was_preempted: bool = False
+    spared_output: int = 0
+    """It is not preempted before one of its sequences has generated so many tokens."""
 
     @classmethod
     def of(
@@ -84,6 +110,26 @@ class SequenceGroup:
         """Known tokens: the prompt once, and what each sequence has generated."""
         outputs = sum(sequence.num_output_tokens for sequence in self.sequences)
         return len(self.request.prompt) + outputs
+
+    @property
+    def num_output_tokens(self) -> int:
+        """What the longest of its sequences that go on has generated."""
+        return max((sequence.num_output_tokens for sequence in self.unfinished), default=0)
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether it is back from a preemption for so short that it is not preempted again."""
+        return self.num_output_tokens < self.spared_output
+
+    def room(self, num_held: int, output: int, block_size: int) -> int:
+        """Blocks beyond `num_held` that it may come to hold, if it generates up to `output`.
+
+        Its sequences share the full blocks of the prompt, and no other for certain.
+        """
+        prompt = len(self.request.prompt)
+        length = prompt + min(output, self.request.sampling.max_tokens)
+        own = -(-length // block_size) - prompt // block_size
+        return max(0, prompt // block_size + self.width * own - num_held)
 
     @property
     def blocks(self) -> list[list[int]]:

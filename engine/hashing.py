@@ -29,6 +29,20 @@ def derive_key(secret: bytes, *labels: str) -> bytes:
     return digest.digest()
 
 
+def block_key(namespaces: Namespaces, index: int, block_size: int) -> bytes:
+    """The namespace key of a sequence's block number `index`.
+
+    A block that straddles the border `namespaces.shared_tokens` belongs to what follows.
+    """
+    shared = index < namespaces.shared_tokens // block_size
+    return namespaces.shared_key if shared else namespaces.private_key
+
+
+def parent_hash(hashes: Sequence[bytes], index: int) -> bytes:
+    """The hash of the block before number `index` of a chain with these `hashes`."""
+    return hashes[index - 1] if index else bytes(HASH_BYTES)
+
+
 def extend_block_hashes(
     hashes: list[bytes],
     token_ids: Sequence[int],
@@ -36,21 +50,34 @@ def extend_block_hashes(
     namespaces: Namespaces,
     extras: bytes = b"",
 ) -> None:
-    """Append to `hashes` the hash of every full block of `token_ids` that it does not hold yet.
-
-    A block that straddles the border `namespaces.shared_tokens` belongs to what follows.
-    """
+    """Append to `hashes` the hash of every full block of `token_ids` that it does not hold yet."""
     first = len(hashes)
     packed = array("I", token_ids[first * block_size :]).tobytes()
     width = block_size * 4
     prefix = len(extras).to_bytes(8, "little") + extras
-    shared_blocks = namespaces.shared_tokens // block_size
-    parent = hashes[-1] if hashes else bytes(HASH_BYTES)
+    parent = parent_hash(hashes, first)
     for index, start in enumerate(range(0, len(packed) - width + 1, width), first):
-        key = namespaces.shared_key if index < shared_blocks else namespaces.private_key
-        data = parent + prefix + packed[start : start + width]
-        parent = blake2b(data, key=key, digest_size=HASH_BYTES).digest()
+        key = block_key(namespaces, index, block_size)
+        parent = _hash(key, parent + prefix + packed[start : start + width])
         hashes.append(parent)
+
+
+def tail_hash(
+    hashes: Sequence[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    namespaces: Namespaces,
+    extras: bytes = b"",
+) -> bytes:
+    """The hash of the partly filled block behind the full ones of `token_ids`, which have `hashes`.
+
+    It differs from that of every full block, whose tokens are more.
+    """
+    index = len(token_ids) // block_size
+    prefix = len(extras).to_bytes(8, "little") + extras
+    packed = array("I", token_ids[index * block_size :]).tobytes()
+    key = block_key(namespaces, index, block_size)
+    return _hash(key, parent_hash(hashes, index) + prefix + packed)
 
 
 def block_hashes(
@@ -60,3 +87,7 @@ def block_hashes(
     hashes: list[bytes] = []
     extend_block_hashes(hashes, token_ids, block_size, namespaces, extras)
     return hashes
+
+
+def _hash(key: bytes, data: bytes) -> bytes:
+    return blake2b(data, key=key, digest_size=HASH_BYTES).digest()

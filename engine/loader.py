@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import psutil
 import torch
 from transformers.utils import logging as transformers_logging
 
+from engine.calibration import calibrate
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.model import PagedModel, load_model, model_fingerprint
+from engine.recovery import FREE_COPIES, CostModel
 from engine.request import EngineInfo
 from engine.runner import ModelRunner
 from engine.threads import compute_threads
@@ -22,8 +26,30 @@ _CPU_STEP_TOKENS = 128
 _GPU_STEP_TOKENS = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is built from."""
+
+    config: EngineConfig
+    """With a token budget."""
+    info: EngineInfo
+    model: PagedModel
+    """With its memory."""
+    costs: CostModel
+
+
 def load_core(config: EngineConfig) -> EngineCore:
     """Load the model, allocate its KV memory and build the engine around them.
+
+    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    """
+    parts = load_parts(config)
+    runner = ModelRunner(parts.model, parts.costs if parts.info.num_host_blocks else None)
+    return EngineCore(parts.config, parts.info, runner, parts.costs)
+
+
+def load_parts(config: EngineConfig) -> Parts:
+    """Load the model, allocate its KV memory and, if blocks may be swapped, measure it.
 
     Raises `EngineError` if the model cannot be served or the memory holds no block.
     """
@@ -32,21 +58,28 @@ def load_core(config: EngineConfig) -> EngineCore:
     model = load_model(config)
     block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
+    num_host_blocks = config.host_memory_bytes // block_bytes
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
+    if config.host_memory_bytes and not num_host_blocks:
+        raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
     model.allocate(num_blocks)
-    config = _with_budget(config, model.device)
-    return EngineCore(config, _info(config, model, num_blocks), ModelRunner(model))
+    model.allocate_host(num_host_blocks)
+    step_tokens = _step_tokens(config, model.device)
+    info = _info(config, model)
+    costs = FREE_COPIES
+    if num_host_blocks:
+        costs = calibrate(model, step_tokens, info.max_context_tokens)
+    config = msgspec.structs.replace(config, step_token_budget=step_tokens)
+    return Parts(config, info, model, costs)
 
 
-def _with_budget(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """`config` with a step's token budget that suits the device, unless it has one."""
+def _step_tokens(config: EngineConfig, device: torch.device) -> int:
+    """The configured budget of a step, or one that suits the device."""
     if config.step_token_budget is not None:
-        return config
+        return config.step_token_budget
     budget = _GPU_STEP_TOKENS if device.type == "cuda" else _CPU_STEP_TOKENS
-    return msgspec.structs.replace(
-        config, step_token_budget=max(budget, config.max_running_requests)
-    )
+    return max(budget, config.max_running_requests)
 
 
 def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -59,7 +92,8 @@ def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
     return int(psutil.virtual_memory().available * _CPU_MEMORY_SHARE)
 
 
-def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInfo:
+def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
+    num_blocks = len(model.memory)
     text = model.model.config.get_text_config()
     limit = num_blocks * config.block_size
     limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)
@@ -74,6 +108,7 @@ def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInf
         dtype=str(model.dtype).removeprefix("torch."),
         block_size=config.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=len(model.host_memory),
         max_context_tokens=limit,
         max_running_sequences=config.max_running_requests,
         vocab_size=text.vocab_size,

@@ -6,6 +6,7 @@ The model keeps its own definition and weights; only its attention is replaced, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from engine.batch import Batch, pack
 from engine.config import EngineConfig
-from engine.errors import UnsupportedModel
+from engine.errors import EngineError, UnsupportedModel
 from kernels.attention import attend, prepare, write_kv
 
 _ATTENTION = "partywall_paged"
@@ -69,6 +70,7 @@ class PagedModel:
         self.block_size = block_size
         self.layout = self._probe_layout()
         self.memory = torch.empty(0)
+        self.host_memory = torch.empty(0)
         layout = self.layout
         prepare(
             self.device,
@@ -94,8 +96,35 @@ class PagedModel:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
+        shape = self._memory_shape(num_blocks)
+        if self.device.type == "cpu":
+            self.memory = _lazy_zeros(shape, self.dtype)
+        else:
+            self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def allocate_host(self, num_slots: int) -> None:
+        """Allocate the host tier: `num_slots` more blocks in the host's memory.
+
+        Beside a GPU it is pinned, so that copies run at the full speed of the bus and in the
+        stream's order, without the host waiting for them.
+        """
+        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.dtype)
+        if self.device.type == "cuda":
+            _pin(self.host_memory)
+
+    @torch.inference_mode()
+    def swap_out(self, moves: Rows[tuple[int, int]]) -> None:
+        """Copy blocks to the host: (block, slot) pairs. Each is one contiguous copy."""
+        _copy_runs(self.memory, self.host_memory, moves)
+
+    @torch.inference_mode()
+    def swap_in(self, moves: Rows[tuple[int, int]]) -> None:
+        """Copy blocks from the host: (slot, block) pairs. Each is one contiguous copy."""
+        _copy_runs(self.host_memory, self.memory, moves)
+
+    def _memory_shape(self, num_blocks: int) -> tuple[int, ...]:
         layout = self.layout
-        shape = (
+        return (
             num_blocks,
             layout.num_layers,
             2,
@@ -103,12 +132,6 @@ class PagedModel:
             self.block_size,
             layout.head_dim,
         )
-        if self.device.type == "cpu":
-            # Anonymous pages are zero, and take memory only once a block is first written.
-            pages = mmap(-1, num_blocks * layout.block_bytes(self.block_size, self.dtype))
-            self.memory = torch.frombuffer(pages, dtype=self.dtype).view(shape)
-        else:
-            self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Rows[tuple[int, int]]) -> None:
@@ -187,6 +210,37 @@ class PagedModel:
                 f"{type(self.model).__name__}: paged attention differs from the model's own "
                 f"(relative error {error:.2g})"
             )
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Anonymous pages: they are zero, and take memory only once they are first written."""
+    if not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+
+
+def _pin(memory: Tensor) -> None:
+    """Pin host memory where it is. Raises `EngineError` if the system does not allow it.
+
+    `torch.empty(pin_memory=True)` would round its size up to the next power of two.
+    """
+    if not memory.numel():
+        return
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if int(status):
+        raise EngineError(f"host_memory_bytes: {memory.nbytes} bytes cannot be pinned ({status})")
+
+
+def _copy_runs(source: Tensor, target: Tensor, moves: Rows[tuple[int, int]]) -> None:
+    """Copy rows of `source` to rows of `target`; neighbours that stay neighbours go as one."""
+    start = 0
+    for end in range(1, len(moves) + 1):
+        first, to = moves[start]
+        length = end - start
+        if end == len(moves) or moves[end] != (first + length, to + length):
+            target[to : to + length].copy_(source[first : first + length], non_blocking=True)
+            start = end
 
 
 def load_model(config: EngineConfig) -> PagedModel:

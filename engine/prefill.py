@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Rows
 
 from engine.group import SequenceGroup
-from engine.layout import Layout, lay_out
+from engine.layout import Admission, Layout
 from engine.pins import Pins
 from engine.plan import ScheduledChunk
 from engine.roster import Roster
@@ -78,74 +78,90 @@ class PrefillPlanner:
             passed.add(first.tenant)
             fairness.passed_over(first)
 
-    def fits(self, layout: Layout, without: Rows[SequenceGroup] = ()) -> bool:
+    def fits(self, admission: Admission, without: Rows[SequenceGroup] = ()) -> bool:
         """Whether there are slots and blocks, were the groups `without` not running.
 
-        A block of headroom for each running sequence keeps it from being preempted at once.
+        A block of headroom for each running sequence keeps it from being preempted at once; groups
+        that are back from a preemption, this one among them, have room to run for a while.
         """
-        group = layout.group
-        running = self._roster.num_running_sequences - sum(victim.width for victim in without)
+        group, roster = admission.group, self._roster
+        others = [other for other in roster.running.values() if other not in without]
         released = [blocks for victim in without for blocks in victim.blocks]
-        return (
-            running + group.width <= self._max_running_sequences
-            and self._roster.pool.can_allocate(
-                layout.num_new + layout.num_forks + running, group.tenant, layout.hits, released
-            )
+        needed = admission.num_new + admission.num_forks
+        if others:
+            needed += self._headroom(others) + roster.to_be_promised(admission)
+        width = group.width + sum(other.width for other in others)
+        return width <= self._max_running_sequences and roster.pool.can_allocate(
+            needed, group.tenant, admission.held, released
         )
 
+    def _headroom(self, groups: Rows[SequenceGroup]) -> int:
+        """Blocks to be left for running groups."""
+        return sum(max(group.width, self._roster.promised(group)) for group in groups)
+
     def _is_within_limit(self, group: SequenceGroup) -> bool:
-        """Whether the tenant may hold the group's blocks, and one more for each that it runs."""
-        account = self._roster.account(group)
+        """Whether the tenant may hold the group's blocks, and those that what it runs will take."""
+        roster, account = self._roster, self._roster.account(group)
         if account.share.max_blocks is None or not account.running:
             return True
-        layout = lay_out(group, self._roster.block_size)
-        new = layout.num_blocks - sum(block in account.held for block in layout.hits)
-        running = sum(other.width for other in account.running)
-        return len(account.held) + new + running <= account.share.max_blocks
+        admission = roster.admission(group)
+        new = admission.num_blocks - sum(block in account.held for block in admission.hits)
+        room = self._headroom(account.running) + roster.to_be_promised(admission)
+        return len(account.held) + new + room <= account.share.max_blocks
 
     def _admit(self, group: SequenceGroup, chunks: list[ScheduledChunk]) -> bool:
         """Admit a waiting group, if room can be made without those of `chunks`.
 
         A group that will never find room fails.
         """
-        layout = lay_out(group, self._roster.block_size)
-        num_cached = len(layout.starts[0].hits) * self._roster.block_size
-        price = self._roster.prices.admission(group, num_cached)
-        if self._make_room(layout, price, chunks):
-            self._roster.start(layout, price)
-            return True
-        if not self._can_ever_fit(layout):
-            self._roster.fail(group)
-        return False
+        roster = self._roster
+        admission = roster.admission(group)
+        if isinstance(admission, Layout) and admission.heads and not self.fits(admission):
+            admission = admission.without_heads(roster.block_size)
+        price = roster.prices.admission(group, admission.num_cached)
+        slots = admission.slots
+        roster.tiers.host.hold(slots)  # what is preempted now may be swapped
+        has_room = self._make_room(admission, price, chunks)
+        roster.tiers.host.release(slots)
+        if has_room:
+            roster.start(admission, price)
+        elif not self._can_ever_fit(admission):
+            roster.fail(group)
+        return has_room
 
-    def _make_room(self, layout: Layout, price: float, chunks: list[ScheduledChunk]) -> bool:
+    def _make_room(self, admission: Admission, price: float, chunks: list[ScheduledChunk]) -> bool:
         """Preempt those who have to yield to the group, if it fits then."""
-        if self.fits(layout):
+        if self.fits(admission):
             return True
         roster = self._roster
+        planned = {chunk.sequence.request_id for chunk in chunks}
+        spared = {group.request_id for group in roster.running.values() if group.is_spared}
         victims = roster.fairness.yielding(
-            roster.account(layout.group),
+            roster.account(admission.group),
             price,
             roster.accounts.running.values(),
-            {chunk.sequence.request_id for chunk in chunks},
+            planned | spared,
         )
-        if not victims or not self.fits(layout, victims):
+        if not victims or not self.fits(admission, victims):
             return False
         fewest = bisect_left(
-            range(len(victims)), True, key=lambda n: self.fits(layout, victims[:n])
+            range(len(victims)), True, key=lambda n: self.fits(admission, victims[:n])
         )
         for victim in victims[:fewest]:
             roster.preempt(victim)
         return True
 
-    def _can_ever_fit(self, layout: Layout) -> bool:
+    def _can_ever_fit(self, admission: Admission) -> bool:
         """Whether the group fits once everything that runs now has ended."""
         pool = self._roster.pool
-        if layout.num_blocks + self._pins.num_blocks + pool.num_reserved <= pool.num_blocks:
+        if admission.num_blocks + self._pins.num_blocks + pool.num_reserved <= pool.num_blocks:
             return True
         released = [blocks for group in self._roster.running.values() for blocks in group.blocks]
         return pool.can_allocate(
-            layout.num_new + layout.num_forks, layout.group.tenant, layout.hits, released
+            admission.num_new + admission.num_forks,
+            admission.group.tenant,
+            admission.held,
+            released,
         )
 
     def _order(self, group: SequenceGroup) -> tuple[tuple[float, float], bool, int]:

@@ -157,6 +157,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     block_size: int
     num_blocks: int
+    num_host_blocks: int = 0
+    """Blocks that the host tier holds."""
     max_context_tokens: int
     """Prompt plus output of one sequence, at most: never more than the block pool holds."""
     max_running_sequences: int
@@ -185,7 +187,13 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot from inside the engine loop; counters count from the start."""
+    """A snapshot from inside the engine loop; counters count from the start.
+
+    Of the `preemptions`, `recomputed` requests were dropped to be computed again, the others were
+    swapped. `swapped_out` and `swapped_in` are blocks copied to the host and back, for whatever
+    reason; `host_hit_blocks` and `in_block_tokens` are what requests found in the host tier and
+    inside of blocks when they were admitted.
+    """
 
     running: int
     waiting: int
@@ -204,4 +212,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Shared blocks that were copied because a sequence wrote into them."""
     invariant_violations: int
     blocks_pinned: int = 0
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
+    recomputed: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    host_hit_blocks: int = 0
+    in_block_tokens: int = 0
     tenants: dict[str, TenantStats] = {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from engine import swapping
 from engine.accounts import Account, Accounts
-from engine.block_pool import BlockPool
 from engine.fairness import Fairness, Prices
-from engine.group import SequenceGroup
-from engine.layout import Layout, lay_out
+from engine.group import Saved, SequenceGroup
+from engine.layout import Admission, Layout, lay_out
 from engine.request import FinishReason
 from engine.sequence import Sequence
-from engine.transfers import TransferQueue
+from engine.tiers import Tiers
 
 
 class Roster:
@@ -19,19 +19,24 @@ class Roster:
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, fairness: Fairness, prices: Prices
+        self, tiers: Tiers, fairness: Fairness, prices: Prices, min_run_tokens: int
     ) -> None:
-        self.pool = pool
-        self.block_size = block_size
+        self.tiers = tiers
+        self.pool = tiers.pool
+        self.block_size = tiers.block_size
+        self.transfers = tiers.transfers
+        self.min_run_tokens = min_run_tokens
         self.fairness = fairness
         self.prices = prices
         self.accounts = Accounts()
-        self.transfers = TransferQueue()
         self.live: dict[str, SequenceGroup] = {}
         self.running: dict[str, SequenceGroup] = {}
         self.failed: list[Sequence] = []
         """Sequences that have ended while a step was planned, and are still to be reported."""
         self.num_preemptions = 0
+        self.num_recomputed = 0
+        self.num_host_hits = 0
+        self.num_in_block_tokens = 0
         self.num_cached_tokens = 0
         self.num_forks = 0
         self.num_copied_blocks = 0
@@ -57,24 +62,45 @@ class Roster:
             self.fairness.begins_to_wait(self.account(group), self.accounts.waiting.values())
         self.accounts.enqueue(group, first=first)
 
-    def start(self, layout: Layout, price: float) -> None:
-        """Let a waiting group run from the blocks of `layout`, for which there is room."""
-        group, account = layout.group, self.account(layout.group)
+    def admission(self, group: SequenceGroup) -> Admission:
+        """What a waiting group needs to run, given what is cached now."""
+        if group.saved is None:
+            return lay_out(group, self.tiers)
+        return swapping.way_back(group, group.saved, self.tiers)
+
+    def start(self, admission: Admission, price: float) -> None:
+        """Let a waiting group run with what `admission` says, for which there is room."""
+        group, account = admission.group, self.account(admission.group)
         self.fairness.admits(account)
         account.charge(price)
         group.is_charged = True
-        layout.take(self.pool, self.block_size)
-        first = group.prefill[0]
-        if first.first_hit is None:
-            self.num_cached_tokens += first.num_cached
-            for sequence in group.sequences:
-                sequence.first_hit = first.num_cached
-        self.num_forks += sum(start.is_fork for start in layout.starts)
+        admission.take(self.tiers)
+        if isinstance(admission, Layout):
+            self._count(admission)
+        if group.was_preempted:
+            group.spared_output = group.num_output_tokens + self.min_run_tokens
         self.accounts.start(group)
         self.running[group.request_id] = group
+        for sequence in admission.writing:
+            self.grow(group, sequence)
+
+    def promised(self, group: SequenceGroup) -> int:
+        """Blocks that nobody else may take, so that a group which is back can run for a while."""
+        if not group.is_spared:
+            return 0
+        num_held = len(set().union(*group.blocks))
+        return group.room(num_held, group.spared_output, self.block_size)
+
+    def to_be_promised(self, admission: Admission) -> int:
+        """The same for a group that is to be admitted."""
+        group = admission.group
+        if not group.was_preempted:
+            return 0
+        output = group.num_output_tokens + self.min_run_tokens
+        return group.room(admission.num_blocks, output, self.block_size)
 
     def grow(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Make room for a decoding sequence's newest token, in a block of its own."""
+        """Make sure that a decoding sequence's newest token has a block of its own."""
         account, table = self.account(group), sequence.table
         if table.writes_shared(sequence.num_tokens):
             source, target = table.copy_on_write(sequence.num_tokens)
@@ -111,18 +137,22 @@ class Roster:
     def preempt(self, group: SequenceGroup) -> None:
         """Take a running group's blocks; it waits before the others of its tenant."""
         self.num_preemptions += 1
+        group.was_preempted = True
+        saved = self._save(group)
         self._stop(group)
         group.sequences = group.unfinished
         if not group.sequences:
             del self.live[group.request_id]
             return
-        for sequence in group.sequences:
-            sequence.num_cached = sequence.num_computed = 0
+        group.saved = saved
+        if saved is None:
+            self.num_recomputed += 1
+            self._restart(group)
         self.enqueue(group, first=True)
 
     def fail(self, group: SequenceGroup) -> None:
         """End a group for which there will be no room; what has finished just ends."""
-        needed = lay_out(group, self.block_size).num_blocks
+        needed = self.admission(group).num_blocks
         self.failed += self.end(
             group,
             "error",
@@ -140,6 +170,7 @@ class Roster:
             self._stop(group)
         else:
             self.accounts.leave(group)
+            swapping.drop(group, self.tiers)
         return ended
 
     def end_one(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
@@ -158,9 +189,40 @@ class Roster:
         if group.request_id in self.running:
             self.account(group).let_go(sequence.table.blocks)
             self._release(sequence)
+        elif group.saved is not None and sequence in group.saved.prefill:
+            # Others may build on what it was to compute.
+            swapping.drop(group, self.tiers)
+            self._restart(group)
         group.sequences.remove(sequence)
         if sequence in group.prefill:
             group.prefill.remove(sequence)
+
+    def _count(self, layout: Layout) -> None:
+        """Count what an admitted group shares; what it found in the cache, the first time only."""
+        self.num_forks += sum(start.is_fork for start in layout.starts)
+        if layout.starts[0].sequence.first_hit is None:
+            self.num_cached_tokens += layout.num_cached
+            self.num_host_hits += len(layout.slots)
+            self.num_in_block_tokens += layout.num_in_block
+            for sequence in layout.group.sequences:
+                sequence.first_hit = layout.num_cached
+
+    def _save(self, group: SequenceGroup) -> Saved | None:
+        """Swap a running group to the host, if that is its way back and there is room."""
+        if any(sequence.finish_reason is not None for sequence in group.prefill):
+            return None  # others are to build on what will not be computed
+        if group.candidates:
+            return None  # the beams that have drawn already would have nothing to compute
+        blocks = swapping.contents(group, self.block_size)
+        if not blocks or not swapping.can_save(blocks, self.tiers):
+            return None
+        way = self.tiers.recovery.way_back(swapping.loss(group, blocks, self.tiers))
+        return swapping.save(group, blocks, self.tiers) if way == "swap" else None
+
+    def _restart(self, group: SequenceGroup) -> None:
+        """Forget what a group without blocks has computed."""
+        for sequence in group.sequences:
+            sequence.num_cached = sequence.num_computed = 0
 
     def _stop(self, group: SequenceGroup) -> None:
         """Take a group off the running ones, with all of its blocks."""

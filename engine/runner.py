@@ -1,4 +1,4 @@
-"""Executes a step plan: batch in, sampled tokens out. It knows no policy."""
+"""Executes a step plan: transfers and batch in, sampled tokens out. It knows no policy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,41 @@ import torch
 from engine.batch import pack_plan
 from engine.model import PagedModel
 from engine.plan import StepPlan
+from engine.recovery import CostModel
 from engine.sampler import Sampled, sample
+from engine.stopwatch import Stopwatch
 
 
 class ModelRunner:
-    """Runs plans on a `PagedModel`; an `engine.core.Runner`."""
+    """Runs plans on a `PagedModel`; an `engine.core.Runner`. Tells `costs` what took how long."""
 
-    def __init__(self, model: PagedModel) -> None:
+    def __init__(self, model: PagedModel, costs: CostModel | None = None) -> None:
         self._model = model
+        self._costs = costs
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan`; draw a token for each sampler in order, or list its candidates."""
+        """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates."""
+        watch = Stopwatch(self._model.device)
+        watch.mark()
+        self._model.swap_out(plan.transfers.swap_outs)
+        watch.mark()
+        self._model.swap_in(plan.transfers.swap_ins)
+        watch.mark()
         if plan.transfers.copies:
             self._model.copy_blocks(plan.transfers.copies)
         batch = pack_plan(plan, self._model.block_size, self._model.device)
         logits = self._model.forward(batch)
-        return sample(logits, plan.samplers)
+        sampled = sample(logits, plan.samplers)
+        watch.mark()
+        if self._costs is not None:
+            _observe(self._costs, plan, watch.seconds())
+        return sampled
+
+
+def _observe(costs: CostModel, plan: StepPlan, seconds: list[float]) -> None:
+    """Compare what was predicted with what a step's parts took."""
+    swap_out, swap_in, compute = seconds
+    costs.observe_swap_out(len(plan.transfers.swap_outs), swap_out)
+    costs.observe_swap_in(len(plan.transfers.swap_ins), swap_in)
+    costs.observe_compute([(chunk.start, chunk.count) for chunk in plan.chunks], compute)

@@ -3,19 +3,20 @@
 Decoding sequences get one token each, so that a long prompt never makes them wait; prompts follow
 in chunks with what is left of the budget. `engine.fairness` decides which tenant is next. When
 blocks run out, a running request of the most over-served tenant is preempted, with all of its
-sequences: its blocks go back to the pool (where they stay findable) and it is computed again later,
-so a full cache slows requests down and does not fail them. Only a request that would not fit even
-alone, beside pinned prompts and other tenants' reserves, ends with an error.
+sequences: its blocks go back to the pool (where they stay findable), and it comes back later as
+`engine.recovery` decides, swapped or computed again; then it runs for a while before it can be
+preempted again. So a full cache slows requests down and does not fail them. Only a request that
+would not fit even alone, beside pinned prompts and other tenants' reserves, ends with an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from engine.accounts import Accounts
 from engine.beam import BeamSearch, Candidate
-from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
 from engine.config import EngineConfig
 from engine.fairness import Prices, make_fairness
@@ -27,19 +28,23 @@ from engine.request import EngineRequest
 from engine.roster import Roster
 from engine.sampler import Sampled
 from engine.sequence import Sequence
+from engine.tiers import Tiers
+from engine.transfers import Transfers
 
 
 class Scheduler:
     """Plans steps and takes over what they have computed, from a request's `add` to its end."""
 
-    def __init__(self, pool: BlockPool, config: EngineConfig, hash_extras: bytes = b"") -> None:
+    def __init__(self, tiers: Tiers, config: EngineConfig, hash_extras: bytes = b"") -> None:
         assert config.step_token_budget is not None, "the loader has chosen one"
         prices = Prices(
             config.prompt_token_price, config.cached_token_price, config.output_token_price
         )
-        self.pool = pool
-        self.pins = Pins(pool)
-        self.roster = Roster(pool, config.block_size, make_fairness(config, prices), prices)
+        self.tiers = tiers
+        self.pool = tiers.pool
+        self.pins = Pins(tiers.pool)
+        fairness = make_fairness(config, prices)
+        self.roster = Roster(tiers, fairness, prices, config.min_run_tokens)
         self.prefill = PrefillPlanner(
             self.roster, self.pins, config.step_token_budget, config.max_running_requests
         )
@@ -104,6 +109,7 @@ class Scheduler:
         ended = self.take_failed()
         for group in list(self.roster.live.values()):
             ended += self.roster.end(group, "error", error)
+        self.roster.transfers.abandon()
         # Blocks became findable when the failed step was planned; their contents never came.
         # Pinned blocks are older: the step that computed them has succeeded.
         self.pool.forget_all(keep=self.pins.references)
@@ -121,6 +127,7 @@ class Scheduler:
                     sequence.table.cache = False
         self.pins.forget(tenant)
         self.pool.forget_owner(tenant, keep=self.pins.references)
+        self.tiers.host.forget_owner(tenant)
         self.accounts.forget(tenant)
 
     def plan(self) -> StepPlan:
@@ -131,7 +138,9 @@ class Scheduler:
         what an earlier one is about to compute.
         """
         decoding, prefill = self.prefill.plan(self._grow_decoding())
-        return StepPlan(list(map(_next_token, decoding)) + prefill, self.roster.transfers.take())
+        chunks = list(map(_next_token, decoding)) + prefill
+        # Without anything to compute there is no step; what is to be moved waits for the next one.
+        return StepPlan(chunks, self.roster.transfers.take() if chunks else Transfers())
 
     def take_failed(self) -> list[Sequence]:
         """The sequences that have ended since the last call because they will never fit."""
@@ -143,6 +152,7 @@ class Scheduler:
 
         Returns the sequences that have news: a new token, or their end.
         """
+        self.roster.transfers.settle()
         rows = enumerate(sampled.token_ids)
         news: list[Sequence] = []
         for chunk in plan.chunks:
@@ -158,23 +168,32 @@ class Scheduler:
             finished = [sequence for sequence in computed if sequence.finish_reason is not None]
             for sequence in dict.fromkeys(finished):
                 if self._is_done(group, sequence):
+                    sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
                     self.roster.drop(group, sequence)
+        self.pool.heads.settle()
         return news
 
     def check(self) -> None:
-        """Verify the pool, and that its references are those of the running sequences and pins.
+        """Verify pool and host tier, and that all they count as held is held by somebody.
 
         Raises `InvariantError` or `AssertionError`.
         """
         self.pool.check()
-        pinned = self.pins.references
-        references = [pinned.get(block, 0) for block in range(self.pool.num_blocks)]
+        self.tiers.host.check()
+        transfers = self.roster.transfers
+        blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
+        slots = Counter(transfers.held_slots)
+        for group in self.roster.live.values():
+            assert group.saved is None or group.request_id not in self.running
+            slots.update(group.saved.slots.values() if group.saved is not None else ())
         for group in self.running.values():
             group.check()
-            for sequence in group.sequences:
-                for block in sequence.table.blocks:
-                    references[block] += 1
-        assert references == self.pool.references(), "a block is held by nobody, or not counted"
+            for row in group.blocks:
+                blocks.update(row)
+        references = enumerate(self.pool.references())
+        assert blocks == {block: count for block, count in references if count}, "blocks held"
+        references = enumerate(self.tiers.host.references())
+        assert slots == {slot: count for slot, count in references if count}, "slots held"
         waiting, running = 0, 0
         for account in self.accounts.known():
             account.check()
@@ -287,20 +306,30 @@ class Scheduler:
             if (
                 limit is not None
                 and len(account.running) > 1
-                and len(account.held) + needed > limit
+                and len(account.held) + needed + self._promised(account.running, group) > limit
             ):
-                victim = account.running[-1]
-            elif self.pool.can_allocate(needed, account.tenant):
+                victim = self._victim(account.running)
+            elif self.pool.can_allocate(
+                needed + self._promised(self.running.values(), group), account.tenant
+            ):
                 self.roster.grow(group, sequence)
                 return
             elif len(self.running) == 1:
                 self.roster.fail(group)
                 return
             else:
-                victim = max(self.running.values(), key=self._priority)
+                victim = self._victim(self.running.values())
             self.roster.preempt(victim)
             if victim is group:
                 return
+
+    def _promised(self, groups: Iterable[SequenceGroup], without: SequenceGroup) -> int:
+        """Blocks that are kept for others which are back from a preemption."""
+        return sum(self.roster.promised(group) for group in groups if group is not without)
+
+    def _victim(self, groups: Iterable[SequenceGroup]) -> SequenceGroup:
+        """Who is preempted next; one that is spared only where a reserve has broken its promise."""
+        return max(groups, key=lambda group: (not group.is_spared, self._priority(group)))
 
     def _priority(self, group: SequenceGroup) -> tuple[tuple[float, float], int]:
         """The largest one is preempted first."""

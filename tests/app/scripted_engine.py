@@ -130,6 +130,13 @@ class ScriptedEngine:
             forks=5,
             copied_blocks=5,
             invariant_violations=0,
+            host_blocks_total=64,
+            host_blocks_used=8,
+            recomputed=9,
+            swapped_out=10,
+            swapped_in=11,
+            host_hit_blocks=12,
+            in_block_tokens=13,
             blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
             tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
         )

@@ -54,6 +54,9 @@ def test_memory_is_given_the_way_people_write_it() -> None:
         ("resume_grace_seconds", "-1"),
         ("audit_max_entries", "0"),
         ("fairness", "luck"),
+        ("recovery", "luck"),
+        ("host_memory", "much"),
+        ("min_run_tokens", "0"),
         ("prompt_token_price", "0"),
         ("cached_token_price", "-0.1"),
         ("output_token_price", "inf"),
@@ -127,6 +130,8 @@ ENGINE_SETTINGS = {
     "eviction": "lru",
     "threads": 3,
     "fairness": "fcfs",
+    "recovery": "swap",
+    "min_run_tokens": 5,
     "prompt_token_price": 3.0,
     "cached_token_price": 0.5,
     "output_token_price": 4.0,
@@ -136,9 +141,12 @@ ENGINE_SETTINGS = {
 def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
     own = Settings.model_fields.keys() & set(EngineConfig.__struct_fields__)
     assert ENGINE_SETTINGS.keys() == own
-    config = engine_config(load_settings(**ENGINE_SETTINGS, kv_memory="1GiB"), Path("/model"))
+    config = engine_config(
+        load_settings(**ENGINE_SETTINGS, kv_memory="1GiB", host_memory="2GiB"), Path("/model")
+    )
     assert {name: getattr(config, name) for name in own} == ENGINE_SETTINGS
     assert (config.model_path, config.kv_memory_bytes) == ("/model", 2**30)
+    assert config.host_memory_bytes == 2**31
 
 
 def test_the_service_is_given_every_limit_that_is_a_setting() -> None:

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.eviction_order import Eviction
 from engine.plan import StepPlan
+from engine.recovery import FREE_COPIES, CostModel, Policy
 from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 
@@ -64,21 +65,21 @@ def expected_hypotheses(prompt: list[int], max_tokens: int, beam: BeamParams) ->
 class SimulatedRunner:
     """Writes each token into its slot, then computes from what the block table shows.
 
-    Targets of copies are poisoned first, so that a copy that reads another one's target shows.
+    Targets of transfers are poisoned first, so that one that reads another one's target shows.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.memory = np.full((num_blocks, block_size), -1)
+        self.host_memory = np.full((num_host_blocks, block_size), -1)
         self.block_size = block_size
 
     def execute(self, plan: StepPlan) -> Sampled:
-        sources = [source for source, _ in plan.transfers.copies]
-        targets = [target for _, target in plan.transfers.copies]
-        assert len(set(targets)) == len(targets), "two copies into one block"
-        written = {block for chunk in plan.chunks for block in chunk.sequence.table.blocks}
-        assert written.issuperset(targets), "a copy for a sequence that is not computed"
-        self.memory[targets] = -2
-        self.memory[targets] = self.memory[sources]
+        transfers = plan.transfers
+        _move(self.memory, self.host_memory, transfers.swap_outs)
+        _move(self.host_memory, self.memory, transfers.swap_ins)
+        _move(self.memory, self.memory, transfers.copies)
+        filled = [block for _, block in transfers.swap_ins + transfers.copies]
+        assert len(set(filled)) == len(filled), "two transfers into one block"
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
                 block = chunk.sequence.table.blocks[position // self.block_size]
@@ -99,6 +100,16 @@ class SimulatedRunner:
         return Sampled(tokens, [None] * len(tokens), listed)
 
 
+def _move(source: np.ndarray, target: np.ndarray, moves: list[tuple[int, int]]) -> None:
+    """One batched call: everything is read from where nothing has been written yet."""
+    if not moves:
+        return
+    sources, targets = [one for one, _ in moves], [other for _, other in moves]
+    assert len(set(targets)) == len(targets), "two transfers to one place"
+    target[targets] = -2
+    target[targets] = source[sources]
+
+
 def simulated_core(
     num_blocks: int = 64,
     block_size: int = 4,
@@ -107,6 +118,10 @@ def simulated_core(
     prefix_cache: bool = True,
     fairness: Literal["vtc", "fcfs"] = "vtc",
     eviction: Eviction = "arc",
+    num_host_blocks: int = 0,
+    recovery: Policy = "auto",
+    min_run_tokens: int = 4,
+    costs: CostModel = FREE_COPIES,
 ) -> EngineCore:
     """An engine core around the simulated model."""
     config = EngineConfig(
@@ -117,6 +132,8 @@ def simulated_core(
         prefix_cache=prefix_cache,
         fairness=fairness,
         eviction=eviction,
+        recovery=recovery,
+        min_run_tokens=min_run_tokens,
     )
     info = EngineInfo(
         model="simulated",
@@ -124,13 +141,15 @@ def simulated_core(
         dtype="int64",
         block_size=block_size,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         max_context_tokens=num_blocks * block_size,
         max_running_sequences=max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         hash_extras=b"simulated",
     )
-    return EngineCore(config, info, SimulatedRunner(num_blocks, block_size))
+    runner = SimulatedRunner(num_blocks, block_size, num_host_blocks)
+    return EngineCore(config, info, runner, costs)
 
 
 def make_request(

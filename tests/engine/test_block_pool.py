@@ -23,6 +23,21 @@ def test_a_released_cached_block_is_found_until_its_memory_is_needed() -> None:
     pool.check()
 
 
+def test_who_wants_to_know_is_told_of_every_evicted_block_before_it_is_taken() -> None:
+    pool = BlockPool(3)
+    told: list[tuple[int, bytes, str]] = []
+    pool.on_evict = lambda block, key, owner: told.append((block, key, owner))
+    first, second = pool.allocate(2, "a")
+    pool.register(first, b"h1")
+    pool.register(second, b"h2", owner="b")
+    pool.release([first, second])
+    pool.allocate(2, "c")
+    assert told == [(second, b"h2", "b")]
+    pool.forget([first])
+    pool.allocate(1, "c")
+    assert len(told) == 1, "a forgotten block holds nothing"
+
+
 @pytest.mark.parametrize("eviction", get_args(Eviction))
 def test_tails_are_evicted_before_heads_and_old_sequences_before_new_ones(
     eviction: Eviction,

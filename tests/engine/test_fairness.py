@@ -76,7 +76,7 @@ def run_step(core: EngineCore) -> list[Snapshot]:
     planned = look(core)
     head = scheduler.prefill.next_head(set())
     if head is not None and plan.num_tokens < scheduler._config.step_token_budget:
-        assert not scheduler.prefill.fits(lay_out(head, BLOCK)), "there was room for it"
+        assert not scheduler.prefill.fits(lay_out(head, scheduler.tiers)), "there was room for it"
     sampled = core._runner.execute(plan)
     scheduler.commit(plan, sampled)
     scheduler.check()

@@ -117,7 +117,8 @@ def test_every_sequences_answer_is_continued_from_the_cache(length: int) -> None
     outputs = run_all_to_end(core)["r"]
     for index, output in outputs.items():
         turn = make_request(f"turn{index}", [*prompt, *output, 9, 9], 1)
-        assert cached_tokens(core, turn) == (length + 11) // 4 * 4
+        # The last token is computed where it fills a block, and is not needed for anything else.
+        assert cached_tokens(core, turn) == length + 11 - ((length + 11) % 4 > 0)
 
 
 def test_of_sequences_that_end_within_a_shared_block_one_stays_to_fill_it() -> None:

@@ -13,11 +13,13 @@ from transformers import (
     PreTrainedModel,
 )
 
+from engine.calibration import calibrate
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError, UnsupportedModel
 from engine.loader import load_core
 from engine.model import load_model
+from engine.recovery import Policy
 from tests.engine.simulation import make_request, random_prompt, run_to_end
 
 SMALL = {
@@ -64,7 +66,9 @@ def save_model(family: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def make_core(folder: Path, num_blocks: int) -> EngineCore:
+def make_core(
+    folder: Path, num_blocks: int, num_host_blocks: int = 0, recovery: Policy = "auto"
+) -> EngineCore:
     config = EngineConfig(
         model_path=str(folder),
         device="cpu",
@@ -73,9 +77,16 @@ def make_core(folder: Path, num_blocks: int) -> EngineCore:
         step_token_budget=48,
         max_running_requests=8,
         threads=1,
+        recovery=recovery,
     )
     block_bytes = load_model(config).layout.block_bytes(8, torch.float32)
-    return load_core(msgspec.structs.replace(config, kv_memory_bytes=num_blocks * block_bytes))
+    return load_core(
+        msgspec.structs.replace(
+            config,
+            kv_memory_bytes=num_blocks * block_bytes,
+            host_memory_bytes=num_host_blocks * block_bytes,
+        )
+    )
 
 
 def generate(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
@@ -132,3 +143,30 @@ def test_a_block_is_contiguous_across_all_layers(tmp_path: Path) -> None:
     memory = core._runner._model.memory  # type: ignore[attr-defined]
     assert memory.shape == (4, 3, 2, 2, 8, 16)
     assert memory[1].is_contiguous()
+
+
+def test_swapped_blocks_come_back_as_they_were_wherever_they_go(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    model = load_model(EngineConfig(model_path=str(tmp_path), device="cpu", block_size=8))
+    model.allocate(6)
+    model.allocate_host(4)
+    model.memory.copy_(torch.randn(model.memory.shape))
+    before = model.memory.clone()
+    model.swap_out([(1, 2), (2, 3), (5, 0)])
+    assert torch.equal(model.host_memory[[2, 3, 0]], before[[1, 2, 5]])
+    model.memory.zero_()
+    model.swap_in([(0, 4), (2, 0), (3, 1)])
+    assert torch.equal(model.memory[[4, 0, 1]], before[[5, 1, 2]])
+    assert not model.memory[[2, 3, 5]].any(), "no other block is touched"
+
+
+def test_calibration_prices_every_part_of_a_resumption(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    model = load_model(EngineConfig(model_path=str(tmp_path), device="cpu", block_size=8))
+    model.allocate(20)
+    model.allocate_host(20)
+    costs = calibrate(model, step_tokens=16, max_context_tokens=160)
+    assert 0 < costs.swap_out_seconds(1) <= costs.swap_out_seconds(20)
+    assert 0 < costs.swap_in_seconds(1) <= costs.swap_in_seconds(20)
+    assert 0 < costs.compute_seconds([(0, 1)]) <= costs.compute_seconds([(0, 16)])
+    assert costs.compute_seconds([(0, 160)]) > 5 * costs.compute_seconds([(0, 16)])

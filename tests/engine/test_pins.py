@@ -68,7 +68,7 @@ def test_unpinned_blocks_can_be_evicted_again() -> None:
     core.scheduler.pins.unpin("p")
     core.scheduler.check()
     assert core.stats().blocks_pinned == 0
-    assert cached(core, PROMPT) == 40, "still cached, until the memory is needed"
+    assert cached(core, PROMPT) == 42, "still cached, until the memory is needed"
     burst(core, "b")
     assert cached(core, PROMPT) == 0
 
@@ -171,7 +171,7 @@ def test_forgetting_a_tenant_drops_its_pins_and_no_others() -> None:
     assert core.stats().tenants.keys() == {"b"}
     assert core.stats().blocks_pinned == 10
     assert cached(core, PROMPT) == 0
-    assert cached(core, PROMPT, tenant="b") == 40
+    assert cached(core, PROMPT, tenant="b") == 42
 
 
 def test_what_others_have_pinned_stays_when_the_tenant_that_computed_it_is_forgotten() -> None:
@@ -183,10 +183,10 @@ def test_what_others_have_pinned_stays_when_the_tenant_that_computed_it_is_forgo
     pinned = structs.replace(group, tenant="g", pin="law")
     core.submit(pinned)
     run_to_end(core)
-    assert cached(core, PROMPT, tenant="g") == 40
+    assert cached(core, PROMPT, tenant="g") == 42
     core.scheduler.forget_tenant("a")
     core.scheduler.check()
-    assert cached(core, PROMPT, tenant="g") == 40
+    assert cached(core, PROMPT, tenant="g") == 42
     core.scheduler.pins.unpin("law")
     core.scheduler.forget_tenant("a")
     assert cached(core, PROMPT, tenant="g") == 0

@@ -71,7 +71,7 @@ def test_it_reports_what_the_first_run_found_in_the_cache() -> None:
     core.submit(make_request("r", prompt, 5, generated=[[8, 9]], cached_tokens=12))
     core.submit(make_request("new", prompt, 5))
     cached = {delta.request_id: delta.cached_tokens for delta in core.step()}
-    assert cached == {"r": 12, "new": 28}
+    assert cached == {"r": 12, "new": 29}
 
 
 def test_its_prompt_is_neither_charged_nor_counted_again() -> None:

@@ -1,0 +1,98 @@
+"""Which computed block begins like the tokens that follow a cached prefix.
+
+Full blocks are found by their hash, and only whole. Where a prompt leaves a cached chain in the
+middle of a block, the head that it has in common with a block of that chain can still be copied:
+what a radix tree with one-token pages shares (SGLang: Zheng et al., NeurIPS 2024), found here among
+the children of the last block that hit. Siblings are kept in the order of their tokens, so that
+the one with the longest common head is next to where the prompt's own tokens would be.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_TOKEN_BYTES = 4
+
+
+class Place(NamedTuple):
+    """Where a block stands: whom it follows, and what it holds.
+
+    `chain` is the namespace key that the block is hashed under and its parent's hash: only who
+    hashes the next block under the same key looks there.
+    """
+
+    chain: bytes
+    tokens: bytes
+
+
+def place(namespace_key: bytes, parent_hash: bytes, token_ids: Sequence[int]) -> Place:
+    """The place of a block, or of the part of one, that holds `token_ids`."""
+    return Place(namespace_key + parent_hash, array("I", token_ids).tobytes())
+
+
+class BlockHeads:
+    """The places of findable blocks. A new one counts once `settle` says it is computed."""
+
+    def __init__(self) -> None:
+        self._siblings: dict[bytes, list[bytes]] = {}
+        self._blocks: dict[Place, int] = {}
+        self._places: dict[int, Place] = {}
+        self._fresh: dict[int, Place] = {}
+
+    def add(self, block: int, where: Place) -> None:
+        """A block that the step being planned computes; no other block is there."""
+        self._fresh[block] = where
+
+    def settle(self) -> None:
+        """Everything added so far has been computed."""
+        for block, where in self._fresh.items():
+            siblings = self._siblings.setdefault(where.chain, [])
+            siblings.insert(bisect_left(siblings, where.tokens), where.tokens)
+            self._blocks[where] = block
+            self._places[block] = where
+        self._fresh.clear()
+
+    def drop(self, block: int) -> None:
+        """The block can no longer be found. Unknown ones are fine."""
+        self._fresh.pop(block, None)
+        where = self._places.pop(block, None)
+        if where is None:
+            return
+        del self._blocks[where]
+        siblings = self._siblings[where.chain]
+        del siblings[bisect_left(siblings, where.tokens)]
+        if not siblings:
+            del self._siblings[where.chain]
+
+    def longest(self, where: Place) -> tuple[int, int] | None:
+        """The block that has most leading tokens in common with `where`, and how many."""
+        siblings = self._siblings.get(where.chain, [])
+        index = bisect_left(siblings, where.tokens)
+        best: tuple[int, int] | None = None
+        for tokens in siblings[max(0, index - 1) : index + 1]:
+            common = _common_tokens(tokens, where.tokens)
+            if common > (0 if best is None else best[1]):
+                best = self._blocks[Place(where.chain, tokens)], common
+        return best
+
+    def check(self, findable: set[int]) -> None:
+        """Verify the index, in which only `findable` blocks may be. Raises `AssertionError`."""
+        assert self._places.keys() | self._fresh.keys() <= findable, "a forgotten block has a place"
+        assert self._blocks == {where: block for block, where in self._places.items()}, "places"
+        assert sum(map(len, self._siblings.values())) == len(self._places), "siblings"
+        for chain, siblings in self._siblings.items():
+            assert siblings, "a chain is kept for nothing"
+            assert siblings == sorted(siblings), "siblings are out of order"
+            assert all((chain, tokens) in self._blocks for tokens in siblings), "no such block"
+
+
+def _common_tokens(one: bytes, other: bytes) -> int:
+    """How many leading tokens are alike."""
+    shorter = min(len(one), len(other))
+    for start in range(0, shorter, _TOKEN_BYTES):
+        if one[start : start + _TOKEN_BYTES] != other[start : start + _TOKEN_BYTES]:
+            return start // _TOKEN_BYTES
+    return shorter // _TOKEN_BYTES
