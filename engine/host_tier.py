@@ -18,7 +18,7 @@ class HostTier:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._slots = BlockPool(num_slots)
+        self._slots = BlockPool(num_slots, "lru")
 
     @property
     def num_used(self) -> int:

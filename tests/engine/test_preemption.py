@@ -86,7 +86,7 @@ def test_a_swapped_request_computes_nothing_again() -> None:
     assert [(chunk.start, chunk.count) for chunk in plan.chunks] == [(34, 1)]
     assert len(plan.transfers.swap_ins) == len(plan.transfers.swap_outs) == 9
     sampled = core._runner.execute(plan)
-    core.scheduler.commit(plan, sampled.token_ids)
+    core.scheduler.commit(plan, sampled)
     tail = run_to_end(core)["r"]
     assert [*first, *sampled.token_ids, *tail] == expected_output(prompt, 12)
     assert core.stats().host_blocks_used == 0, "nobody may find what was not to be cached"
@@ -101,7 +101,7 @@ def test_a_swapped_request_takes_what_is_still_in_the_pool() -> None:
     plan = core.scheduler.plan()
     assert len(plan.transfers.swap_outs) == 9
     assert len(plan.transfers.swap_ins) == 1, "only the partly filled block is not findable"
-    core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
+    core.scheduler.commit(plan, core._runner.execute(plan))
     run_to_end(core)
 
 
