@@ -1,0 +1,158 @@
+"""Partywall as a `Server`: its own engine loop, scheduler and block pool; no model, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bench.baselines.memory import MemoryUse
+from bench.baselines.server import Step, TracedRequest
+from bench.cost_model import StepShape
+from engine.config import EngineConfig
+from engine.core import EngineCore, Runner
+from engine.plan import ScheduledChunk, StepPlan
+from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.sampler import Sampled
+
+_VOCAB_SIZE = 2**31
+_STEP_TOKENS = 2048
+_NAMESPACE = Namespaces(shared_key=bytes(32), private_key=bytes(32))
+
+
+def paged_core(
+    runner: Runner, num_slots: int, max_running: int, block_size: int, prefix_cache: bool
+) -> EngineCore:
+    """An engine with as many whole blocks as `num_slots` slots hold, and no limit on a request."""
+    config = EngineConfig(
+        model_path="scripted",
+        block_size=block_size,
+        step_token_budget=max(_STEP_TOKENS, max_running),
+        max_running_requests=max_running,
+        prefix_cache=prefix_cache,
+        fairness="fcfs",
+    )
+    num_blocks = num_slots // block_size
+    info = EngineInfo(
+        model="scripted",
+        device="none",
+        dtype="none",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_context_tokens=num_blocks * block_size,
+        vocab_size=_VOCAB_SIZE,
+        eos_token_ids=(),
+        hash_extras=b"",
+    )
+    return EngineCore(config, info, runner)
+
+
+def engine_request(request: TracedRequest) -> EngineRequest:
+    """What the service would submit."""
+    return EngineRequest(
+        request_id=str(request.number),
+        tenant="bench",
+        prompt=list(request.prompt),
+        namespaces=_NAMESPACE,
+        sampling=SamplingParams(max_tokens=len(request.output), temperature=0),
+    )
+
+
+def step_shape(chunks: Iterable[ScheduledChunk]) -> StepShape:
+    """What a plan computes."""
+    tokens = sequences = context = pairs = 0
+    for chunk in chunks:
+        count, end = chunk.count, chunk.start + chunk.count
+        tokens += count
+        context += end
+        sequences += chunk.samples
+        if count > 1:
+            pairs += count * chunk.start + count * (count + 1) // 2
+    return StepShape(tokens, sequences, context, pairs)
+
+
+class ScriptedRunner:
+    """A `Runner` that answers from the script, and notes what a model would have computed.
+
+    Or what `model` has computed, if there is one.
+    """
+
+    def __init__(self, model: Runner | None = None) -> None:
+        self.script: dict[str, TracedRequest] = {}
+        self.shape = StepShape(0, 0, 0, 0)
+        self.memory = MemoryUse()
+        self.watched: EngineCore | None = None
+        """Its memory is accounted for at every step."""
+        self._model = model
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        """Look every token up."""
+        self.shape = step_shape(plan.chunks)
+        if self.watched is not None:
+            self.memory = memory_use(self.watched, self.script)
+        if self._model is not None:
+            return self._model.execute(plan)
+        drawn = [
+            self.script[chunk.sequence.request_id].output[chunk.sequence.num_output_tokens]
+            for chunk in plan.chunks
+            if chunk.samples
+        ]
+        return Sampled(drawn, [None] * len(drawn))
+
+
+class Paged:
+    """A `Server`. It never looks at an output's length ahead of time."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_running: int,
+        block_size: int = 16,
+        *,
+        prefix_cache: bool = True,
+        measure: bool = False,
+        model: Runner | None = None,
+    ) -> None:
+        """With `measure` its memory is accounted for at every step, if no two requests share."""
+        self.runner = ScriptedRunner(model)
+        self.core = paged_core(self.runner, num_slots, max_running, block_size, prefix_cache)
+        if measure:
+            self.runner.watched = self.core
+
+    @property
+    def is_idle(self) -> bool:
+        """See `Server`."""
+        return self.core.is_idle
+
+    def submit(self, request: TracedRequest) -> None:
+        """See `Server`."""
+        self.runner.script[str(request.number)] = request
+        self.core.submit(engine_request(request))
+
+    def step(self) -> Step:
+        """See `Server`. Raises `RuntimeError` if a request fails."""
+        finished = []
+        for delta in self.core.step():
+            if delta.finish_reason is not None:
+                if delta.error is not None:
+                    raise RuntimeError(delta.error)
+                finished.append(int(delta.request_id))
+        running = len(self.core.scheduler.running)
+        return Step(self.runner.shape, running, self.runner.memory, finished)
+
+
+def memory_use(core: EngineCore, script: dict[str, TracedRequest]) -> MemoryUse:
+    """Every slot of the pool by use, while a planned step runs and nothing is shared."""
+    pool, block_size = core.scheduler.pool, core.info.block_size
+    states = future = held = 0
+    for sequence in core.scheduler.running.values():
+        slots = len(sequence.table.blocks) * block_size
+        held += slots
+        states += sequence.num_computed
+        future += min(slots, script[sequence.request_id].num_states) - sequence.num_computed
+    assert held == pool.num_in_use * block_size, "shared blocks would be counted twice"
+    future = max(0, future)
+    return MemoryUse(
+        token_states=states,
+        reserved=future,
+        internal=held - states - future,
+        free=pool.num_blocks * block_size - held,
+    )
