@@ -60,7 +60,7 @@ class Gate:
         except BaseException:
             self._leave_queue(tenant.id)
             raise
-        ticket = Ticket(self, tenant, admission, continued=bool(request.generated))
+        ticket = Ticket(self, tenant, admission, continued=request.num_generated > 0)
         self._tickets.add(ticket)
         return ticket
 
@@ -91,8 +91,8 @@ class Gate:
             del self._queued[tenant_id]
 
     async def _take(self, tenant: Tenant, request: EngineRequest) -> Admission:
-        tokens = request.sampling.max_tokens - len(request.generated)
-        if not request.generated:
+        tokens = request.sampling.max_tokens - request.num_generated
+        if not request.num_generated:
             tokens += len(request.prompt)
         taking = asyncio.create_task(self._limiter.admit(tenant, request.request_id, tokens))
         try:

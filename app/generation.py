@@ -53,7 +53,7 @@ class Generation:
         held: Sequence[TokenLogprob] = (),
     ) -> None:
         self.request = request
-        self.output_ids = list(request.generated)
+        self.output_ids = list(request.generated_by(0))
         self.cached_tokens = cached_tokens
         self.outcome: Outcome | None = None
         self.failure: ApiError | None = None
@@ -63,7 +63,7 @@ class Generation:
         self._metrics = metrics
         self._texts = TokenTexts(tokenizer)
         self._detokenizer = Detokenizer(tokenizer, stop)
-        self._detokenizer.push(request.generated)
+        self._detokenizer.push(self.output_ids)
         self._one_by_one = bool(stop) or request.sampling.logprobs is not None
         self._held = list(held)
         self._deltas: AsyncGenerator[TokenDelta, None] | None = None
@@ -142,8 +142,8 @@ class Generation:
 
     async def _settle(self) -> None:
         """Account for the tokens; an earlier generation has paid for its own and the prompt."""
-        output = len(self.output_ids) - len(self.request.generated)
-        first = output > 0 and not self.request.generated
+        output = len(self.output_ids) - self.request.num_generated
+        first = output > 0 and not self.request.num_generated
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
         self._metrics.count_tokens(prompt, cached, output)
@@ -169,7 +169,7 @@ class Generation:
 
     def _take(self, delta: TokenDelta) -> list[Piece]:
         """Account for a delta; returns what it lets us show, and sets `outcome` at the end."""
-        if not self.request.generated:
+        if not self.request.num_generated:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if delta.token_ids:
             self._observe_latency(len(delta.token_ids))

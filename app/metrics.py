@@ -75,6 +75,8 @@ class Metrics:
                 "cached_tokens",
                 "output_tokens",
                 "preemptions",
+                "forks",
+                "copied_blocks",
                 "invariant_violations",
             )
         }

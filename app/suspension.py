@@ -47,7 +47,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         """What a generation that has just been suspended can go on from."""
         return cls(
             engine=engine,
-            request=msgspec.structs.replace(generation.request, generated=generation.output_ids),
+            request=msgspec.structs.replace(generation.request, generated=[generation.output_ids]),
             prompt=prompt,
             end_user=end_user,
             stop=list(generation.stop),

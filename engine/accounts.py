@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engine.group import SequenceGroup
 from engine.request import TenantShare
-from engine.sequence import Sequence
 
 _IDLE_ACCOUNTS = 1024
 """Idle tenants whose counters are remembered; forgetting one forgives what it owes, no more."""
@@ -22,17 +22,17 @@ class Account:
 
     tenant: str
     share: TenantShare = field(default_factory=TenantShare)
-    waiting: OrderedDict[str, Sequence] = field(default_factory=OrderedDict)
-    running: list[Sequence] = field(default_factory=list)
+    waiting: OrderedDict[str, SequenceGroup] = field(default_factory=OrderedDict)
+    running: list[SequenceGroup] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
-    """Blocks of the running requests, and how many of these hold each."""
+    """Blocks of the running requests, and how many of their sequences hold each."""
     served: float = 0.0
     """Weighted tokens served, divided by the tenant's weight."""
     counter: float = 0.0
     """`served` as fairness counts it: lifted when the tenant comes back from idle."""
 
     @property
-    def head(self) -> Sequence:
+    def head(self) -> SequenceGroup:
         """The waiting request that is next."""
         return next(iter(self.waiting.values()))
 
@@ -42,12 +42,12 @@ class Account:
         self.counter += price / self.share.weight
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """A running request has taken `blocks`."""
+        """A running sequence has taken `blocks`."""
         for block in blocks:
             self.held[block] = self.held.get(block, 0) + 1
 
     def let_go(self, blocks: Iterable[int]) -> None:
-        """A running request gives `blocks` back."""
+        """A running sequence gives `blocks` back."""
         for block in blocks:
             self.held[block] -= 1
             if not self.held[block]:
@@ -58,10 +58,11 @@ class Account:
 
         Raises `AssertionError`.
         """
-        held = Counter(block for sequence in self.running for block in sequence.table.blocks)
+        tables = [blocks for group in self.running for blocks in group.blocks]
+        held = Counter(block for blocks in tables for block in blocks)
         assert held == self.held, f"{self.tenant!r}: blocks held are miscounted"
-        assert not any(sequence.table.blocks for sequence in self.waiting.values())
-        arrivals = [sequence.arrival for sequence in [*self.running, *self.waiting.values()]]
+        assert not any(any(group.blocks) for group in self.waiting.values())
+        arrivals = [group.arrival for group in [*self.running, *self.waiting.values()]]
         assert arrivals == sorted(arrivals), f"{self.tenant!r} is not served in order"
 
 
@@ -94,33 +95,35 @@ class Accounts:
         account.share = share
         return account
 
-    def enqueue(self, sequence: Sequence, *, first: bool = False) -> None:
+    def enqueue(self, group: SequenceGroup, *, first: bool = False) -> None:
         """Let a request wait: behind the others of its tenant, or before them."""
-        account = self._all[sequence.request.tenant]
-        account.waiting[sequence.request_id] = sequence
+        account = self._all[group.tenant]
+        account.waiting[group.request_id] = group
         if first:
-            account.waiting.move_to_end(sequence.request_id, last=False)
+            account.waiting.move_to_end(group.request_id, last=False)
         self._settle(account)
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, group: SequenceGroup) -> None:
         """Move the tenant's next request from its queue to what it runs."""
-        account = self._all[sequence.request.tenant]
-        del account.waiting[sequence.request_id]
-        account.running.append(sequence)
-        account.hold(sequence.table.blocks)
+        account = self._all[group.tenant]
+        del account.waiting[group.request_id]
+        account.running.append(group)
+        for blocks in group.blocks:
+            account.hold(blocks)
         self._settle(account)
 
-    def stop(self, sequence: Sequence) -> None:
+    def stop(self, group: SequenceGroup) -> None:
         """Take a running request away, with the blocks that it still holds."""
-        account = self._all[sequence.request.tenant]
-        account.running.remove(sequence)
-        account.let_go(sequence.table.blocks)
+        account = self._all[group.tenant]
+        account.running.remove(group)
+        for blocks in group.blocks:
+            account.let_go(blocks)
         self._settle(account)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """Take a request out of its tenant's queue."""
-        account = self._all[sequence.request.tenant]
-        del account.waiting[sequence.request_id]
+        account = self._all[group.tenant]
+        del account.waiting[group.request_id]
         self._settle(account)
 
     def forget(self, tenant: str) -> None:
@@ -129,12 +132,12 @@ class Accounts:
             del self._idle[tenant], self._all[tenant]
 
     def _settle(self, account: Account) -> None:
-        """Put the account into the groups that it belongs to now."""
-        for group, belongs in ((self.waiting, account.waiting), (self.running, account.running)):
+        """Put the account among those that it belongs to now."""
+        for accounts, belongs in ((self.waiting, account.waiting), (self.running, account.running)):
             if belongs:
-                group[account.tenant] = account
+                accounts[account.tenant] = account
             else:
-                group.pop(account.tenant, None)
+                accounts.pop(account.tenant, None)
         if account.waiting or account.running:
             self._idle.pop(account.tenant, None)
             return

@@ -24,10 +24,10 @@ class Batch:
 
 
 def pack_plan(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
-    """The batch of `plan`, with one logit row for each chunk that samples."""
+    """The batch of `plan`, with one logit row for each token that is drawn."""
     chunks = plan.chunks
     ends = np.cumsum([chunk.count for chunk in chunks])
-    rows = [int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples]
+    rows = [int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
     parts = [(c.sequence.token_ids, c.start, c.count, c.sequence.table.blocks) for c in chunks]
     return pack(parts, rows, block_size, device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from engine.block_pool import BlockPool
 from engine.hashing import extend_block_hashes
@@ -13,7 +13,7 @@ class BlockTable:
     """Maps the positions of a sequence to blocks: position p lives in `blocks[p // block_size]`.
 
     The table owns one reference to each of its blocks, which it takes for `owner`. Whoever has it
-    calls `release` exactly once for every `admit`.
+    calls `release` exactly once for every `admit` and for every `fork`.
     """
 
     def __init__(
@@ -51,27 +51,57 @@ class BlockTable:
         self._extend_hashes(token_ids)
         return self._pool.find(self._hashes[: (len(token_ids) - 1) // self._block_size])
 
-    def can_admit(
-        self,
-        num_tokens: int,
-        hits: Sequence[int],
-        headroom: int,
-        released: Collection[Sequence[int]] = (),
-    ) -> bool:
-        """Whether `num_tokens` fit beside `headroom` blocks that others will need.
+    def admit(self, num_tokens: int, held: Sequence[int]) -> None:
+        """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
 
-        With `released`: once the sequences that hold these blocks have given them back.
+        `held` come with a reference each, which the table takes over. Whoever computes them seals
+        them.
         """
-        missing = self.missing(num_tokens, len(hits))
-        return self._pool.can_allocate(missing + headroom, self._owner, hits, released)
-
-    def admit(self, num_tokens: int, hits: Sequence[int]) -> None:
-        """Take the blocks for `num_tokens` tokens: `hits` first, new ones behind."""
         assert not self.blocks
-        self._pool.acquire(hits)
-        missing = self.missing(num_tokens, len(hits))
-        self.blocks = [*hits, *self._pool.allocate(missing, self._owner)]
-        self._num_sealed = len(hits)
+        missing = self.missing(num_tokens, len(held))
+        self.blocks = [*held, *self._pool.allocate(missing, self._owner)]
+        self._num_sealed = min(len(held), num_tokens // self._block_size)
+
+    def fork(self) -> BlockTable:
+        """Another table of the same blocks."""
+        fork = BlockTable(
+            self._pool,
+            self._block_size,
+            self._owner,
+            self._namespaces,
+            self._extras,
+            self.cache,
+        )
+        self._pool.acquire(self.blocks)
+        fork.blocks = list(self.blocks)
+        fork._hashes = list(self._hashes)
+        fork._num_sealed = self._num_sealed
+        return fork
+
+    def needed(self, num_tokens: int) -> int:
+        """How many blocks it takes to write the newest of `num_tokens` tokens."""
+        index = (num_tokens - 1) // self._block_size
+        if index < len(self.blocks):
+            return int(self._pool.is_shared(self.blocks[index]))
+        return index + 1 - len(self.blocks)
+
+    def writes_shared(self, num_tokens: int) -> bool:
+        """Whether the newest of `num_tokens` tokens belongs into a block that others hold, too."""
+        index = (num_tokens - 1) // self._block_size
+        return index < len(self.blocks) and self._pool.is_shared(self.blocks[index])
+
+    def copy_on_write(self, num_tokens: int) -> tuple[int, int]:
+        """Put a new block in place of the one that the newest token belongs into.
+
+        Returns (source, target): the contents are to be copied before anything is written. The last
+        holder of the source must not give it back before that.
+        """
+        index = (num_tokens - 1) // self._block_size
+        source = self.blocks[index]
+        (target,) = self._pool.allocate(1, self._owner)
+        self._pool.release([source])
+        self.blocks[index] = target
+        return source, target
 
     def grow(self, num_tokens: int) -> list[int]:
         """Extend the table to hold `num_tokens` tokens; returns the blocks that it took."""

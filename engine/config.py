@@ -28,6 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_token_budget: int | None = None
     """Tokens computed in one step, prefill and decode together; `None`: by device."""
     max_running_requests: int = 64
+    """Sequences in one step; a request with several counts once for each."""
     prefix_cache: bool = True
     fairness: Literal["vtc", "fcfs"] = "vtc"
     """Between tenants: by virtual token counters, or first come, first served."""

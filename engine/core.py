@@ -42,7 +42,7 @@ class Runner(Protocol):
     """What the engine loop needs of a model."""
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan` and draw one token for each chunk that samples, in order."""
+        """Compute `plan` and draw one token for each sampler, in order."""
         ...
 
 
@@ -55,7 +55,6 @@ class EngineCore:
         self._runner = runner
         self._steps = 0
         self._prompt_tokens = 0
-        self._cached_tokens = 0
         self._output_tokens = 0
         self._violations = 0
 
@@ -67,17 +66,16 @@ class EngineCore:
     def submit(self, request: EngineRequest) -> list[TokenDelta]:
         """Queue a request that `engine.admission.check_request` has let through.
 
-        Returns the terminal delta of a request that has nothing left to generate.
+        Returns the terminal deltas of sequences that have nothing left to generate.
         """
-        sequence = self.scheduler.add(request)
-        if not request.generated:
+        ended = self.scheduler.add(request)
+        if not request.num_generated:
             self._prompt_tokens += len(request.prompt)
-        return [] if sequence.finish_reason is None else [_last_delta(sequence)]
+        return list(map(_last_delta, ended))
 
-    def abort(self, request_id: str) -> list[TokenDelta]:
-        """End a request now. Returns its terminal delta, or nothing if it has ended before."""
-        sequence = self.scheduler.abort(request_id)
-        return [] if sequence is None else [_last_delta(sequence)]
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
+        """End a request now, or one sequence of it. Returns the terminal deltas of what ends."""
+        return list(map(_last_delta, self.scheduler.abort(request_id, index)))
 
     def step(self) -> list[TokenDelta]:
         """Compute one step. A step that fails ends every running request with an error.
@@ -88,16 +86,16 @@ class EngineCore:
         failed: list[TokenDelta] = []
         try:
             plan = self.scheduler.plan()
-            failed = [_last_delta(sequence) for sequence in self.scheduler.take_failed()]
+            failed = list(map(_last_delta, self.scheduler.take_failed()))
             if failed and not plan.chunks:
                 return failed
             assert plan.chunks, "live requests, but nothing to compute"
             sampled = self._runner.execute(plan)
         except Exception as error:  # noqa: BLE001
             _log.exception("step %d failed", self._steps)
-            return failed + self._fail_all(f"{type(error).__name__} in the engine")
-        rows = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        logprobs = dict(zip(map(id, rows), sampled.logprobs, strict=True))
+            ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
+            return failed + list(map(_last_delta, ended))
+        logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
         news = self.scheduler.commit(plan, sampled.token_ids)
         return failed + [self._delta(sequence, logprobs[id(sequence)]) for sequence in news]
 
@@ -114,16 +112,18 @@ class EngineCore:
         pool = self.scheduler.pool
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=self.scheduler.num_waiting,
+            waiting=self.scheduler.roster.num_waiting,
             blocks_total=pool.num_blocks,
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
             peak_blocks_in_use=pool.peak_in_use,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=self.scheduler.roster.num_cached_tokens,
             output_tokens=self._output_tokens,
-            preemptions=self.scheduler.num_preemptions,
+            preemptions=self.scheduler.roster.num_preemptions,
+            forks=self.scheduler.roster.num_forks,
+            copied_blocks=self.scheduler.roster.num_copied_blocks,
             invariant_violations=self._violations,
             blocks_pinned=self.scheduler.pins.num_blocks,
             tenants=self._tenant_stats(),
@@ -131,13 +131,12 @@ class EngineCore:
 
     def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
         """What a sampled token is to its reader, counted."""
-        if sequence.num_output_tokens <= 1:
-            self._cached_tokens += sequence.first_hit or 0
         if sequence.sampling.max_tokens == 0:
             return _last_delta(sequence)
         self._output_tokens += 1
         return TokenDelta(
             request_id=sequence.request_id,
+            index=sequence.index,
             token_ids=sequence.token_ids[-1:],
             logprobs=None if logprobs is None else [logprobs],
             finish_reason=sequence.finish_reason,
@@ -163,13 +162,6 @@ class EngineCore:
             )
         return stats
 
-    def _fail_all(self, message: str) -> list[TokenDelta]:
-        ended = self.scheduler.take_failed() + self.scheduler.abort_all("error")
-        # Blocks became findable when the failed step was planned; their contents never came.
-        # Pinned blocks are older: the step that computed them has succeeded.
-        self.scheduler.pool.forget_all(keep=self.scheduler.pins.references)
-        return [_last_delta(sequence, message) for sequence in ended]
-
 
 def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
     """Announce readiness, then run the loop over `socket` until told to shut down.
@@ -183,7 +175,7 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
             if isinstance(message, Submit):
                 _send(socket, core.submit(message.request))
             elif isinstance(message, Abort):
-                _send(socket, core.abort(message.request_id))
+                _send(socket, core.abort(message.request_id, message.index))
             elif isinstance(message, Unpin):
                 core.scheduler.pins.unpin(message.pin)
             elif isinstance(message, ForgetTenant):
@@ -202,10 +194,11 @@ def _send(socket: zmq.SyncSocket, deltas: list[TokenDelta]) -> None:
         socket.send(encode(Deltas(deltas)))
 
 
-def _last_delta(sequence: Sequence, error: str | None = None) -> TokenDelta:
+def _last_delta(sequence: Sequence) -> TokenDelta:
     return TokenDelta(
         request_id=sequence.request_id,
+        index=sequence.index,
         finish_reason=sequence.finish_reason,
         cached_tokens=sequence.first_hit or 0,
-        error=sequence.error or error,
+        error=sequence.error,
     )

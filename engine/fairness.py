@@ -2,7 +2,8 @@
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each
 tenant's counter grows by the price of the tokens it is served, divided by its weight: the prompt
-when it is first admitted, output as it is produced, nothing for a recomputation. The waiting tenant
+when it is first admitted, output as it is produced (by every sequence of a request), nothing for
+a recomputation. The waiting tenant
 with the smallest counter is admitted next; if its next request does not fit, nobody overtakes it. A
 tenant that begins to wait is lifted to the smallest counter among those that wait, or to the
 virtual time: the counter of the tenant admitted last, as it was just before. So idleness banks no
@@ -38,7 +39,7 @@ from typing import Protocol
 
 from engine.accounts import Account
 from engine.config import EngineConfig
-from engine.sequence import Sequence
+from engine.group import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class Prices:
     cached: float
     output: float
 
-    def admission(self, sequence: Sequence, num_cached: int) -> float:
-        """The price of admitting a request with `num_cached` tokens in the cache."""
-        if sequence.is_charged:
+    def admission(self, group: SequenceGroup, num_cached: int) -> float:
+        """The price of admitting a request with `num_cached` tokens of its prompt in the cache.
+
+        However many sequences continue the prompt, it is computed once.
+        """
+        if group.is_charged:
             return 0.0
-        cached = min(num_cached, sequence.num_prompt_tokens)
-        return self.cached * cached + self.prompt * (sequence.num_prompt_tokens - cached)
+        return self.cached * num_cached + self.prompt * (len(group.request.prompt) - num_cached)
 
 
 class Fairness(Protocol):
@@ -86,7 +89,7 @@ class Fairness(Protocol):
         price: float,
         running: Iterable[Account],
         spared: Collection[str],
-    ) -> list[Sequence]:
+    ) -> list[SequenceGroup]:
         """Requests that make room for the next one of `account`, in the order in which they go.
 
         `price` is that of admitting it; `spared` are ids of requests that must stay.
@@ -124,7 +127,7 @@ class FirstCome:
         price: float,  # noqa: ARG002
         running: Iterable[Account],  # noqa: ARG002
         spared: Collection[str],  # noqa: ARG002
-    ) -> list[Sequence]:
+    ) -> list[SequenceGroup]:
         """See `Fairness`; who came first stays."""
         return []
 
@@ -167,9 +170,9 @@ class VirtualTokenCounters:
         price: float,
         running: Iterable[Account],
         spared: Collection[str],
-    ) -> list[Sequence]:
+    ) -> list[SequenceGroup]:
         """See `Fairness`."""
-        victims: list[Sequence] = []
+        victims: list[SequenceGroup] = []
         for other in sorted(running, key=self.rank, reverse=True):
             if other.counter < account.counter:
                 break
@@ -179,21 +182,21 @@ class VirtualTokenCounters:
 
     def _yields(
         self, other: Account, account: Account, price: float, spared: Collection[str]
-    ) -> list[Sequence]:
+    ) -> list[SequenceGroup]:
         """What `other` has to yield to `account`, newest first."""
         lead = other.counter - account.counter
         after = (len(account.running) + 1) / account.share.weight
         recompute = 0.0
-        victims: list[Sequence] = []
-        for left, sequence in zip(
+        victims: list[SequenceGroup] = []
+        for left, group in zip(
             range(len(other.running) - 1, -1, -1), reversed(other.running), strict=True
         ):
-            recompute += self._prices.prompt * sequence.num_tokens / other.share.weight
+            recompute += self._prices.prompt * group.num_tokens / other.share.weight
             is_balanced = after <= left / other.share.weight
             is_ahead = lead >= price / account.share.weight + recompute
-            if sequence.request_id in spared or not (is_balanced or is_ahead):
+            if group.request_id in spared or not (is_balanced or is_ahead):
                 break
-            victims.append(sequence)
+            victims.append(group)
         return victims
 
 

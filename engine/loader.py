@@ -75,6 +75,7 @@ def _info(config: EngineConfig, model: PagedModel, num_blocks: int) -> EngineInf
         block_size=config.block_size,
         num_blocks=num_blocks,
         max_context_tokens=limit,
+        max_running_sequences=config.max_running_requests,
         vocab_size=text.vocab_size,
         eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or []),
         hash_extras=model_fingerprint(config.model_path, model.dtype),

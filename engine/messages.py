@@ -14,9 +14,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """End this request, if it is still alive."""
+    """End this request, or only its sequence `index`, if it is still alive."""
 
     request_id: str
+    index: int | None = None
 
 
 class Unpin(msgspec.Struct, frozen=True, tag=True):

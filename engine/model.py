@@ -6,6 +6,7 @@ The model keeps its own definition and weights; only its attention is replaced, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -108,6 +109,12 @@ class PagedModel:
             self.memory = torch.frombuffer(pages, dtype=self.dtype).view(shape)
         else:
             self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Rows[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, all (source, target) pairs in one call."""
+        sources, targets = torch.tensor(copies, device=self.device).unbind(1)
+        self.memory.index_copy_(0, targets, self.memory.index_select(0, sources))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.sequence import Sequence
+from engine.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +15,8 @@ class ScheduledChunk:
     sequence: Sequence
     start: int
     count: int
-    samples: bool
-    """Whether the chunk ends at the newest known token, so that the next one is drawn."""
+    samplers: tuple[Sequence, ...]
+    """Who draws a token from the chunk's last row, if it ends at the newest known token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class StepPlan:
     """One step's work, in batch order."""
 
     chunks: list[ScheduledChunk]
+    transfers: Transfers = field(default_factory=Transfers)
+
+    @property
+    def samplers(self) -> list[Sequence]:
+        """Who draws a token in the step, in order."""
+        return [sampler for chunk in self.chunks for sampler in chunk.samplers]
 
     @property
     def num_tokens(self) -> int:

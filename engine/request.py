@@ -43,6 +43,21 @@ class Namespaces(msgspec.Struct, frozen=True, kw_only=True):
     shared_tokens: int = 0
 
 
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Beam search in place of sampling, as `transformers` defines it.
+
+    `num_beams` (at least 2) lines are searched, and the `num_return` best hypotheses returned. A
+    hypothesis scores its log-probability divided by its output length to the power of
+    `length_penalty`. `early_stopping`: stop at the first `num_beams` finished hypotheses (`True`),
+    when a better one is unlikely (`False`) or impossible (`None`, "never" in `transformers`).
+    """
+
+    num_beams: int
+    num_return: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
+
+
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may have of the engine; the newest one that was seen counts.
 
@@ -60,11 +75,15 @@ class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to continue. `tenant` is an opaque label for fairness and accounting.
 
-    `generated` holds output tokens that an earlier run of the same request has delivered already:
-    generation goes on behind them exactly as if it had never stopped, `max_tokens` and penalties
-    included; `cached_tokens` is what that run has reported. With `cache` off it neither finds
-    blocks nor leaves any. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
-    pool until `unpin`.
+    `num_sequences` continuations are sampled from one prefill, each with a seed of its own; with
+    `beam` (then `num_sequences == 1` and `temperature == 0`) the best ones are searched for.
+
+    `generated` holds, by sequence, output tokens that an earlier run of the same request has
+    delivered already (empty: none): generation goes on behind them exactly as if it had never
+    stopped, `max_tokens` and penalties included; `cached_tokens` is what that run has reported.
+    Sequences that were over already are `ended`: they are neither computed nor reported again.
+    With `cache` off it neither finds blocks nor leaves any. `pin` names a prompt
+    (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`.
     """
 
     request_id: str
@@ -73,10 +92,32 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: Namespaces
     sampling: SamplingParams
     share: TenantShare = TenantShare()
-    generated: list[int] = []
+    num_sequences: int = 1
+    beam: BeamParams | None = None
+    generated: list[list[int]] = []
+    ended: tuple[int, ...] = ()
     cached_tokens: int | None = None
     cache: bool = True
     pin: str | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """How many indices end, each with a `finish_reason` of its own."""
+        return self.num_sequences if self.beam is None else self.beam.num_return
+
+    @property
+    def num_lines(self) -> int:
+        """How many sequences may be computed at once."""
+        return self.num_sequences if self.beam is None else self.beam.num_beams
+
+    @property
+    def num_generated(self) -> int:
+        """Output tokens that an earlier run has delivered, all sequences together."""
+        return sum(map(len, self.generated))
+
+    def generated_by(self, index: int) -> list[int]:
+        """Output tokens that sequence `index` has delivered in an earlier run."""
+        return self.generated[index] if index < len(self.generated) else []
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -87,7 +128,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens of one request. The delta that carries `finish_reason` is its last.
+    """New tokens of sequence `index` of a request; its last delta carries `finish_reason`.
+
+    A request is over when each of its `num_outputs` indices is; one that fails or is aborted ends
+    all that are left. A beam search says nothing before its end: then each hypothesis comes whole,
+    best first, with its `score` (`sequences_scores` in `transformers`).
 
     A stop token is delivered like any other: it is the last of `token_ids` when
     `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
@@ -95,9 +140,11 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    index: int = 0
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
+    score: float | None = None
     cached_tokens: int = 0
     error: str | None = None
 
@@ -111,7 +158,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     max_context_tokens: int
-    """Prompt plus output of one request, at most: never more than the block pool holds."""
+    """Prompt plus output of one sequence, at most: never more than the block pool holds."""
+    max_running_sequences: int
+    """How many sequences run at once, at most, and so how many one request may have."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     hash_extras: bytes
@@ -149,6 +198,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     output_tokens: int
     preemptions: int
+    forks: int
+    """Sequences that began as others of their request, in the same blocks."""
+    copied_blocks: int
+    """Shared blocks that were copied because a sequence wrote into them."""
     invariant_violations: int
     blocks_pinned: int = 0
     tenants: dict[str, TenantStats] = {}

@@ -18,7 +18,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan` and draw one token for each chunk that samples, in order."""
+        """Compute `plan` and draw one token for each sampler, in order."""
+        if plan.transfers.copies:
+            self._model.copy_blocks(plan.transfers.copies)
         batch = pack_plan(plan, self._model.block_size, self._model.device)
         logits = self._model.forward(batch)
-        return sample(logits, [chunk.sequence for chunk in plan.chunks if chunk.samples])
+        return sample(logits, plan.samplers)

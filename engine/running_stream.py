@@ -20,7 +20,7 @@ class RunningStream:
         """Whether the last delta is there, if not read yet."""
         self._request = request
         self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
-        self._generated = list(request.generated)
+        self._generated = list(request.generated_by(0))
         self._cached_tokens = request.cached_tokens
         self._is_aborted = False
         self._deaths = 0
@@ -66,5 +66,5 @@ class RunningStream:
     def resumption(self) -> EngineRequest:
         """The request that makes an engine go on behind what has been passed on."""
         return msgspec.structs.replace(
-            self._request, generated=list(self._generated), cached_tokens=self._cached_tokens
+            self._request, generated=[list(self._generated)], cached_tokens=self._cached_tokens
         )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from engine.block_table import BlockTable
 from engine.request import EngineRequest, FinishReason, SamplingParams
 
+_64_BITS = 0xFFFFFFFFFFFFFFFF
+
 
 @dataclass(eq=False)
 class Sequence:
-    """State of a request inside the engine.
+    """One of a request's continuations; `index` tells them apart.
 
     Three lengths tell it all: `0 <= num_cached <= num_computed <= num_tokens`. `num_cached` is set
     at admission, `num_computed` when a step is planned, `num_tokens` when a token is appended.
@@ -18,6 +23,9 @@ class Sequence:
 
     request: EngineRequest
     table: BlockTable
+    index: int = 0
+    sampling: SamplingParams = field(init=False)
+    """How its tokens are chosen; the seed is its own."""
     token_ids: list[int] = field(init=False)
     num_cached: int = 0
     num_computed: int = 0
@@ -26,27 +34,19 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why the request failed, when `finish_reason` is "error"."""
-    arrival: int = 0
-    """Its place in the order in which requests came."""
-    is_charged: bool = field(init=False)
-    """Whether its tenant has been charged for the prompt."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)
         self.first_hit = self.request.cached_tokens
-        self.is_charged = bool(self.request.generated)
-        for token_id in self.request.generated:
+        sampling = self.request.sampling
+        self.sampling = structs.replace(sampling, seed=sequence_seed(sampling.seed, self.index))
+        for token_id in self.request.generated_by(self.index):
             self.append(token_id)
 
     @property
     def request_id(self) -> str:
         """Unique among live requests."""
         return self.request.request_id
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How this sequence's tokens are chosen."""
-        return self.request.sampling
 
     @property
     def num_tokens(self) -> int:
@@ -68,10 +68,12 @@ class Sequence:
         """Known tokens whose KV has not been computed."""
         return self.num_tokens - self.num_computed
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether only the newest token is left to compute."""
-        return self.num_output_tokens > 0 and self.num_uncomputed == 1
+    def compute(self, count: int) -> int:
+        """Count `count` more tokens as computed: a step does it. Returns where they start."""
+        start = self.num_computed
+        self.num_computed += count
+        self.table.seal(self.token_ids, self.num_computed)
+        return start
 
     def append(self, token_id: int) -> None:
         """Add a generated token and decide whether it is the last."""
@@ -81,7 +83,26 @@ class Sequence:
         elif self.num_output_tokens >= self.sampling.max_tokens:
             self.finish_reason = "length"
 
+    def fork(self) -> Sequence:
+        """Another sequence that begins with the same tokens, in the same blocks."""
+        fork = copy(self)
+        fork.table, fork.token_ids = self.table.fork(), list(self.token_ids)
+        return fork
+
     def fail(self, message: str) -> None:
-        """End the sequence for a reason that `message` explains to the client."""
+        """End it for a reason that `message` explains to the client."""
         self.finish_reason = "error"
         self.error = message
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of one sequence of a request: that of the request for the first, then 63-bit mixes.
+
+    The mix is a step of SplitMix64 (Steele, Lea and Flood, 2014).
+    """
+    if index == 0:
+        return seed
+    value = (seed + index * 0x9E3779B97F4A7C15) & _64_BITS
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _64_BITS
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _64_BITS
+    return (value ^ (value >> 31)) >> 1

@@ -62,6 +62,7 @@ class ScriptedEngine:
             block_size=BLOCK_SIZE,
             num_blocks=1024,
             max_context_tokens=2048,
+            max_running_sequences=64,
             vocab_size=len(self.tokenizer),
             eos_token_ids=(self.eos,),
             hash_extras=self.hash_extras,
@@ -116,6 +117,8 @@ class ScriptedEngine:
             cached_tokens=3,
             output_tokens=4,
             preemptions=5,
+            forks=5,
+            copied_blocks=5,
             invariant_violations=0,
             blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
             tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
@@ -164,7 +167,7 @@ class ScriptedEngine:
             yield TokenDelta(request_id=rid, finish_reason="length", cached_tokens=cached)
             return
         script = self._script(request)
-        for index in range(len(request.generated), sampling.max_tokens):
+        for index in range(request.num_generated, sampling.max_tokens):
             await self._pause(rid, index)
             if self._aborts[rid].is_set():
                 yield TokenDelta(request_id=rid, finish_reason="aborted", cached_tokens=cached)

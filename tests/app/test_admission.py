@@ -92,7 +92,7 @@ def request(*, prompt: int = 5, generated: int = 0, max_tokens: int = 10) -> Eng
         prompt=[1] * prompt,
         namespaces=Namespaces(shared_key=b"", private_key=b""),
         sampling=SamplingParams(max_tokens=max_tokens),
-        generated=[1] * generated,
+        generated=[[1] * generated],
     )
 
 

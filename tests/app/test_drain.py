@@ -194,7 +194,7 @@ async def test_an_interrupted_stream_goes_on_after_the_restart(
         assert await rest_by_sse(http, response_id, interim["sequence_number"]) == rest[2:]
         assert (await http.get(f"/v1/responses/{response_id}")).json() == final
         (request,) = after.engine.requests
-        assert after.engine.tokenizer.decode(request.generated) == "a b c"
+        assert after.engine.tokenizer.decode(request.generated_by(0)) == "a b c"
         continued = await http.post(
             "/v1/responses", json={"input": "x", "previous_response_id": response_id}
         )

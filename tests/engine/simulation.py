@@ -23,32 +23,42 @@ VOCAB = 997
 EOS = 3
 
 
-def next_token(history: list[int]) -> int:
-    """The simulated model: a hash of the last tokens and the length."""
-    value = len(history)
+def next_token(history: list[int], index: int = 0) -> int:
+    """The simulated model and its sampler: a hash of all tokens and of the sequence's index."""
+    value = len(history) + 1009 * index
     for token in history:
         value = (value * 31 + token + 7) % 1_000_003
     return value % VOCAB
 
 
-def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
-    """What an undisturbed run generates."""
+def expected_output(prompt: list[int], max_tokens: int, index: int = 0) -> list[int]:
+    """What sequence `index` of an undisturbed run generates."""
     history = list(prompt)
     for _ in range(max_tokens):
-        history.append(next_token(history))
+        history.append(next_token(history, index))
         if history[-1] == EOS:
             break
     return history[len(prompt) :]
 
 
 class SimulatedRunner:
-    """Writes each token into its slot, then computes from what the block table shows."""
+    """Writes each token into its slot, then computes from what the block table shows.
+
+    Targets of copies are poisoned first, so that a copy that reads another one's target shows.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.memory = np.full((num_blocks, block_size), -1)
         self.block_size = block_size
 
     def execute(self, plan: StepPlan) -> Sampled:
+        sources = [source for source, _ in plan.transfers.copies]
+        targets = [target for _, target in plan.transfers.copies]
+        assert len(set(targets)) == len(targets), "two copies into one block"
+        written = {block for chunk in plan.chunks for block in chunk.sequence.table.blocks}
+        assert written.issuperset(targets), "a copy for a sequence that is not computed"
+        self.memory[targets] = -2
+        self.memory[targets] = self.memory[sources]
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
                 block = chunk.sequence.table.blocks[position // self.block_size]
@@ -56,11 +66,11 @@ class SimulatedRunner:
                 self.memory[block, position % self.block_size] = token
         tokens = []
         for chunk in plan.chunks:
-            if chunk.samples:
-                seen = self.memory[chunk.sequence.table.blocks].reshape(-1)
+            for sampler in chunk.samplers:
+                seen = self.memory[sampler.table.blocks].reshape(-1)
                 history = seen[: chunk.start + chunk.count].tolist()
-                assert history == chunk.sequence.token_ids, "the KV memory shows other tokens"
-                tokens.append(next_token(history))
+                assert history == sampler.token_ids, "the KV memory shows other tokens"
+                tokens.append(next_token(history, sampler.index))
         return Sampled(tokens, [None] * len(tokens))
 
 
@@ -88,6 +98,7 @@ def simulated_core(
         block_size=block_size,
         num_blocks=num_blocks,
         max_context_tokens=num_blocks * block_size,
+        max_running_sequences=max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         hash_extras=b"simulated",
@@ -122,13 +133,19 @@ def make_request(
 
 def run_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, list[int]]:
     """Step until idle, checking the books after every step; returns each request's output."""
-    outputs: dict[str, list[int]] = {}
+    return {name: outputs[0] for name, outputs in run_all_to_end(core, limit).items()}
+
+
+def run_all_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, dict[int, list[int]]]:
+    """The same for requests of several sequences: their outputs by index."""
+    outputs: dict[str, dict[int, list[int]]] = {}
     for _ in range(limit):
         if core.is_idle:
             break
         for delta in core.step():
             assert delta.error is None
-            outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
+            own = outputs.setdefault(delta.request_id, {})
+            own.setdefault(delta.index, []).extend(delta.token_ids)
         core.scheduler.check()
     assert core.is_idle, "the engine did not finish"
     return outputs

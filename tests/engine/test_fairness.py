@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core import EngineCore
+from engine.layout import lay_out
 from engine.request import TenantShare
 from tests.engine.simulation import (
     expected_output,
@@ -73,9 +74,9 @@ def run_step(core: EngineCore) -> list[Snapshot]:
     plan = scheduler.plan()
     assert plan.num_tokens > 0, "nothing is computed while requests wait"
     planned = look(core)
-    head = scheduler._next_head(set())
-    if head is not None and plan.num_tokens < scheduler._step_token_budget:
-        assert not scheduler._fits(head, head.table.hits(head.token_ids)), "there was room for it"
+    head = scheduler.prefill.next_head(set())
+    if head is not None and plan.num_tokens < scheduler._config.step_token_budget:
+        assert not scheduler.prefill.fits(lay_out(head, BLOCK)), "there was room for it"
     sampled = core._runner.execute(plan)
     scheduler.commit(plan, sampled.token_ids)
     scheduler.check()
@@ -315,7 +316,7 @@ def test_turns_waste_little_of_what_was_computed(prefix_cache: bool, waste: floa
         computed += plan.num_tokens
         core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
         core.scheduler.check()
-    assert core.scheduler.num_preemptions > 10
+    assert core.scheduler.roster.num_preemptions > 10
     assert needed < computed < (1 + waste) * needed
 
 

@@ -36,7 +36,7 @@ def test_it_goes_on_wherever_it_was_cut_and_ends_as_if_undisturbed(prompt: list[
     whole = run(request)
     tokens = expected_output(prompt, 30)
     for cut in range(len(tokens) + 1):
-        resumed = structs.replace(request, generated=tokens[:cut], cached_tokens=0)
+        resumed = structs.replace(request, generated=[tokens[:cut]], cached_tokens=0)
         rest = run(resumed)
         assert [token for delta in rest for token in delta.token_ids] == tokens[cut:]
         assert rest[-1].finish_reason == whole[-1].finish_reason
@@ -48,7 +48,7 @@ def test_it_reports_what_the_first_run_found_in_the_cache() -> None:
     prompt = random_prompt(random.Random(2), 30)
     core.submit(make_request("warm", prompt, 0))
     core.step()
-    core.submit(make_request("r", prompt, 5, generated=[8, 9], cached_tokens=12))
+    core.submit(make_request("r", prompt, 5, generated=[[8, 9]], cached_tokens=12))
     core.submit(make_request("new", prompt, 5))
     cached = {delta.request_id: delta.cached_tokens for delta in core.step()}
     assert cached == {"r": 12, "new": 28}
@@ -58,7 +58,7 @@ def test_its_prompt_is_neither_charged_nor_counted_again() -> None:
     served = {}
     for generated in ([], expected_output([5, 6, 7], 8)[:4]):
         core = simulated_core()
-        core.submit(make_request("r", [5, 6, 7], 8, generated=generated))
+        core.submit(make_request("r", [5, 6, 7], 8, generated=[generated]))
         while not core.is_idle:
             core.step()
         stats = core.stats()
@@ -71,7 +71,7 @@ def test_its_prompt_is_neither_charged_nor_counted_again() -> None:
 )
 def test_tokens_that_no_run_can_have_generated_are_refused(generated: list[int]) -> None:
     info = simulated_core().info
-    check_request(make_request("r", [5], 8, generated=[5, 6, EOS]), info)
+    check_request(make_request("r", [5], 8, generated=[[5, 6, EOS]]), info)
     with pytest.raises(RequestRefused) as refusal:
-        check_request(make_request("r", [5], 8, generated=generated), info)
+        check_request(make_request("r", [5], 8, generated=[generated]), info)
     assert refusal.value.param == "generated"

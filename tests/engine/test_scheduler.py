@@ -152,7 +152,8 @@ def test_a_failing_step_ends_its_requests_and_leaves_a_working_engine(monkeypatc
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, are computed, preempted and aborted in any order, in a pool of any size.
+    """Requests of one or several sequences come, are computed, preempted and aborted in any order,
+    in a pool of any size.
 
     Tenants have weights, reserves and caps that change; prompts are pinned, tenants forgotten.
     """
@@ -172,24 +173,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
         self.requests: dict[str, EngineRequest] = {}
-        self.outputs: dict[str, list[int]] = {}
-        self.ends: dict[str, TokenDelta] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], TokenDelta] = {}
         self.may_lack_room = False
 
     @rule(
         shared=st.integers(0, 60),
         own=st.integers(1, 20),
         out=st.integers(0, 20),
-        resumed=st.integers(0, 8),
+        resumed=st.lists(st.integers(0, 8), max_size=4),
+        count=st.sampled_from([1, 1, 2, 3, 4]),
         cache=st.sampled_from([True, True, True, False]),
     )
-    def submit(self, shared: int, own: int, out: int, resumed: int, cache: bool) -> None:
+    def submit(
+        self, shared: int, own: int, out: int, resumed: list[int], count: int, cache: bool
+    ) -> None:
         prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
         prompt = prompt[: self.capacity - out]
         tenant = self.rng.choice("abc")
-        self._submit(
-            prompt, out, tenant, cache=cache, generated=expected_output(prompt, out)[:resumed]
-        )
+        generated = [
+            expected_output(prompt, out, index)[:length]
+            for index, length in enumerate(resumed[:count])
+        ]
+        self._submit(prompt, out, tenant, cache=cache, num_sequences=count, generated=generated)
 
     @rule(
         tenant=st.sampled_from("abc"),
@@ -230,8 +236,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.requests)))
-        deltas = self.core.abort(name)
-        assert bool(deltas) == (name not in self.ends)
+        indices = [key for key in self.outputs if key[0] == name]
+        one = data.draw(st.sampled_from([None, *(index for _, index in indices)]))
+        deltas = self.core.abort(name, one)
+        gone = {(name, one)} if one is not None else set(indices)
+        assert {(name, delta.index) for delta in deltas} == gone - self.ends.keys()
         self._take(deltas)
 
     @invariant()
@@ -246,14 +255,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step()
             self.books_balance()
-        assert self.ends.keys() == self.requests.keys(), "a request never ended"
+        assert self.ends.keys() == self.outputs.keys(), "a sequence never ended"
         assert self.core.scheduler.pool.num_in_use == self.core.stats().blocks_pinned
-        for name, request in self.requests.items():
-            expected = expected_output(request.prompt, request.sampling.max_tokens)
-            expected = expected[len(request.generated) :]
-            if self.ends[name].finish_reason in ("aborted", "error"):
-                expected = expected[: len(self.outputs[name])]
-            assert self.outputs[name] == expected
+        for (name, index), output in self.outputs.items():
+            request = self.requests[name]
+            expected = expected_output(request.prompt, request.sampling.max_tokens, index)
+            expected = expected[len(request.generated_by(index)) :]
+            if self.ends[name, index].finish_reason in ("aborted", "error"):
+                expected = expected[: len(output)]
+            assert output == expected
 
     def _submit(self, prompt: list[int], out: int, tenant: str, **fields: object) -> None:
         name, share = str(len(self.requests)), self.shares[tenant]
@@ -261,15 +271,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             check_request(request, self.core.info)
         except RequestRefused:
-            assert share.max_blocks is not None
+            assert share.max_blocks is not None or request.num_sequences > 1
             return
         self.requests[name] = request
-        self.outputs[name] = []
+        self.outputs |= {(name, index): [] for index in range(request.num_sequences)}
         self._take(self.core.submit(request))
 
     def _take(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:
-            name = delta.request_id
+            name = delta.request_id, delta.index
             assert name not in self.ends, "news after the end"
             self.outputs[name] += delta.token_ids
             if delta.finish_reason is not None:

@@ -24,6 +24,7 @@ INFO = EngineInfo(
     block_size=16,
     num_blocks=100,
     max_context_tokens=1600,
+    max_running_sequences=64,
     vocab_size=256,
     eos_token_ids=(2,),
     hash_extras=b"weights 1, bfloat16",

@@ -1,0 +1,100 @@
+"""All sequences of one request: scheduled, preempted and resumed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from engine.block_table import BlockTable
+from engine.request import EngineRequest, FinishReason
+from engine.sequence import Sequence
+
+
+@dataclass(eq=False)
+class SequenceGroup:
+    """A request inside the engine, from its arrival to the end of its last sequence."""
+
+    request: EngineRequest
+    sequences: list[Sequence]
+    """Those that are not over; while the group runs also finished ones that still hold blocks."""
+    arrival: int
+    """Its place in the order in which requests came."""
+    is_charged: bool
+    """Whether its tenant has been charged for the prompt."""
+    prefill: list[Sequence] = field(default_factory=list)
+    """Sequences that have drawn nothing since the admission, in the order of their computation.
+
+    Each may build on blocks of those before it. One that equals its predecessor shares all of its
+    blocks, has nothing to compute, and draws from the predecessor's last row.
+    """
+
+    @classmethod
+    def of(
+        cls, request: EngineRequest, new_table: Callable[[], BlockTable], arrival: int
+    ) -> SequenceGroup:
+        """The group of a request that has just come, without the sequences that are over."""
+        indices = [i for i in range(request.num_sequences) if i not in request.ended]
+        sequences = [Sequence(request, new_table(), index) for index in indices]
+        return cls(request, sequences, arrival, is_charged=request.num_generated > 0)
+
+    @property
+    def request_id(self) -> str:
+        """Unique among live requests."""
+        return self.request.request_id
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.request.tenant
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """The sequences that go on."""
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """The sequences of which only the newest token is left to compute."""
+        if not self.prefill:
+            return self.sequences
+        return [sequence for sequence in self.sequences if sequence not in self.prefill]
+
+    @property
+    def width(self) -> int:
+        """How many sequences it may compute in one step."""
+        return len(self.sequences) if self.request.beam is None else self.request.num_lines
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: the prompt once, and what each sequence has generated."""
+        outputs = sum(sequence.num_output_tokens for sequence in self.sequences)
+        return len(self.request.prompt) + outputs
+
+    @property
+    def blocks(self) -> list[list[int]]:
+        """The blocks of each sequence."""
+        return [sequence.table.blocks for sequence in self.sequences]
+
+    def check(self) -> None:
+        """Verify the counters of a running group. Raises `AssertionError`."""
+        for sequence in self.sequences:
+            assert 0 <= sequence.num_cached <= sequence.num_computed <= sequence.num_tokens
+            assert (sequence.num_uncomputed == 1) or sequence in self.prefill
+        assert all(sequence in self.sequences for sequence in self.prefill)
+
+    def take_prefilled(self) -> tuple[Sequence, ...]:
+        """Those at the head of `prefill` that are computed to their end: they decode from now on.
+
+        Returns the ones that go on, to draw their next token.
+        """
+        done = list(takewhile(lambda sequence: sequence.num_uncomputed == 0, self.prefill))
+        del self.prefill[: len(done)]
+        return tuple(sequence for sequence in done if sequence.finish_reason is None)
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> list[Sequence]:
+        """End what goes on; returns one sequence for each index that ends by it."""
+        ended = self.unfinished
+        for sequence in ended:
+            sequence.finish_reason, sequence.error = reason, error
+        return ended
