@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Step, TracedRequest
@@ -38,6 +39,7 @@ def paged_core(
         block_size=block_size,
         num_blocks=num_blocks,
         max_context_tokens=num_blocks * block_size,
+        max_running_sequences=max_running,
         vocab_size=_VOCAB_SIZE,
         eos_token_ids=(),
         hash_extras=b"",
@@ -63,7 +65,7 @@ def step_shape(chunks: Iterable[ScheduledChunk]) -> StepShape:
         count, end = chunk.count, chunk.start + chunk.count
         tokens += count
         context += end
-        sequences += chunk.samples
+        sequences += len(chunk.samplers)
         if count > 1:
             pairs += count * chunk.start + count * (count + 1) // 2
     return StepShape(tokens, sequences, context, pairs)
@@ -91,9 +93,8 @@ class ScriptedRunner:
         if self._model is not None:
             return self._model.execute(plan)
         drawn = [
-            self.script[chunk.sequence.request_id].output[chunk.sequence.num_output_tokens]
-            for chunk in plan.chunks
-            if chunk.samples
+            self.script[sampler.request_id].output[sampler.num_output_tokens]
+            for sampler in plan.samplers
         ]
         return Sampled(drawn, [None] * len(drawn))
 
@@ -143,7 +144,10 @@ def memory_use(core: EngineCore, script: dict[str, TracedRequest]) -> MemoryUse:
     """Every slot of the pool by use, while a planned step runs and nothing is shared."""
     pool, block_size = core.scheduler.pool, core.info.block_size
     states = future = held = 0
-    for sequence in core.scheduler.running.values():
+    sequences = chain.from_iterable(
+        group.sequences for group in core.scheduler.running.values()
+    )
+    for sequence in sequences:
         slots = len(sequence.table.blocks) * block_size
         held += slots
         states += sequence.num_computed

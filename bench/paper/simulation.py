@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Server, TracedRequest
-from bench.cost_model import StepCost
+from bench.cost_model import StepShape
 
 _WARM_UP = 0.25
 """The share of the trace before anything but latency is averaged: nothing runs at its start."""
@@ -28,10 +29,20 @@ class Run:
     throughput: float
     """Requests answered a second."""
     steps: int
+    seconds: float
+    """From the first arrival of the trace to its last answer."""
+
+
+class Cost(Protocol):
+    """How long a step takes."""
+
+    def seconds(self, shape: StepShape) -> float:
+        """Of the step that was just computed."""
+        ...
 
 
 def simulate(
-    server: Server, trace: Sequence[TracedRequest], cost: StepCost, limit: float = math.inf
+    server: Server, trace: Sequence[TracedRequest], cost: Cost, limit: float = math.inf
 ) -> Run:
     """Run `trace` (in order of arrival) to its end.
 
@@ -65,5 +76,10 @@ def simulate(
             break
     weight = weight or 1.0
     return Run(
-        latency / len(trace), memory.weighted(1 / weight), running / weight, counted / weight, steps
+        latency=latency / len(trace),
+        memory=memory.weighted(1 / weight),
+        running=running / weight,
+        throughput=counted / weight,
+        steps=steps,
+        seconds=clock - trace[0].arrival,
     )
