@@ -99,7 +99,7 @@ def poisson_arrivals(count: int, rate: float, seed: int = 0) -> list[float]:
     The same seed gives the same pattern at every rate, only faster or slower.
     """
     gaps = np.random.default_rng(seed).exponential(1.0, count)
-    times: list[float] = (np.cumsum(gaps) / rate).tolist()
+    times: list[float] = np.cumsum(gaps / rate).tolist()
     return times
 
 

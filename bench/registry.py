@@ -15,6 +15,7 @@ _MODULES = {
     "fairness": "bench.fairness",
     "isolation": "bench.isolation",
     "sockets": "bench.sockets",
+    "paper": "bench.paper",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

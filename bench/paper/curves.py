@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 from bench.cost_model import PAPER_SLOTS, opt_13b_on_a100
 from bench.paper.simulation import Run, simulate
@@ -48,19 +45,6 @@ class Curve:
         return below[0]
 
 
-def measure(jobs: Iterable[tuple[str, Workload, float]], processes: int) -> list[Curve]:
-    """The curves of (system, workload, a rate that saturates it), in order.
-
-    Several are simulated at once, each in a process of its own.
-    """
-    jobs = list(jobs)
-    if processes == 1:
-        return [curve(*job) for job in jobs]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(curve, *job) for job in jobs]
-        return [future.result() for future in futures]
-
-
 def curve(system: str, workload: Workload, saturating_rate: float) -> Curve:
     """Saturate the system, then raise the rate until its latency is far beyond the knee."""
     cost = opt_13b_on_a100()
@@ -77,8 +61,3 @@ def curve(system: str, workload: Workload, saturating_rate: float) -> Curve:
         if run.latency > max(LATENCIES):
             break
     return Curve(system, workload.name, saturated, points)
-
-
-def by_system(curves: Iterable[Curve]) -> Mapping[str, Curve]:
-    """Curves of one workload."""
-    return {found.system: found for found in curves}

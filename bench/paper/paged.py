@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Step, TracedRequest
@@ -14,7 +14,9 @@ from engine.plan import ScheduledChunk, StepPlan
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 
-_VOCAB_SIZE = 2**31
+_VOCAB_SIZE = 2**32
+_INDEX_STRIDE = 2**28
+"""Between the tokens of a request's sequences, which all differ."""
 _STEP_TOKENS = 2048
 _NAMESPACE = Namespaces(shared_key=bytes(32), private_key=bytes(32))
 
@@ -47,7 +49,7 @@ def paged_core(
     return EngineCore(config, info, runner)
 
 
-def engine_request(request: TracedRequest) -> EngineRequest:
+def engine_request(request: TracedRequest, num_sequences: int = 1) -> EngineRequest:
     """What the service would submit."""
     return EngineRequest(
         request_id=str(request.number),
@@ -55,6 +57,7 @@ def engine_request(request: TracedRequest) -> EngineRequest:
         prompt=list(request.prompt),
         namespaces=_NAMESPACE,
         sampling=SamplingParams(max_tokens=len(request.output), temperature=0),
+        num_sequences=num_sequences,
     )
 
 
@@ -80,20 +83,20 @@ class ScriptedRunner:
     def __init__(self, model: Runner | None = None) -> None:
         self.script: dict[str, TracedRequest] = {}
         self.shape = StepShape(0, 0, 0, 0)
-        self.memory = MemoryUse()
-        self.watched: EngineCore | None = None
-        """Its memory is accounted for at every step."""
+        self.observe: Callable[[], None] | None = None
+        """Called while a step runs: planned, but not committed."""
         self._model = model
 
     def execute(self, plan: StepPlan) -> Sampled:
         """Look every token up."""
         self.shape = step_shape(plan.chunks)
-        if self.watched is not None:
-            self.memory = memory_use(self.watched, self.script)
+        if self.observe is not None:
+            self.observe()
         if self._model is not None:
             return self._model.execute(plan)
         drawn = [
             self.script[sampler.request_id].output[sampler.num_output_tokens]
+            + sampler.index * _INDEX_STRIDE
             for sampler in plan.samplers
         ]
         return Sampled(drawn, [None] * len(drawn))
@@ -109,14 +112,18 @@ class Paged:
         block_size: int = 16,
         *,
         prefix_cache: bool = True,
+        num_sequences: int = 1,
         measure: bool = False,
         model: Runner | None = None,
     ) -> None:
         """With `measure` its memory is accounted for at every step, if no two requests share."""
         self.runner = ScriptedRunner(model)
         self.core = paged_core(self.runner, num_slots, max_running, block_size, prefix_cache)
+        self._num_sequences = num_sequences
+        self._unfinished: Counter[int] = Counter()
+        self._memory = MemoryUse()
         if measure:
-            self.runner.watched = self.core
+            self.runner.observe = self._account
 
     @property
     def is_idle(self) -> bool:
@@ -126,7 +133,8 @@ class Paged:
     def submit(self, request: TracedRequest) -> None:
         """See `Server`."""
         self.runner.script[str(request.number)] = request
-        self.core.submit(engine_request(request))
+        self._unfinished[request.number] = self._num_sequences
+        self.core.submit(engine_request(request, self._num_sequences))
 
     def step(self) -> Step:
         """See `Server`. Raises `RuntimeError` if a request fails."""
@@ -135,28 +143,29 @@ class Paged:
             if delta.finish_reason is not None:
                 if delta.error is not None:
                     raise RuntimeError(delta.error)
-                finished.append(int(delta.request_id))
+                number = int(delta.request_id)
+                self._unfinished[number] -= 1
+                if self._unfinished[number] == 0:
+                    finished.append(number)
         running = len(self.core.scheduler.running)
-        return Step(self.runner.shape, running, self.runner.memory, finished)
+        return Step(self.runner.shape, running, self._memory, finished)
 
-
-def memory_use(core: EngineCore, script: dict[str, TracedRequest]) -> MemoryUse:
-    """Every slot of the pool by use, while a planned step runs and nothing is shared."""
-    pool, block_size = core.scheduler.pool, core.info.block_size
-    states = future = held = 0
-    sequences = chain.from_iterable(
-        group.sequences for group in core.scheduler.running.values()
-    )
-    for sequence in sequences:
-        slots = len(sequence.table.blocks) * block_size
-        held += slots
-        states += sequence.num_computed
-        future += min(slots, script[sequence.request_id].num_states) - sequence.num_computed
-    assert held == pool.num_in_use * block_size, "shared blocks would be counted twice"
-    future = max(0, future)
-    return MemoryUse(
-        token_states=states,
-        reserved=future,
-        internal=held - states - future,
-        free=pool.num_blocks * block_size - held,
-    )
+    def _account(self) -> None:
+        """Every slot of the pool by use, while nothing is shared."""
+        pool, block_size = self.core.scheduler.pool, self.core.info.block_size
+        states = future = held = 0
+        for group in self.core.scheduler.running.values():
+            needed = self.runner.script[group.request_id].num_states
+            for sequence in group.sequences:
+                slots = len(sequence.table.blocks) * block_size
+                held += slots
+                states += sequence.num_computed
+                # A sequence that has ended may stay for a step to complete its last block.
+                future += max(0, min(slots, needed) - sequence.num_computed)
+        assert held == pool.num_in_use * block_size, "shared blocks would be counted twice"
+        self._memory = MemoryUse(
+            token_states=states,
+            reserved=future,
+            internal=held - states - future,
+            free=pool.num_blocks * block_size - held,
+        )

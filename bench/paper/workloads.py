@@ -13,6 +13,7 @@ from bench import lengths
 from bench.baselines.server import TracedRequest
 from bench.lengths import Lengths, poisson_arrivals
 
+_FEWEST = 8
 _CHAT_PROMPT_TOKENS = 1024
 _CHAT_OUTPUT_TOKENS = 1024
 _CHAT_MEAN_ROUNDS = 4
@@ -39,7 +40,7 @@ class Workload:
         return self.kind != "chat" and self.prefix == 0
 
     def trace(self, rate: float) -> list[TracedRequest]:
-        """The requests of `seconds` at `rate` a second, in order of arrival.
+        """The requests of `seconds` (but at least a few) at `rate` a second, in order of arrival.
 
         The same ones come at every rate, at the same relative times.
         """
@@ -57,7 +58,7 @@ class Workload:
                 tokens(number, found.outputs[number]),
             )
             for number, arrival in enumerate(poisson_arrivals(count, rate, self.seed))
-            if arrival <= self.seconds
+            if arrival <= self.seconds or number < _FEWEST
         ]
 
     def lengths(self, count: int) -> Lengths:
@@ -71,7 +72,7 @@ class Workload:
         return lengths.sharegpt(count, self.seed)
 
     def _chats(self, count: int, rate: float) -> list[TracedRequest]:
-        """Conversations: every prompt is what was said before and a question, its last 1,024 tokens.
+        """Conversations: a prompt is the last 1,024 tokens of what was said and asked.
 
         The number of rounds is geometric with mean 4. A user reads an answer at ten tokens a
         second and thinks for half a minute on average.
@@ -85,7 +86,7 @@ class Workload:
             history: list[int] = []
             arrival = start
             for _ in range(draw.geometric(1 / _CHAT_MEAN_ROUNDS)):
-                if arrival > self.seconds or message == count:
+                if (arrival > self.seconds and message >= _FEWEST) or message == count:
                     break
                 history += tokens(2 * message, found.prompts[message])
                 prompt = history[-_CHAT_PROMPT_TOKENS:]
