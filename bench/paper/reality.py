@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ BLOCK_SIZE = 16
 MAX_RUNNING = 64
 _VOCABULARY = 40_000
 _WARM_UP_STEPS = 8
+_STEPS_PER_CALIBRATION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,10 @@ class Scale:
 
     num_slots: int = 768
     divisor: int = 8
-    num_requests: int = 60
+    num_requests: int = 40
     num_calibration_requests: int = 20
+    calibration_steps: int = 80
+    """Before the runs; there are more in between."""
     overload: float = 1.15
     """The request rate over what Orca (Oracle) can serve: the order must show."""
 
@@ -105,12 +109,14 @@ class Timed:
     """A `Server` that computes for real, and a `Cost` that says how long its last step took.
 
     Counted is this process's time on one thread: whatever else the machine does is no part of it.
+    `beside` is called every few steps, outside of the measured time.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, beside: Callable[[], None] = lambda: None) -> None:
         self.shapes: list[StepShape] = []
         self.times: list[float] = []
         self._server = server
+        self._beside = beside
 
     @property
     def is_idle(self) -> bool:
@@ -127,6 +133,8 @@ class Timed:
         step = self._server.step()
         self.times.append(time.process_time() - begin)
         self.shapes.append(step.shape)
+        if len(self.times) % _STEPS_PER_CALIBRATION == 0:
+            self._beside()
         return step
 
     def seconds(self, shape: StepShape) -> float:
@@ -135,48 +143,72 @@ class Timed:
         return self.times[-1]
 
 
-def measure_reality(model_path: str, scale: Scale) -> Reality:
-    """Calibrate, choose a rate that Orca (Oracle) cannot sustain, and run both systems at it.
+class Calibration:
+    """Steps of all sizes on a server of its own, one at a time: again and again requests come,
+    faster and faster, and then none.
+    """
 
-    The cost is fitted to steps of other requests, half of them before and half after the runs.
+    def __init__(self, server: Server, scale: Scale) -> None:
+        self._timed = Timed(server)
+        self._scale = scale
+        self._waiting: list[TracedRequest] = []
+        self._clock = self._rounds = self._number = 0
+
+    def step(self) -> None:
+        """Compute and measure the next one."""
+        if self._timed.is_idle and not self._waiting:
+            self._begin_round()
+        while self._waiting and (self._waiting[0].arrival <= self._clock or self._timed.is_idle):
+            self._timed.submit(self._waiting.pop(0))
+        self._timed.step()
+        self._clock += 1
+
+    def fit(self) -> Fit:
+        """The cost of a step, from all that have been computed but the first few."""
+        steps = slice(_WARM_UP_STEPS, None)
+        return fit(self._timed.shapes[steps], self._timed.times[steps])
+
+    def _begin_round(self) -> None:
+        self._rounds += 1
+        self._clock = 0
+        count = self._scale.num_calibration_requests
+        requests = _requests(self._scale, count, seed=self._rounds)
+        spread = sum(len(output) for _, output in requests) / count
+        for place, request in enumerate(requests):
+            arrival = spread * (place / count) ** 0.5
+            self._waiting.append(TracedRequest(self._number, arrival, *request))
+            self._number += 1
+
+
+def measure_reality(model_path: str, scale: Scale) -> Reality:
+    """Choose a rate that Orca (Oracle) cannot sustain, run both systems at it, and simulate them.
+
+    The cost is fitted to steps of other requests, which are computed in between: a machine that is
+    faster now than a minute later is so for both.
     """
     torch.set_num_threads(1)
     model = load_model(EngineConfig(model_path=model_path, block_size=BLOCK_SIZE))
-    model.allocate(scale.num_slots // BLOCK_SIZE)
-    before = calibrate(model, scale, seed=1)
-    rough = fit(before.shapes, before.times).cost
+    # The same weights, over a KV memory of their own.
+    models = [model, PagedModel(model.model, BLOCK_SIZE)]
+    for paged_model in models:
+        paged_model.allocate(scale.num_slots // BLOCK_SIZE)
+    calibration = Calibration(_servers(scale, models[1])[PARTYWALL], scale)
+    for _ in range(scale.calibration_steps):
+        calibration.step()
+    rough = calibration.fit().cost
     at_once = _trace(scale, rate=math.inf)
     rate = scale.overload * len(at_once) / simulate(_servers(scale)[ORACLE], at_once, rough).seconds
     trace = _trace(scale, rate)
-    timed = {system: Timed(server) for system, server in _servers(scale, model).items()}
-    measured = {system: simulate(it, trace, it).latency for system, it in timed.items()}
-    after = calibrate(model, scale, seed=2)
-    found = fit(before.shapes + after.shapes, before.times + after.times)
+    measured = {}
+    for system, server in _servers(scale, model).items():
+        timed = Timed(server, calibration.step)
+        measured[system] = simulate(timed, trace, timed).latency
+    found = calibration.fit()
     simulated = {
         system: simulate(server, trace, found.cost).latency
         for system, server in _servers(scale).items()
     }
     return Reality(found, rate, len(trace), measured, simulated)
-
-
-def calibrate(model: PagedModel, scale: Scale, seed: int) -> Timed:
-    """Steps of every size: requests come faster and faster, and then none."""
-    timed = Timed(_servers(scale, model)[PARTYWALL])
-    requests = _requests(scale, scale.num_calibration_requests, seed)
-    steps = max(len(output) for _, output in requests)
-    count = len(requests)
-    waiting = [
-        TracedRequest(number, steps * (number / count) ** 0.5, *request)
-        for number, request in enumerate(requests)
-    ]
-    for clock in range(count * steps):
-        while waiting and waiting[0].arrival <= clock:
-            timed.submit(waiting.pop(0))
-        if timed.is_idle:
-            break
-        timed.step()
-    del timed.shapes[:_WARM_UP_STEPS], timed.times[:_WARM_UP_STEPS]
-    return timed
 
 
 def _servers(scale: Scale, model: PagedModel | None = None) -> dict[str, Server]:
