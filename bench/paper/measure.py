@@ -36,7 +36,8 @@ class Plan:
     """The model of the point that runs for real; `None`: that point is left out."""
     scale: Scale = field(default_factory=Scale)
     processes: int = 1
-    block_sizes: tuple[int, ...] = BLOCK_SIZES
+    workloads: tuple[str, ...] = ("ShareGPT", "Alpaca", "Azure")
+    """Of (a), (b) and (g)."""
 
     def plain(self) -> dict[str, tuple[Workload, float]]:
         """The workloads of (a), (b) and (g), each with a rate that no system can serve."""
@@ -64,7 +65,7 @@ def measure(plan: Plan) -> Findings:
         wanted = set(plan.figures)
         plain = {
             (name, system): pool.start(curve, system, *plan.plain()[name])
-            for name in plan.plain()
+            for name in plan.workloads
             for system in SYSTEMS
             if wanted & set("abg") or ("f" in wanted and system == PARTYWALL)
         }
@@ -104,7 +105,7 @@ def _block_sizes(plan: Plan, pool: _Pool, findings: Findings) -> None:
         rate = findings.plain[name][PARTYWALL].sustained()
         short = replace(workload, seconds=workload.seconds / 2)
         jobs[name] = [
-            pool.start(try_block_size, size, short, saturating, rate) for size in plan.block_sizes
+            pool.start(try_block_size, size, short, saturating, rate) for size in BLOCK_SIZES
         ]
     findings.block_sizes = {name: [job() for job in started] for name, started in jobs.items()}
 

@@ -27,7 +27,7 @@ class Run:
     memory: MemoryUse
     running: float
     throughput: float
-    """Requests answered a second."""
+    """Requests answered a second; of the whole run, if none was answered in that time."""
     steps: int
     seconds: float
     """From the first arrival of the trace to its last answer."""
@@ -74,7 +74,8 @@ def simulate(
         if latency > limit * len(trace):
             latency = math.inf
             break
-    weight = weight or 1.0
+    if not counted:
+        counted, weight = answered, clock - trace[0].arrival
     return Run(
         latency=latency / len(trace),
         memory=memory.weighted(1 / weight),
