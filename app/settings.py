@@ -89,7 +89,9 @@ class Settings(BaseSettings):
     step_token_budget: AutoCount = Field(
         None, description="Tokens computed in one engine step; auto is 128 on a CPU, 2048 on a GPU."
     )
-    max_running_requests: Count = Field(64, description="Requests in the engine's batch.")
+    max_running_requests: Count = Field(
+        64, description="Requests in the engine's batch; one of several sequences counts for each."
+    )
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
     threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
     rebuild_seconds: Seconds = Field(

@@ -7,6 +7,9 @@ import math
 from engine.errors import RequestRefused
 from engine.request import EngineInfo, EngineRequest
 
+_MAX_LENGTH_PENALTY = 5
+"""With it the scores of the longest outputs are still float32 numbers."""
+
 
 def check_request(request: EngineRequest, info: EngineInfo) -> None:
     """Raise `RequestRefused` if no state of the engine could ever serve `request`."""
@@ -75,6 +78,17 @@ def _check_lines(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("num_return must be 1 ... num_beams", "num_return")
     if request.num_sequences > 1 or request.sampling.temperature > 0:
         raise RequestRefused("beams are searched, not sampled", "num_beams")
+    if info.vocab_size < beam.num_beams + len(set(request.sampling.stop_token_ids)):
+        raise RequestRefused("the vocabulary is too small for so many beams", "num_beams")
+    if not abs(beam.length_penalty) <= _MAX_LENGTH_PENALTY:
+        raise RequestRefused(
+            f"length_penalty must be -{_MAX_LENGTH_PENALTY} ... {_MAX_LENGTH_PENALTY}",
+            "length_penalty",
+        )
+    if request.sampling.max_tokens == 0:
+        raise RequestRefused("a beam search needs room for a token", "max_tokens")
+    if request.sampling.logprobs is not None:
+        raise RequestRefused("beams have a score instead of log-probabilities", "logprobs")
 
 
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:

@@ -42,7 +42,7 @@ class Runner(Protocol):
     """What the engine loop needs of a model."""
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan` and draw one token for each sampler, in order."""
+        """Compute `plan`; draw a token for each sampler in order, or list its candidates."""
         ...
 
 
@@ -96,8 +96,8 @@ class EngineCore:
             ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
             return failed + list(map(_last_delta, ended))
         logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
-        news = self.scheduler.commit(plan, sampled.token_ids)
-        return failed + [self._delta(sequence, logprobs[id(sequence)]) for sequence in news]
+        news = self.scheduler.commit(plan, sampled)
+        return failed + [self._delta(sequence, logprobs.get(id(sequence))) for sequence in news]
 
     def check(self) -> None:
         """Verify the books; a violation is logged and counted, it never stops the engine."""
@@ -130,16 +130,19 @@ class EngineCore:
         )
 
     def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
-        """What a sampled token is to its reader, counted."""
+        """What a sampled token, or a hypothesis of a beam search, is to its reader, counted."""
         if sequence.sampling.max_tokens == 0:
             return _last_delta(sequence)
-        self._output_tokens += 1
+        first = sequence.num_tokens - 1 if sequence.score is None else sequence.num_prompt_tokens
+        token_ids = sequence.token_ids[first:]
+        self._output_tokens += len(token_ids)
         return TokenDelta(
             request_id=sequence.request_id,
             index=sequence.index,
-            token_ids=sequence.token_ids[-1:],
+            token_ids=token_ids,
             logprobs=None if logprobs is None else [logprobs],
             finish_reason=sequence.finish_reason,
+            score=sequence.score,
             cached_tokens=sequence.first_hit or 0,
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from engine.beam import BeamSearch, Candidate
 from engine.block_table import BlockTable
 from engine.request import EngineRequest, FinishReason
 from engine.sequence import Sequence
@@ -28,6 +30,10 @@ class SequenceGroup:
     Each may build on blocks of those before it. One that equals its predecessor shares all of its
     blocks, has nothing to compute, and draws from the predecessor's last row.
     """
+    search: BeamSearch | None = None
+    """What the sequences are the live beams of, in its order."""
+    candidates: dict[Sequence, list[Candidate]] = field(default_factory=dict)
+    """The next tokens of beams that wait for the other ones to be computed."""
 
     @classmethod
     def of(
@@ -36,7 +42,11 @@ class SequenceGroup:
         """The group of a request that has just come, without the sequences that are over."""
         indices = [i for i in range(request.num_sequences) if i not in request.ended]
         sequences = [Sequence(request, new_table(), index) for index in indices]
-        return cls(request, sequences, arrival, is_charged=request.num_generated > 0)
+        group = cls(request, sequences, arrival, is_charged=request.num_generated > 0)
+        if request.beam is not None:
+            sampling = request.sampling
+            group.search = BeamSearch(request.beam, sampling.max_tokens, sampling.stop_token_ids)
+        return group
 
     @property
     def request_id(self) -> str:
@@ -58,7 +68,11 @@ class SequenceGroup:
         """The sequences of which only the newest token is left to compute."""
         if not self.prefill:
             return self.sequences
-        return [sequence for sequence in self.sequences if sequence not in self.prefill]
+        return [
+            sequence
+            for sequence in self.sequences
+            if sequence not in self.prefill and sequence not in self.candidates
+        ]
 
     @property
     def width(self) -> int:
@@ -80,8 +94,10 @@ class SequenceGroup:
         """Verify the counters of a running group. Raises `AssertionError`."""
         for sequence in self.sequences:
             assert 0 <= sequence.num_cached <= sequence.num_computed <= sequence.num_tokens
-            assert (sequence.num_uncomputed == 1) or sequence in self.prefill
+            uncomputed = 0 if sequence in self.candidates else 1
+            assert sequence.num_uncomputed == uncomputed or sequence in self.prefill
         assert all(sequence in self.sequences for sequence in self.prefill)
+        assert not self.candidates or self.prefill, "beams wait for nothing"
 
     def take_prefilled(self) -> tuple[Sequence, ...]:
         """Those at the head of `prefill` that are computed to their end: they decode from now on.
@@ -94,7 +110,25 @@ class SequenceGroup:
 
     def finish(self, reason: FinishReason, error: str | None = None) -> list[Sequence]:
         """End what goes on; returns one sequence for each index that ends by it."""
-        ended = self.unfinished
+        ended = self.unfinished if self.search is None else self._outputs()
         for sequence in ended:
             sequence.finish_reason, sequence.error = reason, error
         return ended
+
+    def found(self) -> list[Sequence]:
+        """What a beam search has ended with, best first, as sequences that are over."""
+        assert self.search is not None
+        found = self._outputs()
+        for sequence, hypothesis in zip(found, self.search.hypotheses, strict=True):
+            sequence.token_ids = self.request.prompt + hypothesis.token_ids
+            sequence.finish_reason, sequence.score = hypothesis.finish_reason, hypothesis.score
+        return found
+
+    def _outputs(self) -> list[Sequence]:
+        """One sequence for each index of a beam search. They only tell of its end, and hold nothing
+        themselves.
+        """
+        outputs = [copy(self.sequences[0]) for _ in range(self.request.num_outputs)]
+        for index, output in enumerate(outputs):
+            output.index = index
+        return outputs

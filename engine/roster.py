@@ -167,6 +167,7 @@ class Roster:
         del self.running[group.request_id]
         self.accounts.stop(group)
         group.prefill = []
+        group.candidates.clear()
         for sequence in group.sequences:
             self._release(sequence)
 

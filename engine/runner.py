@@ -18,7 +18,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan` and draw one token for each sampler, in order."""
+        """Compute `plan`; draw a token for each sampler in order, or list its candidates."""
         if plan.transfers.copies:
             self._model.copy_blocks(plan.transfers.copies)
         batch = pack_plan(plan, self._model.block_size, self._model.device)

@@ -6,19 +6,24 @@ and draw. A draw depends on (seed, position) only, never on batch-mates: every t
 noise from a counter-based generator, and the largest sum of score and noise wins. Other batch-mates
 also round the scores differently; this race then changes its winner far more rarely (once in 96,000
 draws of the default model in float32) than an inverted distribution does (89 to 174 times).
+
+Rows of a beam search are not drawn from: bias and penalties apply to their log-probabilities, as in
+transformers, and the best tokens are listed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.beam import Candidate, num_candidates
 from engine.request import SamplingParams, TokenLogprobs
 from engine.sequence import Sequence
 
@@ -27,20 +32,31 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The drawn tokens, and log-probabilities for the rows that asked for them."""
+    """The drawn tokens, and log-probabilities for the rows that asked for them.
+
+    Rows of a beam search have candidates instead, best first, from which `engine.beam` chooses.
+    """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    candidates: dict[int, list[Candidate]] = field(default_factory=dict)
+    """By row; the token of such a row is its first candidate."""
 
 
 def sample(logits: Tensor, sequences: Rows[Sequence]) -> Sampled:
-    """Draw one token a row.
+    """Draw one token a row, or list the candidates of a beam's row.
 
     `logits` is [num_rows, vocab_size] in any float dtype; row i belongs to `sequences[i]`.
     Log-probabilities are those of the model itself, before bias, penalties and temperature.
     """
     raw = logits.float()
-    scores = _apply_penalties(_apply_bias(raw, sequences), sequences)
+    widths = {
+        row: num_candidates(seq.request.beam, seq.sampling.stop_token_ids)
+        for row, seq in enumerate(sequences)
+        if seq.request.beam is not None
+    }
+    scores = _normalised(raw, widths) if widths else raw
+    scores = _apply_penalties(_apply_bias(scores, sequences), sequences)
     tokens = scores.argmax(dim=-1)
     random_rows = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
     if random_rows:
@@ -48,7 +64,8 @@ def sample(logits: Tensor, sequences: Rows[Sequence]) -> Sampled:
         chosen = [sequences[i] for i in random_rows]
         tokens[index] = _draw(scores[index], chosen)
     token_ids: list[int] = tokens.tolist()
-    return Sampled(token_ids, _logprobs(raw, token_ids, sequences))
+    candidates = _candidates(scores, widths) if widths else {}
+    return Sampled(token_ids, _logprobs(raw, token_ids, sequences), candidates)
 
 
 def gumbel(seeds: Rows[int], positions: Rows[int], size: int) -> Tensor:
@@ -150,6 +167,23 @@ def _filtered(scores: Tensor, params: Rows[SamplingParams]) -> Tensor:
             scores < scores.amax(dim=-1, keepdim=True) + least, float("-inf")
         )
     return scores
+
+
+def _normalised(raw: Tensor, rows: Collection[int]) -> Tensor:
+    """The scores, turned into log-probabilities in `rows`: beams are ranked by sums of these."""
+    index = torch.tensor(list(rows), device=raw.device)
+    return raw.index_copy(0, index, raw[index].log_softmax(dim=-1))
+
+
+def _candidates(scores: Tensor, widths: dict[int, int]) -> dict[int, list[Candidate]]:
+    """The best tokens of each row of `widths`, at most that many, with their scores."""
+    index = torch.tensor(list(widths), device=scores.device)
+    best = scores[index].topk(min(max(widths.values()), scores.shape[1]), dim=-1)
+    tokens, values = best.indices.tolist(), best.values.tolist()
+    return {
+        row: list(zip(tokens[k][:width], values[k][:width], strict=True))
+        for k, (row, width) in enumerate(widths.items())
+    }
 
 
 def _logprobs(

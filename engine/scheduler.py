@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.accounts import Accounts
+from engine.beam import BeamSearch, Candidate
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
 from engine.config import EngineConfig
@@ -24,6 +25,7 @@ from engine.plan import ScheduledChunk, StepPlan
 from engine.prefill import PrefillPlanner
 from engine.request import EngineRequest
 from engine.roster import Roster
+from engine.sampler import Sampled
 from engine.sequence import Sequence
 
 
@@ -84,10 +86,11 @@ class Scheduler:
         """End a request now, or only its sequence `index`; returns what ends by it.
 
         The blocks are back when this returns, but for those on which other sequences of the request
-        are still to build. What is unknown or has ended is left alone.
+        are still to build. What is unknown or has ended is left alone, and so are single outputs of
+        a beam search, which come and end together.
         """
         group = self.roster.live.get(request_id)
-        if group is None:
+        if group is None or (index is not None and group.search is not None):
             return []
         if index is None:
             return self.roster.end(group, "aborted")
@@ -135,18 +138,22 @@ class Scheduler:
         failed, self.roster.failed = self.roster.failed, []
         return failed
 
-    def commit(self, plan: StepPlan, token_ids: list[int]) -> list[Sequence]:
-        """Take over a computed step. `token_ids` holds one token per sampler, in order.
+    def commit(self, plan: StepPlan, sampled: Sampled) -> list[Sequence]:
+        """Take over a computed step. `sampled` has one token per sampler of the plan, in order.
 
         Returns the sequences that have news: a new token, or their end.
         """
-        sampled = iter(token_ids)
+        rows = enumerate(sampled.token_ids)
         news: list[Sequence] = []
         for chunk in plan.chunks:
             group = self.running[chunk.sequence.request_id]
             for sequence in chunk.samplers:
-                self._take(group, sequence, next(sampled))
-                news.append(sequence)
+                row, token_id = next(rows)
+                if group.search is None:
+                    self._take(group, sequence, token_id)
+                    news.append(sequence)
+                else:
+                    news += self._search(group, group.search, sequence, sampled.candidates[row])
             computed = (chunk.sequence, *chunk.samplers)
             finished = [sequence for sequence in computed if sequence.finish_reason is not None]
             for sequence in dict.fromkeys(finished):
@@ -193,6 +200,31 @@ class Scheduler:
         else:
             sequence.append(token_id)
             self.roster.account(group).charge(self.roster.prices.output)
+
+    def _search(
+        self,
+        group: SequenceGroup,
+        search: BeamSearch,
+        beam: Sequence,
+        candidates: list[Candidate],
+    ) -> list[Sequence]:
+        """Take over a beam's candidates; the last beam of a step lets the search go on.
+
+        Returns what the search has found once it is done.
+        """
+        group.candidates[beam] = candidates
+        beams = list(group.sequences)
+        if len(group.candidates) < len(beams):
+            return []
+        self.roster.account(group).charge(len(beams) * self.roster.prices.output)
+        live = search.advance([group.candidates[beam] for beam in beams])
+        group.candidates.clear()
+        if search.is_done:
+            found = group.found()
+            self.roster.end(group, "length")
+            return found
+        self.roster.reorder(group, [(beams[parent], token_id) for parent, token_id in live])
+        return []
 
     def _finish_prompt(self, sequence: Sequence) -> None:
         """End a request for a prompt alone, which is to be kept if it names a pin."""

@@ -34,6 +34,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why the request failed, when `finish_reason` is "error"."""
+    score: float | None = None
+    """What a beam search thinks of it, which it is a result of."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)

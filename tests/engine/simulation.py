@@ -12,11 +12,12 @@ from typing import Literal
 import numpy as np
 from msgspec import structs
 
+from engine.beam import BeamSearch, Candidate, Hypothesis, num_candidates
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import StepPlan
-from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 
 VOCAB = 997
@@ -39,6 +40,24 @@ def expected_output(prompt: list[int], max_tokens: int, index: int = 0) -> list[
         if history[-1] == EOS:
             break
     return history[len(prompt) :]
+
+
+def candidates(history: list[int], count: int) -> list[Candidate]:
+    """What the simulated model lists for a beam: any tokens, often the stop token among them."""
+    rng = random.Random(next_token(history))
+    tokens = rng.sample(range(EOS + 1, VOCAB), count)
+    if rng.random() < 0.3:
+        tokens[rng.randrange(count)] = EOS
+    return list(zip(tokens, sorted((-8 * rng.random() for _ in tokens), reverse=True), strict=True))
+
+
+def expected_hypotheses(prompt: list[int], max_tokens: int, beam: BeamParams) -> list[Hypothesis]:
+    """What an undisturbed search finds."""
+    search = BeamSearch(beam, max_tokens, (EOS,))
+    while not search.is_done:
+        width = num_candidates(beam, (EOS,))
+        search.advance([candidates(prompt + output, width) for output in search.outputs])
+    return search.hypotheses
 
 
 class SimulatedRunner:
@@ -64,14 +83,19 @@ class SimulatedRunner:
                 block = chunk.sequence.table.blocks[position // self.block_size]
                 token = chunk.sequence.token_ids[position]
                 self.memory[block, position % self.block_size] = token
-        tokens = []
+        tokens: list[int] = []
+        listed: dict[int, list[Candidate]] = {}
         for chunk in plan.chunks:
             for sampler in chunk.samplers:
                 seen = self.memory[sampler.table.blocks].reshape(-1)
                 history = seen[: chunk.start + chunk.count].tolist()
                 assert history == sampler.token_ids, "the KV memory shows other tokens"
+                assert history == chunk.sequence.token_ids, "it draws from another one's row"
+                beam = sampler.request.beam
+                if beam is not None:
+                    listed[len(tokens)] = candidates(history, num_candidates(beam, (EOS,)))
                 tokens.append(next_token(history, sampler.index))
-        return Sampled(tokens, [None] * len(tokens))
+        return Sampled(tokens, [None] * len(tokens), listed)
 
 
 def simulated_core(

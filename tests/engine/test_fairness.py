@@ -78,7 +78,7 @@ def run_step(core: EngineCore) -> list[Snapshot]:
     if head is not None and plan.num_tokens < scheduler._config.step_token_budget:
         assert not scheduler.prefill.fits(lay_out(head, BLOCK)), "there was room for it"
     sampled = core._runner.execute(plan)
-    scheduler.commit(plan, sampled.token_ids)
+    scheduler.commit(plan, sampled)
     scheduler.check()
     # Whoever has left its queue by now waits no more; who arrives later starts a new interval.
     return [planned, Snapshot(look(core).served, planned.backlogged)]
@@ -314,7 +314,7 @@ def test_turns_waste_little_of_what_was_computed(prefix_cache: bool, waste: floa
     while not core.is_idle:
         plan = core.scheduler.plan()
         computed += plan.num_tokens
-        core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
+        core.scheduler.commit(plan, core._runner.execute(plan))
         core.scheduler.check()
     assert core.scheduler.roster.num_preemptions > 10
     assert needed < computed < (1 + waste) * needed

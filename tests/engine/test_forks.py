@@ -16,6 +16,7 @@ from engine.request import BeamParams, EngineRequest, SamplingParams, TenantShar
 from engine.sequence import sequence_seed
 from tests.engine.simulation import (
     EOS,
+    cached_tokens,
     expected_output,
     make_request,
     random_prompt,
@@ -79,8 +80,26 @@ def test_each_sequence_generates_what_it_would_alone(
     assert outputs["one"] == outputs["two"] == expected_outputs(tokens, out, count)
 
 
+def test_a_conversation_continued_twice_at_once_shares_its_full_blocks() -> None:
+    core = simulated_core(num_blocks=100, step_token_budget=64)
+    prompt = lasting_prompt(21, 1, 12)
+    core.submit(make_request("turn", prompt, 12))
+    history = prompt + run_to_end(core)["turn"]
+    for name, message in (("one", [8, 9]), ("two", [9, 8])):
+        core.submit(make_request(name, history + message, 30))
+    core.step()
+    one, two = (core.scheduler.running[name].blocks[0] for name in ("one", "two"))
+    shared = len(history) // 4
+    assert one[:shared] == two[:shared]
+    assert not set(one[shared:]) & set(two[shared:])
+    outputs = run_to_end(core)
+    assert outputs["one"] == expected_output([*history, 8, 9], 30)[1:]
+    assert outputs["two"] == expected_output([*history, 9, 8], 30)[1:]
+    assert core.stats().copied_blocks == 0
+
+
 def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
-    core = simulated_core()
+    core = simulated_core(num_blocks=3)
     core.submit(forked("r", [5] * 10, 0, 3))
     deltas = core.step()
     assert [(d.index, d.token_ids, d.finish_reason) for d in deltas] == [
@@ -88,6 +107,27 @@ def test_a_prompt_alone_ends_every_sequence_and_copies_nothing() -> None:
     ]
     assert core.is_idle
     assert core.stats().copied_blocks == 0
+
+
+@pytest.mark.parametrize("length", range(20, 25))
+def test_every_sequences_answer_is_continued_from_the_cache(length: int) -> None:
+    core = simulated_core(num_blocks=100)
+    prompt = lasting_prompt(length, 3, 11)
+    core.submit(forked("r", prompt, 11, 3))
+    outputs = run_all_to_end(core)["r"]
+    for index, output in outputs.items():
+        turn = make_request(f"turn{index}", [*prompt, *output, 9, 9], 1)
+        assert cached_tokens(core, turn) == (length + 11) // 4 * 4
+
+
+def test_of_sequences_that_end_within_a_shared_block_one_stays_to_fill_it() -> None:
+    core = simulated_core()
+    core.submit(forked("r", lasting_prompt(7, 3, 1), 1, 3))
+    core.step()
+    assert [len(group.sequences) for group in core.scheduler.running.values()] == [1]
+    core.step()
+    assert core.is_idle
+    assert (core.stats().copied_blocks, core.stats().blocks_cached) == (0, 2)
 
 
 def test_sequences_end_at_their_own_stop_tokens_and_give_their_blocks_back() -> None:
@@ -254,16 +294,45 @@ def test_a_prompt_is_charged_once_and_every_sequences_output_is() -> None:
     assert core.stats().tenants["a"].served == 2 * 9 * 1 + tokens * 2
 
 
+def test_to_recompute_a_request_takes_its_prompt_once_and_every_output() -> None:
+    core = simulated_core()
+    core.submit(forked("r", lasting_prompt(10, 3, 8), 8, 3))
+    for _ in range(5):
+        core.step()
+    assert core.scheduler.running["r"].num_tokens == 10 + 3 * 5
+
+
+@pytest.mark.parametrize(("count", "is_admitted"), [(1, True), (2, False)])
+def test_a_request_waits_until_there_is_room_for_its_forks(count: int, is_admitted: bool) -> None:
+    core = simulated_core(num_blocks=20, step_token_budget=128)
+    core.submit(make_request("running", lasting_prompt(40, 1, 20), 20))
+    core.submit(forked("r", random_prompt(random.Random(1), 33), 3, count))
+    core.step()
+    assert ("r" in core.scheduler.running) == is_admitted
+
+
+@pytest.mark.parametrize(("prompt", "is_admitted"), [(16, True), (17, False)])
+def test_a_cap_leaves_each_running_sequence_room_to_grow(prompt: int, is_admitted: bool) -> None:
+    core = simulated_core(num_blocks=100, step_token_budget=128)
+    share = TenantShare(max_blocks=12)
+    core.submit(forked("running", lasting_prompt(8, 3, 4), 4, 3, share=share))
+    core.step()
+    core.submit(make_request("r", random_prompt(random.Random(1), prompt), 4, share=share))
+    plan = core.scheduler.plan()
+    assert ("r" in core.scheduler.running) == is_admitted
+    assert len(plan.samplers) == 3 + is_admitted
+
+
 def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
-    core = simulated_core(num_blocks=200, max_running_requests=6)
+    core = simulated_core(num_blocks=200, max_running_requests=8)
     for name in "rst":
         core.submit(forked(name, lasting_prompt(5, 3, 20), 20, 3))
     core.step()
     assert core.scheduler.running.keys() == {"r", "s"}
     while not core.is_idle:
         plan = core.scheduler.plan()
-        assert len(plan.samplers) <= 6
-        core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
+        assert len(plan.samplers) <= 8
+        core.scheduler.commit(plan, core._runner.execute(plan))
         core.scheduler.check()
 
 
@@ -278,40 +347,8 @@ def test_nothing_is_copied_for_sequences_that_make_room_within_the_same_step() -
     assert len(plan.transfers.copies) == 2
     targets = {target for _, target in plan.transfers.copies}
     assert targets < set().union(*core.scheduler.running["first"].blocks)
-    core.scheduler.commit(plan, core._runner.execute(plan).token_ids)
+    core.scheduler.commit(plan, core._runner.execute(plan))
     run_all_to_end(core)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"num_sequences": 0}, "num_sequences"),
-        ({"num_sequences": 17}, "num_sequences"),
-        ({"num_sequences": 2, "pin": "p"}, "pin"),
-        ({"num_sequences": 2, "generated": [[5], [], [5]]}, "generated"),
-        ({"num_sequences": 2, "generated": [[5], [5, EOS, 5]]}, "generated"),
-        ({"num_sequences": 2, "ended": (1, 0)}, "ended"),
-        ({"num_sequences": 3, "share": TenantShare(max_blocks=8)}, "max_tokens"),
-        ({"num_sequences": 16, "prompt": [5] * 250}, "max_tokens"),
-        ({"beam": BeamParams(num_beams=1)}, "num_beams"),
-        ({"beam": BeamParams(num_beams=17)}, "num_beams"),
-        ({"beam": BeamParams(num_beams=4, num_return=5)}, "num_return"),
-        ({"beam": BeamParams(num_beams=4), "num_sequences": 2}, "num_beams"),
-        ({"beam": BeamParams(num_beams=4), "generated": [[5]]}, "generated"),
-        (
-            {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
-            "num_beams",
-        ),
-    ],
-)
-def test_what_can_never_be_served_is_refused(fields: dict[str, object], param: str) -> None:
-    core = simulated_core()
-    request = make_request("r", [5] * 6, 8 if fields.get("pin") is None else 0)
-    fits = {"share": TenantShare(max_blocks=3 + 2 * 2)}
-    check_request(structs.replace(request, num_sequences=2, **fits), core.info)
-    with pytest.raises(RequestRefused) as refusal:
-        check_request(structs.replace(request, **fields), core.info)
-    assert refusal.value.param == param
 
 
 def test_reordered_sequences_share_what_their_parents_had_and_childless_ones_free_theirs() -> None:

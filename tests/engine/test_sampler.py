@@ -1,5 +1,6 @@
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -15,7 +17,7 @@ from transformers import (
 
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
-from engine.request import EngineRequest, Namespaces, SamplingParams
+from engine.request import BeamParams, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import gumbel, sample
 from engine.sequence import Sequence
 
@@ -34,6 +36,13 @@ def sequence(prompt: list[int], output: list[int], **sampling: object) -> Sequen
     result = Sequence(request, BlockTable(BlockPool(1), 16, "a", namespaces, b"", cache=False))
     for token in output:
         result.append(token)
+    return result
+
+
+def beam(prompt: list[int], output: list[int], **sampling: object) -> Sequence:
+    """One of two beams: with one stop token its search needs 4 candidates."""
+    result = sequence(prompt, output, stop_token_ids=(2,), **sampling)
+    result.request = msgspec.structs.replace(result.request, beam=BeamParams(num_beams=2))
     return result
 
 
@@ -158,3 +167,32 @@ def test_zero_alternatives_still_report_the_chosen_token() -> None:
     result = sample(logits(7), [sequence([1], [], temperature=0, logprobs=0)])
     assert result.logprobs[0] is not None
     assert result.logprobs[0].top == []
+
+
+def test_a_beam_lists_its_best_tokens_with_their_log_probabilities() -> None:
+    scores = logits(8, 3)
+    rows = [sequence([1], [], temperature=0), beam([1], [], temperature=0), beam([1], [2])]
+    result = sample(scores, rows)
+    assert result.token_ids[0] == scores[0].argmax()
+    assert result.candidates.keys() == {1, 2}
+    for row, candidates in result.candidates.items():
+        best = scores[row].log_softmax(-1).topk(4)
+        assert candidates == list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def test_a_beam_s_bias_and_penalties_apply_to_log_probabilities_as_in_transformers() -> None:
+    scores = logits(9)
+    row = beam([3, 4, 4], [7], temperature=0, repetition_penalty=1.7, logit_bias={9: 6.5})
+    expected = scores.log_softmax(-1)
+    expected = SequenceBiasLogitsProcessor([[[9], 6.5]])(torch.tensor([[3, 4, 4, 7]]), expected)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 4, 4, 7]]), expected)
+    best = expected[0].topk(4)
+    assert sample(scores, [row]).candidates[0] == list(
+        zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    )
+
+
+def test_a_search_wider_than_the_vocabulary_gets_all_of_it() -> None:
+    row = beam([1], [], temperature=0)
+    row.request = msgspec.structs.replace(row.request, beam=BeamParams(num_beams=VOCAB))
+    assert len(sample(logits(10), [row]).candidates[0]) == VOCAB

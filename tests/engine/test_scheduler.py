@@ -73,7 +73,7 @@ def test_a_step_never_exceeds_its_token_budget() -> None:
         plan = core.scheduler.plan()
         assert 0 < plan.num_tokens <= 16
         sampled = core._runner.execute(plan)
-        core.scheduler.commit(plan, sampled.token_ids)
+        core.scheduler.commit(plan, sampled)
         core.scheduler.check()
 
 
