@@ -18,6 +18,7 @@ _MODULES = {
     "trace": "bench.trace",
     "recovery": "bench.recovery",
     "reuse": "bench.reuse",
+    "paper": "bench.paper",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

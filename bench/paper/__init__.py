@@ -1,0 +1,140 @@
+"""What paging gains over what it replaced: the figures of the PagedAttention paper, rebuilt.
+
+Kwon et al., SOSP 2023. Every system gets the same requests, the same memory and the same time for
+the same step; only what it does with memory differs. Partywall's scheduler and block pool are its
+own ones. Time is simulated (`bench.cost_model`) at the paper's scale: OPT-13B on an A100 with 12 GB
+for KV. One point of (b) is computed for real by the small model, to see whether simulation can be
+trusted.
+
+(a) KV memory by category; (b) latency over request rate; (c) memory saved by sharing within a
+request; (d) shared prefixes; (e) chats; (f) block sizes; (g) requests batched at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from bench.cost_model import opt_13b_on_a100
+from bench.paper.blocks import BLOCK_SIZES
+from bench.paper.findings import Findings
+from bench.paper.measure import ALL_FIGURES, Plan, measure
+from bench.paper.tables import tables
+from bench.registry import BenchError, Result, parameters
+from engine.weights import DEFAULT_MODEL, resolve_model
+
+_TRACE: Final = Path("../shared/traces/azure_conv_2023.csv")
+_SUFFIXES: Final = {"": "", "_alpaca": ", Alpaca lengths", "_azure": ", Azure lengths"}
+_BASELINES: Final = {
+    "orca_oracle": "Orca (Oracle)",
+    "orca_max": "Orca (Max)",
+    "orca_pow2": "Orca (Pow2)",
+    "ft": "FasterTransformer",
+    "generate": "generate() of transformers",
+}
+
+
+def _figures() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for suffix, lengths in _SUFFIXES.items():
+        for key, name in {"ours": "Partywall", **_BASELINES}.items():
+            found[f"utilization_{key}{suffix}"] = (
+                f"share of held KV memory with token states, {name}{lengths}"
+            )
+            found[f"batched_{key}{suffix}"] = f"requests at once, {name}{lengths}"
+            found[f"sustained_rate_{key}{suffix}"] = f"requests/s at 0.1 s a token, {name}{lengths}"
+            if key != "ours":
+                found[f"rate_over_{key}{suffix}"] = (
+                    f"rate that Partywall sustains over that of {name}{lengths}"
+                )
+        if suffix != "_azure":
+            for width in (2, 4, 6):
+                found[f"saving_parallel_{width}{suffix}"] = (
+                    f"share of blocks saved by sharing, {width} samples a request{lengths}"
+                )
+    for tokens in (80, 341):
+        found[f"shared_prefix_{tokens}"] = (
+            f"rate over that of Orca (Oracle), prompts sharing {tokens} tokens"
+        )
+    for key in ("orca_oracle", "orca_pow2", "orca_max"):
+        found[f"chat_over_{key}"] = f"rate over that of {_BASELINES[key]}, growing chats"
+    for lengths in ("sharegpt", "alpaca"):
+        for size in BLOCK_SIZES:
+            found[f"utilization_block_{size}_{lengths}"] = (
+                f"share of held KV memory with token states, blocks of {size}, {lengths}"
+            )
+    return found | {
+        "prompt_blocks_100_requests": "blocks that 100 requests hold of one 2,048-token prompt",
+        "sim_vs_real_error": "largest relative error of simulated latency at the real point",
+        "sim_agrees_in_order": "1 if the simulation ranks the systems as the real point does",
+        "cost_model_error": "mean relative error of the fitted cost of a step",
+    }
+
+
+FIGURES: Final = _figures()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--figures", type=_letters, default=ALL_FIGURES, help="which ones, such as a,b,d"
+    )
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="write the pictures there")
+    parser.add_argument("--trace", type=Path, default=_TRACE, help="azure_conv_2023.csv")
+    parser.add_argument("--minutes", type=float, default=15.0, help="simulated time of a trace")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model of the real point")
+    parser.add_argument("--no-real", action="store_true", help="leave the real point out")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="simulations at once",
+    )
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Simulate, compute the real point, draw."""
+    begin = time.monotonic()
+    real = "b" in options.figures and not options.no_real
+    plan = Plan(
+        figures=options.figures,
+        minutes=options.minutes,
+        azure_path=options.trace,
+        model_path=str(resolve_model(options.model)) if real else None,
+        processes=options.processes,
+    )
+    findings = measure(plan)
+    if options.pictures is not None:
+        _draw(findings, options.pictures, options.figures)
+    reported = parameters(
+        options,
+        trace_found=options.trace.is_file(),
+        cost_of_step=opt_13b_on_a100(),
+        seconds=round(time.monotonic() - begin),
+    )
+    reported = {name: _plain(value) for name, value in reported.items()}
+    return Result(reported, findings.figures(), tables(findings, options.figures))
+
+
+def _draw(findings: Findings, folder: Path, wanted: str) -> None:
+    """Only pictures need matplotlib."""
+    try:
+        from bench.paper.pictures import draw_all
+    except ModuleNotFoundError as error:
+        raise BenchError(f"{error.name} draws the pictures; install the extra 'bench'") from error
+    draw_all(findings, folder, wanted)
+
+
+def _letters(text: str) -> str:
+    letters = text.replace(",", "")
+    if not letters or set(letters) - set(ALL_FIGURES):
+        raise argparse.ArgumentTypeError(f"figures are {', '.join(ALL_FIGURES)}")
+    return "".join(letter for letter in ALL_FIGURES if letter in letters)
+
+
+def _plain(value: object) -> object:
+    """A parameter as JSON can hold it."""
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

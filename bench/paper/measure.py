@@ -1,0 +1,147 @@
+"""Runs everything that was asked for, several simulations at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.paper.blocks import BLOCK_SIZES, shared_prompt_blocks, try_block_size
+from bench.paper.curves import curve
+from bench.paper.findings import Findings
+from bench.paper.reality import Scale, measure_reality
+from bench.paper.sharing import WIDTHS, parallel_sampling
+from bench.paper.systems import ORACLE, ORCAS, PARTYWALL, SYSTEMS, WITHOUT_CACHE
+from bench.paper.workloads import Workload
+
+T = TypeVar("T")
+
+ALL_FIGURES = "abcdefg"
+PREFIXES = (80, 341)
+_SHARED_PROMPT = (100, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    figures: str = ALL_FIGURES
+    minutes: float = 15.0
+    """Of simulated time at ShareGPT's pace; shorter requests come for a shorter time."""
+    azure_path: Path | None = None
+    model_path: str | None = None
+    """The model of the point that runs for real; `None`: that point is left out."""
+    scale: Scale = field(default_factory=Scale)
+    processes: int = 1
+    workloads: tuple[str, ...] = ("ShareGPT", "Alpaca", "Azure")
+    """Of (a), (b) and (g)."""
+
+    def plain(self) -> dict[str, tuple[Workload, float]]:
+        """The workloads of (a), (b) and (g), each with a rate that no system can serve."""
+        seconds = 60 * self.minutes
+        return {
+            "ShareGPT": (Workload("ShareGPT", "ShareGPT", seconds), 6.0),
+            "Alpaca": (Workload("Alpaca", "Alpaca", seconds / 5), 120.0),
+            "Azure": (Workload("Azure", "Azure", seconds / 1.5, azure_path=self.azure_path), 4.0),
+        }
+
+    def prefixed(self, tokens: int) -> tuple[Workload, float]:
+        """Sentences to translate behind examples of `tokens` tokens (figure d)."""
+        seconds = 60 * self.minutes / 15
+        return Workload(f"prefix {tokens}", "translation", seconds, prefix=tokens), 130.0
+
+    def chat(self) -> tuple[Workload, float]:
+        """Conversations (figure e)."""
+        return Workload("chat", "chat", 60 * self.minutes / 2), 6.0
+
+
+def measure(plan: Plan) -> Findings:
+    """Measure what the plan names. The real point runs last, when nothing else does."""
+    findings = Findings()
+    with _Pool(plan.processes) as pool:
+        wanted = set(plan.figures)
+        plain = {
+            (name, system): pool.start(curve, system, *plan.plain()[name])
+            for name in plan.workloads
+            for system in SYSTEMS
+            if wanted & set("abg") or ("f" in wanted and system == PARTYWALL)
+        }
+        prefixes = {
+            (tokens, system): pool.start(curve, system, *plan.prefixed(tokens))
+            for tokens in PREFIXES
+            for system in (PARTYWALL, ORACLE)
+            if "d" in wanted
+        }
+        chat = {
+            system: pool.start(curve, system, *plan.chat())
+            for system in (PARTYWALL, WITHOUT_CACHE, *ORCAS)
+            if "e" in wanted
+        }
+        savings = _start_savings(plan, pool) if "c" in wanted else {}
+        for (name, system), job in plain.items():
+            findings.plain.setdefault(name, {})[system] = job()
+        if "f" in wanted:
+            _block_sizes(plan, pool, findings)
+        for (tokens, system), job in prefixes.items():
+            findings.prefixes.setdefault(tokens, {})[system] = job()
+        findings.chat = {system: job() for system, job in chat.items()}
+        for (method, name, width), job in savings.items():
+            findings.savings.setdefault((method, name), {})[width] = job()
+    if "d" in wanted:
+        findings.prompt_blocks = shared_prompt_blocks(*_SHARED_PROMPT)
+    if "b" in wanted and plan.model_path is not None:
+        findings.reality = measure_reality(plan.model_path, plan.scale)
+    return findings
+
+
+def _block_sizes(plan: Plan, pool: _Pool, findings: Findings) -> None:
+    """Figure (f), at the rate that blocks of 16 tokens sustain."""
+    jobs = {}
+    for name in ("ShareGPT", "Alpaca"):
+        workload, saturating = plan.plain()[name]
+        rate = findings.plain[name][PARTYWALL].sustained()
+        short = replace(workload, seconds=workload.seconds / 2)
+        jobs[name] = [
+            pool.start(try_block_size, size, short, saturating, rate) for size in BLOCK_SIZES
+        ]
+    findings.block_sizes = {name: [job() for job in started] for name, started in jobs.items()}
+
+
+def _start_savings(plan: Plan, pool: _Pool) -> dict[tuple[str, str, int], Callable[[], float]]:
+    """Figure (c)."""
+    jobs = {}
+    for name, pace in (("ShareGPT", 20), ("Alpaca", 60)):
+        workload, _ = plan.plain()[name]
+        for width in WIDTHS:
+            count = max(width, round(pace * plan.minutes))
+            started = pool.start(parallel_sampling, workload, width, count)
+            jobs["parallel", name, width] = started
+    return jobs
+
+
+class _Pool:
+    """Calls functions in `processes` other processes; in this one, and at once, if that is 1."""
+
+    def __init__(self, processes: int) -> None:
+        context = get_context("spawn")
+        self._executor = (
+            ProcessPoolExecutor(processes, mp_context=context) if processes > 1 else None
+        )
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def start(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+        """Begin the call; the result is waited for by calling what this returns."""
+        if self._executor is None:
+            result = function(*arguments)
+            return lambda: result
+        future: Future[T] = self._executor.submit(function, *arguments)
+        return future.result

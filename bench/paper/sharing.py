@@ -1,0 +1,54 @@
+"""Memory that the sequences of a request save by sharing blocks (the paper's section 6.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from bench.cost_model import PAPER_SLOTS
+from bench.paper.paged import Paged
+from bench.paper.systems import MAX_RUNNING
+from bench.paper.workloads import Workload
+
+WIDTHS = (2, 4, 6)
+
+
+@dataclass(slots=True)
+class Saving:
+    """The mean over steps of (blocks without sharing - blocks) / blocks without sharing."""
+
+    total: float = 0.0
+    steps: int = 0
+
+    @property
+    def mean(self) -> float:
+        """A share of memory."""
+        return self.total / max(1, self.steps)
+
+    def add(self, held: int, unshared: int) -> None:
+        """A step in which `held` blocks did the work of `unshared` ones."""
+        if unshared:
+            self.total += (unshared - held) / unshared
+            self.steps += 1
+
+
+def parallel_sampling(workload: Workload, width: int, num_requests: int) -> float:
+    """What `width` samples of each request save, in Partywall's own tables, memory being full.
+
+    All samples of a request are as long as its answer in the trace, as in the paper.
+    """
+    server = Paged(PAPER_SLOTS, MAX_RUNNING, num_sequences=width)
+    scheduler = server.core.scheduler
+    saving = Saving()
+
+    def tally() -> None:
+        tables = chain.from_iterable(group.blocks for group in scheduler.running.values())
+        saving.add(scheduler.pool.num_in_use, sum(map(len, tables)))
+
+    server.runner.observe = tally
+    trace = workload.trace(num_requests / workload.seconds)
+    for request in trace:
+        server.submit(request)
+    while not server.is_idle:
+        server.step()
+    return saving.mean

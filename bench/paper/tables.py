@@ -1,0 +1,230 @@
+"""One table for each figure."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from bench.paper.curves import LATENCIES, LATENCY
+from bench.paper.findings import Findings, over
+from bench.paper.reality import Reality
+from bench.paper.systems import FASTER_TRANSFORMER, MAX, ORACLE, PARTYWALL, POW2
+
+CATEGORIES = {
+    "token states": "token_states",
+    "reserved": "reserved",
+    "internal fragmentation": "internal",
+    "external fragmentation": "external",
+    "free": "free",
+}
+_PAPER_UTILIZATION = {PARTYWALL: 96.3, MAX: 20.4, POW2: 26.8, ORACLE: 38.2}
+_PAPER_RATES = {ORACLE: "1.7-2.7x", MAX: "2.7-8x", FASTER_TRANSFORMER: "up to 22x"}
+_PAPER_SAVINGS = {
+    ("parallel", "Alpaca"): "6.1-9.8",
+    ("parallel", "ShareGPT"): "16.2-30.5",
+    ("beam", "Alpaca"): "37.6-55.2",
+    ("beam", "ShareGPT"): "44.3-66.3",
+}
+_PAPER_PREFIXES = {80: "1.67x", 341: "3.58x"}
+_PAPER_BATCHES = {
+    ("ShareGPT", MAX): 7.0,
+    ("ShareGPT", POW2): 9.8,
+    ("ShareGPT", ORACLE): 13.6,
+    ("ShareGPT", PARTYWALL): 30.4,
+    ("Alpaca", MAX): 7.0,
+    ("Alpaca", POW2): 43.2,
+    ("Alpaca", ORACLE): 72.8,
+    ("Alpaca", PARTYWALL): 132.4,
+}
+
+
+def tables(findings: Findings, wanted: str) -> list[Table]:
+    """The tables of what was measured, and only of figures that are wanted."""
+    made = {
+        "a": [memory_table] if findings.plain else [],
+        "b": [rate_table] if findings.plain else [],
+        "c": [saving_table] if findings.savings else [],
+        "d": [prefix_table] if findings.prefixes else [],
+        "e": [chat_table] if findings.chat else [],
+        "f": [block_size_table] if findings.block_sizes else [],
+        "g": [batch_table] if findings.plain else [],
+    }
+    found = [make(findings) for letter in wanted for make in made[letter]]
+    if findings.reality is not None:
+        found.append(reality_table(findings.reality))
+    return found
+
+
+def memory_table(findings: Findings) -> Table:
+    """(a)"""
+    table = Table(
+        "lengths",
+        "system",
+        *CATEGORIES,
+        "states / held",
+        "paper",
+        title="(a) KV memory by what it is used for, % of all slots, under more load than fits",
+    )
+    for workload, curves in findings.plain.items():
+        for system, curve in curves.items():
+            use = curve.saturated.memory
+            shares = [100 * getattr(use, field) / use.total for field in CATEGORIES.values()]
+            paper = _PAPER_UTILIZATION.get(system) if workload == "ShareGPT" else None
+            table.add_row(
+                workload,
+                system,
+                *(f"{share:.1f}" for share in shares),
+                f"{100 * use.utilization:.1f}",
+                "" if paper is None else f"{paper}",
+            )
+    return table
+
+
+def rate_table(findings: Findings) -> Table:
+    """(b)"""
+    heads = [f"at {latency:g} s/token" for latency in LATENCIES]
+    table = Table(
+        "lengths",
+        "system",
+        "requests/s " + heads[0],
+        *(f"Partywall's rate is more by, {head}" for head in heads),
+        "paper",
+        title="(b) Request rate sustained at the same mean latency",
+    )
+    for workload, curves in findings.plain.items():
+        for system, curve in curves.items():
+            ratios = [
+                "" if system == PARTYWALL else f"{over(curves, system, latency):.2f}x"
+                for latency in LATENCIES
+            ]
+            table.add_row(
+                workload,
+                system,
+                f"{curve.sustained():.3g}",
+                *ratios,
+                _PAPER_RATES.get(system, ""),
+            )
+    return table
+
+
+def saving_table(findings: Findings) -> Table:
+    """(c)"""
+    table = Table(
+        "method",
+        "lengths",
+        "2",
+        "4",
+        "6",
+        "paper",
+        title="(c) Blocks saved by sharing within a request, %, by its number of sequences",
+    )
+    for (method, workload), by_width in findings.savings.items():
+        table.add_row(
+            method,
+            workload,
+            *(f"{100 * saving:.1f}" for saving in by_width.values()),
+            _PAPER_SAVINGS[method, workload],
+        )
+    return table
+
+
+def prefix_table(findings: Findings) -> Table:
+    """(d)"""
+    table = Table(
+        "prefix tokens",
+        "system",
+        f"requests/s at {LATENCY:g} s/token",
+        "over Orca (Oracle)",
+        "paper",
+        title="(d) Translations behind a shared prefix",
+    )
+    for tokens, curves in findings.prefixes.items():
+        for system, curve in curves.items():
+            ratio = f"{over(curves, ORACLE):.2f}x" if system == PARTYWALL else ""
+            paper = _PAPER_PREFIXES[tokens] if system == PARTYWALL else ""
+            table.add_row(f"{tokens}", system, f"{curve.sustained():.3g}", ratio, paper)
+    if findings.prompt_blocks is not None:
+        held, unshared = findings.prompt_blocks
+        table.caption = (
+            f"100 requests over one system prompt of 2,048 tokens hold {held} blocks of it; "
+            f"without sharing {unshared:,}"
+        )
+    return table
+
+
+def chat_table(findings: Findings) -> Table:
+    """(e)"""
+    table = Table(
+        "system",
+        f"requests/s at {LATENCY:g} s/token",
+        "Partywall's rate is more by",
+        "paper",
+        title="(e) Chats with growing history, its last 1,024 tokens",
+    )
+    for system, curve in findings.chat.items():
+        ratio = "" if system == PARTYWALL else f"{over(findings.chat, system):.2f}x"
+        paper = "2x" if system in (ORACLE, POW2, MAX) else ""
+        table.add_row(system, f"{curve.sustained():.3g}", ratio, paper)
+    return table
+
+
+def block_size_table(findings: Findings) -> Table:
+    """(f)"""
+    table = Table(
+        "lengths",
+        "block size",
+        "states / held, %",
+        "requests at once",
+        "ms/token",
+        title="(f) Block size: memory when full, and latency at the rate that 16 sustains",
+        caption="How fast a kernel reads blocks of each size is no part of the simulation",
+    )
+    for workload, sizes in findings.block_sizes.items():
+        for size in sizes:
+            table.add_row(
+                workload,
+                f"{size.block_size}",
+                f"{100 * size.utilization:.1f}",
+                f"{size.running:.1f}",
+                f"{1000 * size.latency:.0f}",
+            )
+    return table
+
+
+def batch_table(findings: Findings) -> Table:
+    """(g)"""
+    table = Table(
+        "lengths",
+        "system",
+        "requests at once",
+        "paper",
+        title="(g) Requests batched at once, under more load than fits",
+    )
+    for workload, curves in findings.plain.items():
+        for system, curve in curves.items():
+            paper = _PAPER_BATCHES.get((workload, system))
+            table.add_row(
+                workload,
+                system,
+                f"{curve.saturated.running:.1f}",
+                "" if paper is None else f"{paper}",
+            )
+    return table
+
+
+def reality_table(reality: Reality) -> Table:
+    """The point of (b) that was computed by the small model."""
+    fit = reality.fit
+    table = Table(
+        "system",
+        "measured, s/token",
+        "simulated",
+        "off by",
+        title=f"(b) for real: {reality.num_requests} requests at {reality.rate:.2f}/s",
+        caption=f"Cost model: {fit.error_mean:.1%} mean error a step, {fit.error_total:.1%} in "
+        f"all; {fit.cost}",
+    )
+    for system, measured in reality.measured.items():
+        simulated = reality.simulated[system]
+        off = (simulated - measured) / measured
+        table.add_row(system, f"{measured:.3f}", f"{simulated:.3f}", f"{off:+.1%}")
+    return table
