@@ -22,6 +22,8 @@ class Ask:
     system: str
     question: str
     output_tokens: int
+    user: str | None = None
+    """The end user, in whose namespace the prompt is cached; the tenant's where there is none."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class HttpDriver:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-        }
+        } | _user(ask)
         headers = {"authorization": f"Bearer {ask.api_key}"}
         timing.sent_at = perf_counter()
         try:
@@ -143,7 +145,7 @@ class WebSocketDriver:
             "temperature": 0,
             "ignore_eos": True,
             "store": False,
-        }
+        } | _user(ask)
         try:
             socket = await self._socket(ask.api_key)
             timing.sent_at = perf_counter()
@@ -189,3 +191,7 @@ class WebSocketDriver:
             timing.output_tokens = usage["output_tokens"]
             return True
         return False
+
+
+def _user(ask: Ask) -> dict[str, str]:
+    return {} if ask.user is None else {"user": ask.user}

@@ -98,10 +98,12 @@ def _batch(
         kind: [
             Ask(
                 api_key=sender[kind],
-                # It comes first, so that no two prompts share even their first block by chance.
                 system=passage(f"{kind} {number}.{index}", options.prompt_words),
                 question=_QUESTION,
                 output_tokens=2,
+                # Its tenant alone tells a user from another of that name. Nothing is found by
+                # chance: all prompts begin with the few tokens of the chat template.
+                user=f"{kind} {number}.{index}",
             )
             for index in range(options.batch)
         ]
