@@ -52,9 +52,10 @@ def _figures() -> dict[str, str]:
                 )
         if suffix != "_azure":
             for width in (2, 4, 6):
-                found[f"saving_parallel_{width}{suffix}"] = (
-                    f"share of blocks saved by sharing, {width} samples a request{lengths}"
-                )
+                for method, name in (("parallel", "samples"), ("beam", "beams")):
+                    found[f"saving_{method}_{width}{suffix}"] = (
+                        f"share of blocks saved by sharing, {width} {name} a request{lengths}"
+                    )
     for tokens in (80, 341):
         found[f"shared_prefix_{tokens}"] = (
             f"rate over that of Orca (Oracle), prompts sharing {tokens} tokens"
@@ -84,8 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="write the pictures there")
     parser.add_argument("--trace", type=Path, default=_TRACE, help="azure_conv_2023.csv")
-    parser.add_argument("--minutes", type=float, default=15.0, help="simulated time of a trace")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model of the real point")
+    parser.add_argument("--minutes", type=float, default=10.0, help="simulated time of a trace")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="model of the real point, and of beams"
+    )
     parser.add_argument("--no-real", action="store_true", help="leave the real point out")
     parser.add_argument(
         "--processes",
@@ -98,12 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     """Simulate, compute the real point, draw."""
     begin = time.monotonic()
-    real = "b" in options.figures and not options.no_real
+    needs_model = set("bc") & set(options.figures)
     plan = Plan(
         figures=options.figures,
         minutes=options.minutes,
         azure_path=options.trace,
-        model_path=str(resolve_model(options.model)) if real else None,
+        model_path=str(resolve_model(options.model)) if needs_model else None,
+        real=not options.no_real,
         processes=options.processes,
     )
     findings = measure(plan)

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.paper.beams import beam_savings
 from bench.paper.blocks import BLOCK_SIZES, shared_prompt_blocks, try_block_size
 from bench.paper.curves import curve
 from bench.paper.findings import Findings
@@ -29,11 +30,13 @@ class Plan:
     """How much is measured."""
 
     figures: str = ALL_FIGURES
-    minutes: float = 15.0
+    minutes: float = 10.0
     """Of simulated time at ShareGPT's pace; shorter requests come for a shorter time."""
     azure_path: Path | None = None
     model_path: str | None = None
-    """The model of the point that runs for real; `None`: that point is left out."""
+    """The small model, for beams and the point that runs for real; `None`: without these."""
+    real: bool = True
+    """Whether that point is computed."""
     scale: Scale = field(default_factory=Scale)
     processes: int = 1
     workloads: tuple[str, ...] = ("ShareGPT", "Alpaca", "Azure")
@@ -56,6 +59,14 @@ class Plan:
     def chat(self) -> tuple[Workload, float]:
         """Conversations (figure e)."""
         return Workload("chat", "chat", 60 * self.minutes / 2), 6.0
+
+    def forked(self) -> list[tuple[Workload, int]]:
+        """What has several sequences a request, and how many requests (figure c)."""
+        plain = self.plain()
+        return [
+            (plain["ShareGPT"][0], max(2, round(12 * self.minutes))),
+            (plain["Alpaca"][0], max(2, round(40 * self.minutes))),
+        ]
 
 
 def measure(plan: Plan) -> Findings:
@@ -81,6 +92,7 @@ def measure(plan: Plan) -> Findings:
             if "e" in wanted
         }
         savings = _start_savings(plan, pool) if "c" in wanted else {}
+        beams = _start_beams(plan, pool) if "c" in wanted else {}
         for (name, system), job in plain.items():
             findings.plain.setdefault(name, {})[system] = job()
         if "f" in wanted:
@@ -88,11 +100,14 @@ def measure(plan: Plan) -> Findings:
         for (tokens, system), job in prefixes.items():
             findings.prefixes.setdefault(tokens, {})[system] = job()
         findings.chat = {system: job() for system, job in chat.items()}
-        for (method, name, width), job in savings.items():
-            findings.savings.setdefault((method, name), {})[width] = job()
+        for (name, width), job in savings.items():
+            findings.savings.setdefault(("parallel", name), {})[width] = job()
+        for width, beam_job in beams.items():
+            for name, saving in beam_job().items():
+                findings.savings.setdefault(("beam", name), {})[width] = saving
     if "d" in wanted:
         findings.prompt_blocks = shared_prompt_blocks(*_SHARED_PROMPT)
-    if "b" in wanted and plan.model_path is not None:
+    if "b" in wanted and plan.real and plan.model_path is not None:
         findings.reality = measure_reality(plan.model_path, plan.scale)
     return findings
 
@@ -110,16 +125,22 @@ def _block_sizes(plan: Plan, pool: _Pool, findings: Findings) -> None:
     findings.block_sizes = {name: [job() for job in started] for name, started in jobs.items()}
 
 
-def _start_savings(plan: Plan, pool: _Pool) -> dict[tuple[str, str, int], Callable[[], float]]:
-    """Figure (c)."""
-    jobs = {}
-    for name, pace in (("ShareGPT", 20), ("Alpaca", 60)):
-        workload, _ = plan.plain()[name]
-        for width in WIDTHS:
-            count = max(width, round(pace * plan.minutes))
-            started = pool.start(parallel_sampling, workload, width, count)
-            jobs["parallel", name, width] = started
-    return jobs
+def _start_savings(plan: Plan, pool: _Pool) -> dict[tuple[str, int], Callable[[], float]]:
+    """Figure (c), samples: the jobs by workload and width."""
+    return {
+        (workload.name, width): pool.start(parallel_sampling, workload, width, count)
+        for workload, count in plan.forked()
+        for width in WIDTHS
+    }
+
+
+def _start_beams(plan: Plan, pool: _Pool) -> dict[int, Callable[[], dict[str, float]]]:
+    """Figure (c), beams: the jobs by width."""
+    if plan.model_path is None:
+        return {}
+    return {
+        width: pool.start(beam_savings, plan.forked(), width, plan.model_path) for width in WIDTHS
+    }
 
 
 class _Pool:

@@ -18,7 +18,7 @@ _VOCAB_SIZE = 2**32
 _INDEX_STRIDE = 2**28
 """Between the tokens of a request's sequences, which all differ."""
 _STEP_TOKENS = 2048
-_NAMESPACE = Namespaces(shared_key=bytes(32), private_key=bytes(32))
+NAMESPACE = Namespaces(shared_key=bytes(32), private_key=bytes(32))
 
 
 def paged_core(
@@ -55,7 +55,7 @@ def engine_request(request: TracedRequest, num_sequences: int = 1) -> EngineRequ
         request_id=str(request.number),
         tenant="bench",
         prompt=list(request.prompt),
-        namespaces=_NAMESPACE,
+        namespaces=NAMESPACE,
         sampling=SamplingParams(max_tokens=len(request.output), temperature=0),
         num_sequences=num_sequences,
     )

@@ -25,7 +25,8 @@ from engine.config import EngineConfig
 from engine.model import PagedModel, load_model
 from engine.runner import ModelRunner
 
-BLOCK_SIZE = 16
+BLOCK_SIZE = 8
+"""Small, as the lengths are."""
 MAX_RUNNING = 64
 _VOCABULARY = 40_000
 _WARM_UP_STEPS = 8
@@ -36,14 +37,14 @@ _STEPS_PER_CALIBRATION = 3
 class Scale:
     """The reduced point: ShareGPT's lengths divided, as the model and the machine are smaller."""
 
-    num_slots: int = 768
-    divisor: int = 8
-    num_requests: int = 40
-    num_calibration_requests: int = 20
-    calibration_steps: int = 80
+    num_slots: int = 256
+    divisor: int = 10
+    num_requests: int = 32
+    num_calibration_requests: int = 16
+    calibration_steps: int = 48
     """Before the runs; there are more in between."""
-    overload: float = 1.15
-    """The request rate over what Orca (Oracle) can serve: the order must show."""
+    overload: float = 6.0
+    """The request rate over what Orca (Oracle) can serve: a burst, so that the order must show."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,17 @@ from bench.cost_model import PAPER_SLOTS
 from bench.paper.paged import Paged
 from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
+from engine.scheduler import Scheduler
 
 WIDTHS = (2, 4, 6)
 
 
 @dataclass(slots=True)
 class Saving:
-    """The mean over steps of (blocks without sharing - blocks) / blocks without sharing."""
+    """The mean over steps of (blocks without sharing - blocks) / blocks without sharing.
+
+    Steps count while requests wait: after that only the longest ones are left.
+    """
 
     total: float = 0.0
     steps: int = 0
@@ -25,10 +29,12 @@ class Saving:
         """A share of memory."""
         return self.total / max(1, self.steps)
 
-    def add(self, held: int, unshared: int) -> None:
-        """A step in which `held` blocks did the work of `unshared` ones."""
-        if unshared:
-            self.total += (unshared - held) / unshared
+    def look(self, scheduler: Scheduler) -> None:
+        """Count the step that the scheduler has planned."""
+        if scheduler.roster.num_waiting:
+            tables = chain.from_iterable(group.blocks for group in scheduler.running.values())
+            unshared = sum(map(len, tables))
+            self.total += (unshared - scheduler.pool.num_in_use) / unshared
             self.steps += 1
 
 
@@ -38,14 +44,8 @@ def parallel_sampling(workload: Workload, width: int, num_requests: int) -> floa
     All samples of a request are as long as its answer in the trace, as in the paper.
     """
     server = Paged(PAPER_SLOTS, MAX_RUNNING, num_sequences=width)
-    scheduler = server.core.scheduler
     saving = Saving()
-
-    def tally() -> None:
-        tables = chain.from_iterable(group.blocks for group in scheduler.running.values())
-        saving.add(scheduler.pool.num_in_use, sum(map(len, tables)))
-
-    server.runner.observe = tally
+    server.runner.observe = lambda: saving.look(server.core.scheduler)
     trace = workload.trace(num_requests / workload.seconds)
     for request in trace:
         server.submit(request)

@@ -20,6 +20,7 @@ _CHAT_MEAN_ROUNDS = 4
 _CHAT_PAUSE_SECONDS = 30.0
 _CHAT_READING_SECONDS = 0.1
 """For each token of the answer."""
+_CHAT_EARLIER_SECONDS = 400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Workload:
         expected = rate * self.seconds
         count = math.ceil(expected + 6 * math.sqrt(expected) + 10)
         if self.kind == "chat":
-            return self._chats(count, rate)
+            return self._chats(rate)
         found = self.lengths(count)
         prefix = tokens(-1, self.prefix)
         return [
@@ -71,31 +72,38 @@ class Workload:
             return lengths.translation(count, self.seed)
         return lengths.sharegpt(count, self.seed)
 
-    def _chats(self, count: int, rate: float) -> list[TracedRequest]:
+    def _chats(self, rate: float) -> list[TracedRequest]:
         """Conversations: a prompt is the last 1,024 tokens of what was said and asked.
 
         The number of rounds is geometric with mean 4. A user reads an answer at ten tokens a
-        second and thinks for half a minute on average.
+        second and thinks for half a minute on average. Some have begun before the trace does.
         """
-        found = self.lengths(count)
+        conversations = rate / _CHAT_MEAN_ROUNDS
+        count = math.ceil(2 * conversations * (self.seconds + _CHAT_EARLIER_SECONDS)) + _FEWEST
+        starts = poisson_arrivals(count, conversations, self.seed)
         draw = np.random.default_rng((self.seed, 2))
-        starts = poisson_arrivals(count, rate / _CHAT_MEAN_ROUNDS, self.seed)
+        rounds = draw.geometric(1 / _CHAT_MEAN_ROUNDS, count)
+        found = self.lengths(int(rounds.sum()))
+        pauses = np.random.default_rng((self.seed, 3)).exponential(
+            _CHAT_PAUSE_SECONDS, len(found.prompts)
+        )
         requests: list[TracedRequest] = []
         message = 0
-        for start in starts:
+        for arrival, turns in zip(starts, rounds, strict=True):
             history: list[int] = []
-            arrival = start
-            for _ in range(draw.geometric(1 / _CHAT_MEAN_ROUNDS)):
-                if (arrival > self.seconds and message >= _FEWEST) or message == count:
+            arrival -= _CHAT_EARLIER_SECONDS
+            for turn in range(message, message + int(turns)):
+                if arrival > self.seconds and len(requests) >= _FEWEST:
                     break
-                history += tokens(2 * message, found.prompts[message])
+                history += tokens(2 * turn, found.prompts[turn])
                 prompt = history[-_CHAT_PROMPT_TOKENS:]
-                length = min(found.outputs[message], _CHAT_OUTPUT_TOKENS)
-                output = tokens(2 * message + 1, length)
-                requests.append(TracedRequest(0, arrival, prompt, output))
+                length = min(found.outputs[turn], _CHAT_OUTPUT_TOKENS)
+                output = tokens(2 * turn + 1, length)
+                if arrival >= 0:
+                    requests.append(TracedRequest(0, arrival, prompt, output))
                 history += output
-                arrival += draw.exponential(_CHAT_PAUSE_SECONDS) + _CHAT_READING_SECONDS * length
-                message += 1
+                arrival += float(pauses[turn]) + _CHAT_READING_SECONDS * length
+            message += int(turns)
         requests.sort(key=lambda request: request.arrival)
         return [replace(request, number=number) for number, request in enumerate(requests)]
 

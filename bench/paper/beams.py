@@ -1,0 +1,147 @@
+"""Memory that the beams of a search save by sharing blocks (the paper's section 6.3).
+
+The search, the forks and the blocks are Partywall's own. What the model says to each beam is drawn
+from what the small model has said: every step of a simulated search shows its beams the
+log-probabilities that one step of real searches showed theirs. Which beams survive follows from
+these: the closer the scores, the longer beams live apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from bench.cost_model import PAPER_SLOTS
+from bench.paper.paged import NAMESPACE, paged_core
+from bench.paper.sharing import Saving
+from bench.paper.systems import MAX_RUNNING
+from bench.paper.workloads import Workload
+from bench.workload import question
+from engine.config import EngineConfig
+from engine.core import EngineCore, Runner
+from engine.model import load_model
+from engine.plan import StepPlan
+from engine.request import BeamParams, EngineRequest, SamplingParams
+from engine.runner import ModelRunner
+from engine.sampler import Sampled
+
+Scores = list[list[float]]
+"""Log-probabilities of the candidates of each beam in one step of one search, best first."""
+
+_BLOCK_SIZE = 16
+_REAL_SEARCHES = 3
+_REAL_TOKENS = 48
+_TOKEN_IDS = 2**30
+
+
+def beam_savings(
+    workloads: Sequence[tuple[Workload, int]], width: int, model_path: str
+) -> dict[str, float]:
+    """The mean share of blocks that `width` beams save, by workload (each with how many requests).
+
+    All beams of a request are as long as its answer in the trace, as in the paper.
+    """
+    scores = record_scores(model_path, width)
+    return {
+        workload.name: simulated_saving(workload, width, count, scores)
+        for workload, count in workloads
+    }
+
+
+def record_scores(
+    model_path: str, width: int, searches: int = _REAL_SEARCHES, tokens: int = _REAL_TOKENS
+) -> list[Scores]:
+    """Search for real how the model goes on behind questions; returns every full step's scores."""
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    model = load_model(EngineConfig(model_path=model_path, block_size=_BLOCK_SIZE))
+    prompts = [_chat_prompt(tokenizer, f"beam {number}") for number in range(searches)]
+    slots = sum(map(len, prompts)) + searches * (width + 1) * (tokens + 2 * _BLOCK_SIZE)
+    model.allocate(slots // _BLOCK_SIZE)
+    recorder = _Recorder(ModelRunner(model), width)
+    core = paged_core(recorder, slots, searches * width, _BLOCK_SIZE, prefix_cache=True)
+    for number, prompt in enumerate(prompts):
+        core.submit(_search(number, prompt, tokens, width))
+    _run(core)
+    return recorder.scores
+
+
+def simulated_saving(
+    workload: Workload, width: int, num_requests: int, scores: Sequence[Scores]
+) -> float:
+    """What the beams of the workload's requests save, memory being full."""
+    runner = _ScoredRunner(scores)
+    core = paged_core(runner, PAPER_SLOTS, MAX_RUNNING, _BLOCK_SIZE, prefix_cache=True)
+    runner.core = core
+    for request in workload.trace(num_requests / workload.seconds):
+        core.submit(_search(request.number, request.prompt, len(request.output), width))
+    _run(core)
+    return runner.saving.mean
+
+
+def _chat_prompt(tokenizer: PreTrainedTokenizerBase, seed: str) -> list[int]:
+    """A question as the model's chats have it."""
+    messages = [{"role": "user", "content": question(seed)}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return list(ids)
+
+
+def _search(number: int, prompt: Sequence[int], tokens: int, width: int) -> EngineRequest:
+    return EngineRequest(
+        request_id=str(number),
+        tenant="bench",
+        prompt=list(prompt),
+        namespaces=NAMESPACE,
+        sampling=SamplingParams(max_tokens=tokens, temperature=0),
+        beam=BeamParams(num_beams=width),
+    )
+
+
+def _run(core: EngineCore) -> None:
+    while not core.is_idle:
+        for delta in core.step():
+            if delta.error is not None:
+                raise RuntimeError(delta.error)
+
+
+class _Recorder:
+    """A `Runner` that notes what a model says to all beams of a search in one step."""
+
+    def __init__(self, model: Runner, width: int) -> None:
+        self.scores: list[Scores] = []
+        self._model = model
+        self._width = width
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        sampled = self._model.execute(plan)
+        by_request: dict[str, Scores] = {}
+        for row, beam in enumerate(plan.samplers):
+            scores = [score for _, score in sampled.candidates[row]]
+            by_request.setdefault(beam.request_id, []).append(scores)
+        self.scores += [scores for scores in by_request.values() if len(scores) == self._width]
+        return sampled
+
+
+class _ScoredRunner:
+    """A `Runner` without a model: each step of a search shows the scores of a recorded one."""
+
+    def __init__(self, scores: Sequence[Scores]) -> None:
+        self.saving = Saving()
+        self.core: EngineCore
+        self._scores = scores
+        self._draw = random.Random(0)
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        self.saving.look(self.core.scheduler)
+        shown: dict[str, Scores] = {}
+        candidates = {}
+        for row, beam in enumerate(plan.samplers):
+            left = shown.get(beam.request_id)
+            if not left:
+                left = shown[beam.request_id] = list(self._draw.choice(self._scores))
+            candidates[row] = [(self._draw.randrange(_TOKEN_IDS), score) for score in left.pop(0)]
+        tokens = [options[0][0] for options in candidates.values()]
+        return Sampled(tokens, [None] * len(tokens), candidates)
