@@ -13,9 +13,10 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#B8B8B8", "#222222"
+SKY, PURPLE, GREY, LIGHT, INK = "#56B4E9", "#CC79A7", "#777777", "#EFEFEF", "#222222"
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 150
 _STYLE = {
@@ -130,6 +131,7 @@ def draw_bars(
             fontsize=9,
         )
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max(widths))
+    axes.set_xlim(0, 1.25 * max(widths))
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

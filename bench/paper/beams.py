@@ -70,11 +70,15 @@ def record_scores(
 
 
 def simulated_saving(
-    workload: Workload, width: int, num_requests: int, scores: Sequence[Scores]
+    workload: Workload,
+    width: int,
+    num_requests: int,
+    scores: Sequence[Scores],
+    num_slots: int = PAPER_SLOTS,
 ) -> float:
     """What the beams of the workload's requests save, memory being full."""
     runner = _ScoredRunner(scores)
-    core = paged_core(runner, PAPER_SLOTS, MAX_RUNNING, _BLOCK_SIZE, prefix_cache=True)
+    core = paged_core(runner, num_slots, MAX_RUNNING, _BLOCK_SIZE, prefix_cache=True)
     runner.core = core
     for request in workload.trace(num_requests / workload.seconds):
         core.submit(_search(request.number, request.prompt, len(request.output), width))

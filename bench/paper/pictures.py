@@ -28,12 +28,12 @@ _COLOURS = {
     POW2: plots.ORANGE,
     MAX: plots.VERMILION,
     FASTER_TRANSFORMER: plots.PURPLE,
-    GENERATE: "#777777",
+    GENERATE: plots.GREY,
 }
 _CATEGORY_COLOURS = dict(
     zip(
         CATEGORIES,
-        (plots.BLUE, plots.SKY, plots.ORANGE, plots.VERMILION, "#EFEFEF"),
+        (plots.BLUE, plots.SKY, plots.ORANGE, plots.VERMILION, plots.LIGHT),
         strict=True,
     )
 )
@@ -83,7 +83,7 @@ def _memory(findings: Findings, path: Path) -> None:
 def _rates(findings: Findings, path: Path) -> None:
     with plots.picture(path, len(findings.plain), 3.6, share_y=True) as (figure, all_axes):
         for axes, (workload, curves) in zip(all_axes, findings.plain.items(), strict=True):
-            _draw_curves(axes, curves, labels=False)
+            _draw_curves(axes, curves)
             axes.set_title(workload)
         all_axes[0].set_ylabel("mean latency, s/token")
         all_axes[len(all_axes) // 2].set_xlabel("requests a second")
@@ -93,7 +93,7 @@ def _rates(findings: Findings, path: Path) -> None:
 def _prefixes(findings: Findings, path: Path) -> None:
     with plots.picture(path, len(findings.prefixes), share_y=True) as (figure, all_axes):
         for axes, (tokens, curves) in zip(all_axes, findings.prefixes.items(), strict=True):
-            _draw_curves(axes, curves, labels=False)
+            _draw_curves(axes, curves)
             axes.set_title(f"{tokens} shared tokens")
             axes.set_xlabel("requests a second")
         all_axes[0].set_ylabel("mean latency, s/token")
@@ -102,16 +102,16 @@ def _prefixes(findings: Findings, path: Path) -> None:
 
 def _chat(findings: Findings, path: Path) -> None:
     with plots.picture(path) as (figure, (axes,)):
-        _draw_curves(axes, findings.chat, labels=False)
+        _draw_curves(axes, findings.chat)
         axes.set_xlabel("requests a second")
         axes.set_ylabel("mean latency, s/token")
         _legend(figure, axes, list(findings.chat))
 
 
-def _draw_curves(axes: plots.Axes, curves: dict[str, Curve], *, labels: bool) -> None:
+def _draw_curves(axes: plots.Axes, curves: dict[str, Curve]) -> None:
     series = {system: curve.points for system, curve in curves.items()}
-    plots.draw_lines(axes, series, _COLOURS, labels=labels)
-    axes.axhline(LATENCY, color="#777777", linewidth=1, linestyle=(0, (4, 3)))
+    plots.draw_lines(axes, series, _COLOURS, labels=False)
+    axes.axhline(LATENCY, color=plots.GREY, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_ylim(0, _TOP_LATENCY)
     axes.set_xlim(left=0)
 
@@ -142,7 +142,7 @@ def _savings(findings: Findings, path: Path) -> None:
             axes.set_title(titles[method])
             axes.set_xlabel("sequences of a request")
             axes.set_xticks(sorted({x for points in series.values() for x, _ in points}))
-            axes.set_xlim(right=axes.get_xlim()[1] + 0.9)
+            axes.set_xlim(right=axes.get_xlim()[1] + 1.1)
             axes.set_ylim(bottom=0)
         all_axes[0].set_ylabel("% of blocks saved")
 

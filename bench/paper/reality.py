@@ -30,7 +30,7 @@ BLOCK_SIZE = 8
 MAX_RUNNING = 64
 _VOCABULARY = 40_000
 _WARM_UP_STEPS = 8
-_STEPS_PER_CALIBRATION = 3
+_STEPS_PER_CALIBRATION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Scale:
     """The reduced point: ShareGPT's lengths divided, as the model and the machine are smaller."""
 
     num_slots: int = 256
-    divisor: int = 10
-    num_requests: int = 32
-    num_calibration_requests: int = 16
-    calibration_steps: int = 48
+    divisor: int = 12
+    num_requests: int = 20
+    num_calibration_requests: int = 12
+    calibration_steps: int = 40
     """Before the runs; there are more in between."""
     overload: float = 6.0
     """The request rate over what Orca (Oracle) can serve: a burst, so that the order must show."""
