@@ -100,10 +100,10 @@ def measure(plan: Plan) -> Findings:
         for (tokens, system), job in prefixes.items():
             findings.prefixes.setdefault(tokens, {})[system] = job()
         findings.chat = {system: job() for system, job in chat.items()}
-        for (name, width), job in savings.items():
-            findings.savings.setdefault(("parallel", name), {})[width] = job()
-        for width, beam_job in beams.items():
-            for name, saving in beam_job().items():
+        for (name, width), samples in savings.items():
+            findings.savings.setdefault(("parallel", name), {})[width] = samples()
+        for width, beams_of_width in beams.items():
+            for name, saving in beams_of_width().items():
                 findings.savings.setdefault(("beam", name), {})[width] = saving
     if "d" in wanted:
         findings.prompt_blocks = shared_prompt_blocks(*_SHARED_PROMPT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench import plots
@@ -108,7 +110,7 @@ def _chat(findings: Findings, path: Path) -> None:
         _legend(figure, axes, list(findings.chat))
 
 
-def _draw_curves(axes: plots.Axes, curves: dict[str, Curve]) -> None:
+def _draw_curves(axes: Axes, curves: dict[str, Curve]) -> None:
     series = {system: curve.points for system, curve in curves.items()}
     plots.draw_lines(axes, series, _COLOURS, labels=False)
     axes.axhline(LATENCY, color=plots.GREY, linewidth=1, linestyle=(0, (4, 3)))
@@ -116,7 +118,7 @@ def _draw_curves(axes: plots.Axes, curves: dict[str, Curve]) -> None:
     axes.set_xlim(left=0)
 
 
-def _legend(figure: plots.Figure, axes: plots.Axes, names: list[str]) -> None:
+def _legend(figure: Figure, axes: Axes, names: list[str]) -> None:
     figure.legend(
         axes.get_lines()[: len(names)],
         names,
@@ -150,16 +152,15 @@ def _savings(findings: Findings, path: Path) -> None:
 def _block_sizes(findings: Findings, path: Path) -> None:
     colours = {"ShareGPT": plots.BLUE, "Alpaca": plots.ORANGE}
     with plots.picture(path, 2) as (_, (memory, latency)):
-        states, speed = (
-            {
-                workload: [(float(size.block_size), value(size)) for size in sizes]
-                for workload, sizes in findings.block_sizes.items()
-            }
-            for value in (
-                lambda size: 100 * size.utilization,
-                lambda size: size.latency,
-            )
-        )
+        sizes = findings.block_sizes.items()
+        states = {
+            name: [(float(size.block_size), 100 * size.utilization) for size in found]
+            for name, found in sizes
+        }
+        speed = {
+            name: [(float(size.block_size), size.latency) for size in found]
+            for name, found in sizes
+        }
         plots.draw_lines(memory, states, colours)
         plots.draw_lines(latency, speed, colours)
         memory.set_title("% of held memory with token states")

@@ -19,10 +19,10 @@ from bench.cost_model import Fit, StepShape, fit
 from bench.lengths import poisson_arrivals, sharegpt
 from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
+from bench.paper.small_model import load_small_model
 from bench.paper.systems import ORACLE, PARTYWALL
 from engine.batch import pack
-from engine.config import EngineConfig
-from engine.model import PagedModel, load_model
+from engine.model import PagedModel
 from engine.runner import ModelRunner
 
 BLOCK_SIZE = 8
@@ -187,8 +187,7 @@ def measure_reality(model_path: str, scale: Scale) -> Reality:
     The cost is fitted to steps of other requests, which are computed in between: a machine that is
     faster now than a minute later is so for both.
     """
-    torch.set_num_threads(1)
-    model = load_model(EngineConfig(model_path=model_path, block_size=BLOCK_SIZE))
+    model = load_small_model(model_path, BLOCK_SIZE)
     # The same weights, over a KV memory of their own.
     models = [model, PagedModel(model.model, BLOCK_SIZE)]
     for paged_model in models:
