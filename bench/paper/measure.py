@@ -65,7 +65,7 @@ class Plan:
         plain = self.plain()
         return [
             (plain["ShareGPT"][0], max(2, round(12 * self.minutes))),
-            (plain["Alpaca"][0], max(2, round(40 * self.minutes))),
+            (plain["Alpaca"][0], max(4, round(40 * self.minutes))),
         ]
 
 
@@ -128,7 +128,7 @@ def _block_sizes(plan: Plan, pool: _Pool, findings: Findings) -> None:
 def _start_savings(plan: Plan, pool: _Pool) -> dict[tuple[str, int], Callable[[], float]]:
     """Figure (c), samples: the jobs by workload and width."""
     return {
-        (workload.name, width): pool.start(parallel_sampling, workload, width, count)
+        (workload.name, width): pool.start(parallel_sampling, workload, width, 3 * count)
         for workload, count in plan.forked()
         for width in WIDTHS
     }
