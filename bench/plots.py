@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#B8B8B8", "#222222"
+SKY, PURPLE, GREY, LIGHT, INK = "#56B4E9", "#CC79A7", "#777777", "#EFEFEF", "#222222"
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 150
-_STYLE = {
+_PALETTE_COLOURS = 128
+"""A palette makes the file a third as large."""
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 10.5,
@@ -54,7 +60,10 @@ def picture(
         figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
         axes = figure.subplots(1, columns, squeeze=False, sharey=share_y)
         yield figure, list(axes[0])
-        figure.savefig(path, dpi=_DOTS_PER_INCH)
+        drawn = BytesIO()
+        figure.savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(_PALETTE_COLOURS).save(path, optimize=True)
 
 
 def draw_lines(
@@ -130,6 +139,7 @@ def draw_bars(
             fontsize=9,
         )
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max(widths))
+    axes.set_xlim(0, 1.25 * max(widths))
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

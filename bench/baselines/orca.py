@@ -113,7 +113,12 @@ class Orca:
             context=self._context,
             pairs=sum(count * (count + 1) // 2 for count in prompts),
         )
-        step = Step(shape, len(self.running), self._memory(), finished := [])
+        running, memory = len(self.running), self._memory()
+        return Step(shape, running, memory, self._release_finished())
+
+    def _release_finished(self) -> list[int]:
+        """Let go of the requests that end with this step; returns their numbers."""
+        finished: list[int] = []
         while self.running and self.running[0].last_step == self._num_steps:
             entry = heapq.heappop(self.running)
             self._context -= entry.request.num_states
@@ -122,7 +127,7 @@ class Orca:
             self._taken -= self.allocator.size_of(entry.start)
             self.allocator.release(entry.start)
             finished.append(entry.number)
-        return step
+        return finished
 
     def _memory(self) -> MemoryUse:
         free = self.allocator.num_slots - self._taken

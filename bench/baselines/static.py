@@ -47,12 +47,11 @@ class StaticBatches:
             self._batch = [self._waiting.popleft() for _ in range(size)]
             self._step = 0
         self._step += 1
-        batch = self._batch
-        step = Step(self._shape(), len(batch), self._memory(), ended := [])
-        if self._step >= max(len(request.output) for request in batch):
-            ended += [request.number for request in batch]
-            self._batch = []
-        return step
+        batch, shape, memory = self._batch, self._shape(), self._memory()
+        if self._step < max(len(request.output) for request in batch):
+            return Step(shape, len(batch), memory)
+        self._batch = []
+        return Step(shape, len(batch), memory, [request.number for request in batch])
 
     def _widths(self) -> list[int]:
         """The KV rows that each request of the batch has been given so far, padding included."""

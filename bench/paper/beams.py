@@ -11,18 +11,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bench.cost_model import PAPER_SLOTS
 from bench.paper.paged import NAMESPACE, paged_core
 from bench.paper.sharing import Saving
+from bench.paper.small_model import load_small_model
 from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
 from bench.workload import question
-from engine.config import EngineConfig
 from engine.core import EngineCore, Runner
-from engine.model import load_model
 from engine.plan import StepPlan
 from engine.request import BeamParams, EngineRequest, SamplingParams
 from engine.runner import ModelRunner
@@ -55,9 +53,8 @@ def record_scores(
     model_path: str, width: int, searches: int = _REAL_SEARCHES, tokens: int = _REAL_TOKENS
 ) -> list[Scores]:
     """Search for real how the model goes on behind questions; returns every full step's scores."""
-    torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    model = load_model(EngineConfig(model_path=model_path, block_size=_BLOCK_SIZE))
+    model = load_small_model(model_path, _BLOCK_SIZE)
     prompts = [_chat_prompt(tokenizer, f"beam {number}") for number in range(searches)]
     slots = sum(map(len, prompts)) + searches * (width + 1) * (tokens + 2 * _BLOCK_SIZE)
     model.allocate(slots // _BLOCK_SIZE)
@@ -70,11 +67,15 @@ def record_scores(
 
 
 def simulated_saving(
-    workload: Workload, width: int, num_requests: int, scores: Sequence[Scores]
+    workload: Workload,
+    width: int,
+    num_requests: int,
+    scores: Sequence[Scores],
+    num_slots: int = PAPER_SLOTS,
 ) -> float:
     """What the beams of the workload's requests save, memory being full."""
     runner = _ScoredRunner(scores)
-    core = paged_core(runner, PAPER_SLOTS, MAX_RUNNING, _BLOCK_SIZE, prefix_cache=True)
+    core = paged_core(runner, num_slots, MAX_RUNNING, _BLOCK_SIZE, prefix_cache=True)
     runner.core = core
     for request in workload.trace(num_requests / workload.seconds):
         core.submit(_search(request.number, request.prompt, len(request.output), width))

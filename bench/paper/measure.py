@@ -65,7 +65,7 @@ class Plan:
         plain = self.plain()
         return [
             (plain["ShareGPT"][0], max(2, round(12 * self.minutes))),
-            (plain["Alpaca"][0], max(2, round(40 * self.minutes))),
+            (plain["Alpaca"][0], max(4, round(40 * self.minutes))),
         ]
 
 
@@ -100,10 +100,10 @@ def measure(plan: Plan) -> Findings:
         for (tokens, system), job in prefixes.items():
             findings.prefixes.setdefault(tokens, {})[system] = job()
         findings.chat = {system: job() for system, job in chat.items()}
-        for (name, width), job in savings.items():
-            findings.savings.setdefault(("parallel", name), {})[width] = job()
-        for width, beam_job in beams.items():
-            for name, saving in beam_job().items():
+        for (name, width), samples in savings.items():
+            findings.savings.setdefault(("parallel", name), {})[width] = samples()
+        for width, beams_of_width in beams.items():
+            for name, saving in beams_of_width().items():
                 findings.savings.setdefault(("beam", name), {})[width] = saving
     if "d" in wanted:
         findings.prompt_blocks = shared_prompt_blocks(*_SHARED_PROMPT)
@@ -128,7 +128,7 @@ def _block_sizes(plan: Plan, pool: _Pool, findings: Findings) -> None:
 def _start_savings(plan: Plan, pool: _Pool) -> dict[tuple[str, int], Callable[[], float]]:
     """Figure (c), samples: the jobs by workload and width."""
     return {
-        (workload.name, width): pool.start(parallel_sampling, workload, width, count)
+        (workload.name, width): pool.start(parallel_sampling, workload, width, 3 * count)
         for workload, count in plan.forked()
         for width in WIDTHS
     }

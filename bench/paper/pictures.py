@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench import plots
@@ -28,12 +30,12 @@ _COLOURS = {
     POW2: plots.ORANGE,
     MAX: plots.VERMILION,
     FASTER_TRANSFORMER: plots.PURPLE,
-    GENERATE: "#777777",
+    GENERATE: plots.GREY,
 }
 _CATEGORY_COLOURS = dict(
     zip(
         CATEGORIES,
-        (plots.BLUE, plots.SKY, plots.ORANGE, plots.VERMILION, "#EFEFEF"),
+        (plots.BLUE, plots.SKY, plots.ORANGE, plots.VERMILION, plots.LIGHT),
         strict=True,
     )
 )
@@ -83,7 +85,7 @@ def _memory(findings: Findings, path: Path) -> None:
 def _rates(findings: Findings, path: Path) -> None:
     with plots.picture(path, len(findings.plain), 3.6, share_y=True) as (figure, all_axes):
         for axes, (workload, curves) in zip(all_axes, findings.plain.items(), strict=True):
-            _draw_curves(axes, curves, labels=False)
+            _draw_curves(axes, curves)
             axes.set_title(workload)
         all_axes[0].set_ylabel("mean latency, s/token")
         all_axes[len(all_axes) // 2].set_xlabel("requests a second")
@@ -93,7 +95,7 @@ def _rates(findings: Findings, path: Path) -> None:
 def _prefixes(findings: Findings, path: Path) -> None:
     with plots.picture(path, len(findings.prefixes), share_y=True) as (figure, all_axes):
         for axes, (tokens, curves) in zip(all_axes, findings.prefixes.items(), strict=True):
-            _draw_curves(axes, curves, labels=False)
+            _draw_curves(axes, curves)
             axes.set_title(f"{tokens} shared tokens")
             axes.set_xlabel("requests a second")
         all_axes[0].set_ylabel("mean latency, s/token")
@@ -102,21 +104,21 @@ def _prefixes(findings: Findings, path: Path) -> None:
 
 def _chat(findings: Findings, path: Path) -> None:
     with plots.picture(path) as (figure, (axes,)):
-        _draw_curves(axes, findings.chat, labels=False)
+        _draw_curves(axes, findings.chat)
         axes.set_xlabel("requests a second")
         axes.set_ylabel("mean latency, s/token")
         _legend(figure, axes, list(findings.chat))
 
 
-def _draw_curves(axes: plots.Axes, curves: dict[str, Curve], *, labels: bool) -> None:
+def _draw_curves(axes: Axes, curves: dict[str, Curve]) -> None:
     series = {system: curve.points for system, curve in curves.items()}
-    plots.draw_lines(axes, series, _COLOURS, labels=labels)
-    axes.axhline(LATENCY, color="#777777", linewidth=1, linestyle=(0, (4, 3)))
+    plots.draw_lines(axes, series, _COLOURS, labels=False)
+    axes.axhline(LATENCY, color=plots.GREY, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_ylim(0, _TOP_LATENCY)
     axes.set_xlim(left=0)
 
 
-def _legend(figure: plots.Figure, axes: plots.Axes, names: list[str]) -> None:
+def _legend(figure: Figure, axes: Axes, names: list[str]) -> None:
     figure.legend(
         axes.get_lines()[: len(names)],
         names,
@@ -142,7 +144,7 @@ def _savings(findings: Findings, path: Path) -> None:
             axes.set_title(titles[method])
             axes.set_xlabel("sequences of a request")
             axes.set_xticks(sorted({x for points in series.values() for x, _ in points}))
-            axes.set_xlim(right=axes.get_xlim()[1] + 0.9)
+            axes.set_xlim(right=axes.get_xlim()[1] + 1.1)
             axes.set_ylim(bottom=0)
         all_axes[0].set_ylabel("% of blocks saved")
 
@@ -150,16 +152,15 @@ def _savings(findings: Findings, path: Path) -> None:
 def _block_sizes(findings: Findings, path: Path) -> None:
     colours = {"ShareGPT": plots.BLUE, "Alpaca": plots.ORANGE}
     with plots.picture(path, 2) as (_, (memory, latency)):
-        states, speed = (
-            {
-                workload: [(float(size.block_size), value(size)) for size in sizes]
-                for workload, sizes in findings.block_sizes.items()
-            }
-            for value in (
-                lambda size: 100 * size.utilization,
-                lambda size: size.latency,
-            )
-        )
+        sizes = findings.block_sizes.items()
+        states = {
+            name: [(float(size.block_size), 100 * size.utilization) for size in found]
+            for name, found in sizes
+        }
+        speed = {
+            name: [(float(size.block_size), size.latency) for size in found]
+            for name, found in sizes
+        }
         plots.draw_lines(memory, states, colours)
         plots.draw_lines(latency, speed, colours)
         memory.set_title("% of held memory with token states")

@@ -19,10 +19,10 @@ from bench.cost_model import Fit, StepShape, fit
 from bench.lengths import poisson_arrivals, sharegpt
 from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
+from bench.paper.small_model import load_small_model
 from bench.paper.systems import ORACLE, PARTYWALL
 from engine.batch import pack
-from engine.config import EngineConfig
-from engine.model import PagedModel, load_model
+from engine.model import PagedModel
 from engine.runner import ModelRunner
 
 BLOCK_SIZE = 8
@@ -30,7 +30,7 @@ BLOCK_SIZE = 8
 MAX_RUNNING = 64
 _VOCABULARY = 40_000
 _WARM_UP_STEPS = 8
-_STEPS_PER_CALIBRATION = 3
+_STEPS_PER_CALIBRATION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Scale:
     """The reduced point: ShareGPT's lengths divided, as the model and the machine are smaller."""
 
     num_slots: int = 256
-    divisor: int = 10
-    num_requests: int = 32
-    num_calibration_requests: int = 16
-    calibration_steps: int = 48
+    divisor: int = 12
+    num_requests: int = 20
+    num_calibration_requests: int = 12
+    calibration_steps: int = 40
     """Before the runs; there are more in between."""
     overload: float = 6.0
     """The request rate over what Orca (Oracle) can serve: a burst, so that the order must show."""
@@ -187,8 +187,7 @@ def measure_reality(model_path: str, scale: Scale) -> Reality:
     The cost is fitted to steps of other requests, which are computed in between: a machine that is
     faster now than a minute later is so for both.
     """
-    torch.set_num_threads(1)
-    model = load_model(EngineConfig(model_path=model_path, block_size=BLOCK_SIZE))
+    model = load_small_model(model_path, BLOCK_SIZE)
     # The same weights, over a KV memory of their own.
     models = [model, PagedModel(model.model, BLOCK_SIZE)]
     for paged_model in models:

@@ -18,11 +18,12 @@ WIDTHS = (2, 4, 6)
 class Saving:
     """The mean over steps of (blocks without sharing - blocks) / blocks without sharing.
 
-    Steps count while requests wait: after that only the longest ones are left.
+    If requests ever wait, only steps count in which some do: at the end, the longest ones are left.
     """
 
     total: float = 0.0
     steps: int = 0
+    waited: bool = False
 
     @property
     def mean(self) -> float:
@@ -31,19 +32,24 @@ class Saving:
 
     def look(self, scheduler: Scheduler) -> None:
         """Count the step that the scheduler has planned."""
-        if scheduler.roster.num_waiting:
+        waits = scheduler.roster.num_waiting > 0
+        if waits and not self.waited:
+            self.total, self.steps, self.waited = 0.0, 0, True
+        if waits == self.waited:
             tables = chain.from_iterable(group.blocks for group in scheduler.running.values())
             unshared = sum(map(len, tables))
             self.total += (unshared - scheduler.pool.num_in_use) / unshared
             self.steps += 1
 
 
-def parallel_sampling(workload: Workload, width: int, num_requests: int) -> float:
+def parallel_sampling(
+    workload: Workload, width: int, num_requests: int, num_slots: int = PAPER_SLOTS
+) -> float:
     """What `width` samples of each request save, in Partywall's own tables, memory being full.
 
     All samples of a request are as long as its answer in the trace, as in the paper.
     """
-    server = Paged(PAPER_SLOTS, MAX_RUNNING, num_sequences=width)
+    server = Paged(num_slots, MAX_RUNNING, num_sequences=width)
     saving = Saving()
     server.runner.observe = lambda: saving.look(server.core.scheduler)
     trace = workload.trace(num_requests / workload.seconds)

@@ -56,13 +56,14 @@ def tables(findings: Findings, wanted: str) -> list[Table]:
 
 def memory_table(findings: Findings) -> Table:
     """(a)"""
-    table = Table(
+    table = _table(
+        "(a) KV memory by what it is used for, % of all slots, under more load than fits",
         "lengths",
         "system",
-        *CATEGORIES,
-        "states / held",
+        *(name.partition(" ")[0] for name in CATEGORIES),
+        "token/held",
         "paper",
-        title="(a) KV memory by what it is used for, % of all slots, under more load than fits",
+        caption="Orca's reservations are exact for Azure's long prompts: hence its good use there",
     )
     for workload, curves in findings.plain.items():
         for system, curve in curves.items():
@@ -81,14 +82,16 @@ def memory_table(findings: Findings) -> Table:
 
 def rate_table(findings: Findings) -> Table:
     """(b)"""
-    heads = [f"at {latency:g} s/token" for latency in LATENCIES]
-    table = Table(
+    table = _table(
+        f"(b) Requests/s sustained at a mean of {LATENCY:g} s/token; Partywall's over each "
+        "system's, there and at more",
         "lengths",
         "system",
-        "requests/s " + heads[0],
-        *(f"Partywall's rate is more by, {head}" for head in heads),
+        "req/s",
+        *(f"{latency:g} s" for latency in LATENCIES),
         "paper",
-        title="(b) Request rate sustained at the same mean latency",
+        caption="Azure's prompts are long and its answers short: little is reserved in vain, and "
+        "steps of prefill cost all systems the same",
     )
     for workload, curves in findings.plain.items():
         for system, curve in curves.items():
@@ -108,14 +111,16 @@ def rate_table(findings: Findings) -> Table:
 
 def saving_table(findings: Findings) -> Table:
     """(c)"""
-    table = Table(
+    table = _table(
+        "(c) Blocks saved by sharing within a request, %, by its number of sequences",
         "method",
         "lengths",
         "2",
         "4",
         "6",
         "paper",
-        title="(c) Blocks saved by sharing within a request, %, by its number of sequences",
+        caption="Beams part and merge by the small model's scores. Two beams of a short request "
+        "differ in the blocks that they write now, which are most of theirs",
     )
     for (method, workload), by_width in findings.savings.items():
         table.add_row(
@@ -129,13 +134,13 @@ def saving_table(findings: Findings) -> Table:
 
 def prefix_table(findings: Findings) -> Table:
     """(d)"""
-    table = Table(
-        "prefix tokens",
+    table = _table(
+        f"(d) Translations behind a shared prefix, requests/s at {LATENCY:g} s/token",
+        "prefix",
         "system",
-        f"requests/s at {LATENCY:g} s/token",
+        "req/s",
         "over Orca (Oracle)",
         "paper",
-        title="(d) Translations behind a shared prefix",
     )
     for tokens, curves in findings.prefixes.items():
         for system, curve in curves.items():
@@ -153,12 +158,14 @@ def prefix_table(findings: Findings) -> Table:
 
 def chat_table(findings: Findings) -> Table:
     """(e)"""
-    table = Table(
+    table = _table(
+        f"(e) Chats with growing history, its last 1,024 tokens, requests/s at {LATENCY:g} s/token",
         "system",
-        f"requests/s at {LATENCY:g} s/token",
-        "Partywall's rate is more by",
+        "req/s",
+        "Partywall's over it",
         "paper",
-        title="(e) Chats with growing history, its last 1,024 tokens",
+        caption="The paper's prompts are nearly all cut to 1,024 tokens; these are shorter, and "
+        "so are Orca's reservations",
     )
     for system, curve in findings.chat.items():
         ratio = "" if system == PARTYWALL else f"{over(findings.chat, system):.2f}x"
@@ -169,13 +176,13 @@ def chat_table(findings: Findings) -> Table:
 
 def block_size_table(findings: Findings) -> Table:
     """(f)"""
-    table = Table(
+    table = _table(
+        "(f) Block size: memory when full, and latency at the rate that 16 sustains",
         "lengths",
         "block size",
-        "states / held, %",
+        "token/held, %",
         "requests at once",
         "ms/token",
-        title="(f) Block size: memory when full, and latency at the rate that 16 sustains",
         caption="How fast a kernel reads blocks of each size is no part of the simulation",
     )
     for workload, sizes in findings.block_sizes.items():
@@ -192,12 +199,12 @@ def block_size_table(findings: Findings) -> Table:
 
 def batch_table(findings: Findings) -> Table:
     """(g)"""
-    table = Table(
+    table = _table(
+        "(g) Requests batched at once, under more load than fits",
         "lengths",
         "system",
         "requests at once",
         "paper",
-        title="(g) Requests batched at once, under more load than fits",
     )
     for workload, curves in findings.plain.items():
         for system, curve in curves.items():
@@ -214,17 +221,25 @@ def batch_table(findings: Findings) -> Table:
 def reality_table(reality: Reality) -> Table:
     """The point of (b) that was computed by the small model."""
     fit = reality.fit
-    table = Table(
+    table = _table(
+        f"(b) for real: {reality.num_requests} requests at {reality.rate:.2f}/s",
         "system",
         "measured, s/token",
         "simulated",
         "off by",
-        title=f"(b) for real: {reality.num_requests} requests at {reality.rate:.2f}/s",
-        caption=f"Cost model: {fit.error_mean:.1%} mean error a step, {fit.error_total:.1%} in "
-        f"all; {fit.cost}",
+        caption=f"Cost of a step: mean error {fit.error_mean:.1%}, of all steps together "
+        f"{fit.error_total:.1%}; {fit.cost}",
     )
     for system, measured in reality.measured.items():
         simulated = reality.simulated[system]
         off = (simulated - measured) / measured
         table.add_row(system, f"{measured:.3f}", f"{simulated:.3f}", f"{off:+.1%}")
+    return table
+
+
+def _table(title: str, *heads: str, caption: str | None = None) -> Table:
+    """A table whose first columns keep their names whole."""
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for place, head in enumerate(heads):
+        table.add_column(head, no_wrap=place < 2)
     return table

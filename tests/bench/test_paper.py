@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from bench import __main__ as cli
 from bench import lengths, paper
@@ -24,6 +24,7 @@ from bench.cost_model import (
     fit,
     opt_13b_on_a100,
 )
+from bench.paper.beams import simulated_saving
 from bench.paper.blocks import shared_prompt_blocks
 from bench.paper.curves import Curve
 from bench.paper.paged import Paged
@@ -32,6 +33,28 @@ from bench.paper.sharing import parallel_sampling
 from bench.paper.simulation import simulate
 from bench.paper.systems import FASTER_TRANSFORMER, MAX, ORACLE, PARTYWALL, make_server
 from bench.paper.workloads import Workload, tokens
+from engine.weights import DEFAULT_MODEL, resolve_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, with a real tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def trace(*requests: tuple[float, int, int]) -> list[TracedRequest]:
@@ -165,9 +188,9 @@ def test_a_hundred_requests_hold_one_system_prompt() -> None:
 
 def test_more_samples_of_a_request_save_more_memory() -> None:
     workload = Workload("ShareGPT", "ShareGPT", seconds=10)
-    savings = [parallel_sampling(workload, width, num_requests=8) for width in (1, 2, 6)]
-    assert savings[0] == 0
-    assert 0 < savings[1] < savings[2] < 5 / 6
+    savings = [parallel_sampling(workload, width, num_requests=24) for width in (2, 6)]
+    assert 0 < savings[0] < 1 / 2
+    assert savings[0] < savings[1] < 5 / 6
 
 
 def test_partywall_batches_more_and_answers_sooner_than_what_it_replaced() -> None:
@@ -182,21 +205,20 @@ def test_partywall_batches_more_and_answers_sooner_than_what_it_replaced() -> No
     assert batches[-1] == pytest.approx(7)
 
 
-def test_the_real_point_and_its_simulation_are_compared(tmp_path: Path) -> None:
-    """Whether they agree is for the bench to tell; a model of random weights has no steady time."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=48_000,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    scale = Scale(num_slots=256, divisor=32, num_requests=6, calibration_steps=20)
-    reality = measure_reality(str(tmp_path), scale)
+def test_beams_that_all_follow_one_share_more_than_beams_that_part() -> None:
+    workload = Workload("Alpaca", "Alpaca", seconds=10)
+    best = [-0.01 * rank for rank in range(6)]
+    parting = [[-1.0] + [-51.0] * 5, [0.0] + [-50.0] * 5, [0.0] + [-50.0] * 5]
+    following = [best, [-50.0 + score for score in best], [-50.0 + score for score in best]]
+    apart, together = (simulated_saving(workload, 3, 40, [s], 3000) for s in (parting, following))
+    assert 0 < apart < together - 0.1
+    assert together < 2 / 3
+
+
+def test_the_real_point_and_its_simulation_are_compared(model: Path) -> None:
+    """Whether they agree is for the bench to tell; random weights take no time worth a fit."""
+    scale = Scale(divisor=32, num_requests=6, calibration_steps=20)
+    reality = measure_reality(str(model), scale)
     assert reality.num_requests == 6
     assert reality.measured.keys() == reality.simulated.keys() == {PARTYWALL, ORACLE}
     assert all(0 < latency < math.inf for latency in reality.measured.values())
@@ -204,11 +226,15 @@ def test_the_real_point_and_its_simulation_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_small_run_has_all_figures_tables_and_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("bench.paper.curves._FRACTIONS", (1.0,))
     out, pictures = tmp_path / "figures.json", tmp_path / "pictures"
     options = ["--minutes", "0.05", "--processes", "1", "--no-real", "--trace", "missing.csv"]
+    options += ["--model", str(model)]
     given = ["paper", *options, "--pictures", str(pictures), "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["bench", *given])
     assert cli.main() == 0
