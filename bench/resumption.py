@@ -1,4 +1,7 @@
-"""Times how long a preempted request takes to resume; for `bench.recovery`."""
+"""Times how long a preempted request takes to resume; for `bench.recovery`.
+
+Of a long recomputation only some steps are computed, evenly spread; each stands for its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from bench.registry import BenchError
 from engine.calibration import calibrate
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.group import SequenceGroup
 from engine.hashing import KEY_BYTES
 from engine.loader import Parts, load_parts
 from engine.model import load_model
@@ -29,6 +33,8 @@ _SPARE_BLOCKS: Final = 4
 _MAX_STEPS: Final = 100_000
 _REPEATS: Final = 5
 _LONG_SECONDS: Final = 2.0
+_MOST_STEPS: Final = 12
+"""Of a recomputation that are computed, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,25 @@ class _Runner:
         if self.computes:
             return self._runner.execute(plan)
         return Sampled([0] * len(plan.samplers), [None] * len(plan.samplers))
+
+
+def _timed(core: EngineCore, runner: _Runner, num_steps: int) -> float:
+    """Seconds of the next `num_steps` steps, of which the last brings a token."""
+    stride = -(-num_steps // _MOST_STEPS)
+    total = seconds = 0.0
+    counted = 0
+    for index in range(num_steps):
+        runner.computes = index % stride == stride // 2 or index == num_steps - 1
+        start = perf_counter()
+        deltas = core.step()
+        if runner.computes:
+            seconds = perf_counter() - start
+            num_alike = min(stride, num_steps - counted)
+            total += num_alike * seconds
+            counted += num_alike
+    if not deltas or deltas[0].error is not None:
+        raise BenchError("the request did not resume in the steps that it was to take")
+    return total
 
 
 class Bed:
@@ -104,12 +129,18 @@ class Bed:
     def _times(self, way: Way, length: int, lost: int) -> list[float]:
         times: list[float] = []
         while len(times) < _REPEATS and sum(times) < _LONG_SECONDS:
-            core, runner, _ = self._preempted(way, length, lost)
-            runner.computes = True
-            start = perf_counter()
-            _next_token(core)
-            times.append(perf_counter() - start)
+            core, runner, is_recomputed = self._preempted(way, length, lost)
+            budget = self.parts.config.step_token_budget
+            assert budget is not None
+            (group,) = core.scheduler.roster.live.values()
+            missing = group.num_tokens - self._found(core, group) if is_recomputed else 1
+            times.append(_timed(core, runner, -(-missing // budget)))
         return times
+
+    @staticmethod
+    def _found(core: EngineCore, group: SequenceGroup) -> int:
+        """Tokens of a recomputed request that others hold."""
+        return core.scheduler.roster.admission(group).num_cached
 
     def _preempted(self, policy: Policy, length: int, lost: int) -> tuple[EngineCore, _Runner, int]:
         """An engine whose only request has just been preempted, its blocks lost to others.
