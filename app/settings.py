@@ -180,6 +180,8 @@ class Settings(BaseSettings):
         budget = self.step_token_budget
         if budget is not None and self.max_running_requests > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")
+        if self.recovery == "swap" and not self.host_memory:
+            raise ValueError("recovery: swap needs host_memory")
         return self
 
     @property

@@ -103,6 +103,12 @@ def test_a_step_must_hold_every_running_request() -> None:
         load_settings(step_token_budget=8, max_running_requests=16)
 
 
+def test_swapping_needs_somewhere_to_swap_to() -> None:
+    assert load_settings(recovery="swap", host_memory="1GiB").recovery == "swap"
+    with pytest.raises(SettingsError, match="swap needs host_memory"):
+        load_settings(recovery="swap")
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
