@@ -56,7 +56,10 @@ def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) 
     context = min(_CONTEXT, max_context_tokens - count)
     if count == 1 or context < 1:
         return ComputeCost(alone, 0.0, 0.0, step_tokens)
-    per_pair = max(0.0, _pass_seconds(model, context, count) - shallow) / (context * count)
+    deeper = _pass_seconds(model, context, count)
+    # Once more: had another process disturbed it, a token would seem to cost next to nothing.
+    alone = min(alone, _pass_seconds(model, 0, 1))
+    per_pair = max(0.0, deeper - shallow) / (context * count)
     rest = shallow - alone - per_pair * count * (count + 1) / 2
     return ComputeCost(alone, max(0.0, rest) / (count - 1), per_pair, step_tokens)
 
