@@ -12,9 +12,10 @@ from engine.core import EngineCore
 from engine.group import SequenceGroup
 from engine.layout import Admission
 from engine.recovery import ComputeCost, CopyCost, CostModel, Policy
-from engine.request import EngineRequest
+from engine.request import BeamParams, EngineRequest
 from tests.engine.simulation import (
     EOS,
+    expected_hypotheses,
     expected_output,
     make_request,
     random_prompt,
@@ -265,19 +266,22 @@ def test_every_request_ends_as_if_undisturbed_in_whatever_pool_holds_the_largest
     for name, rest in run_all_to_end(core).items():
         for index, tokens in rest.items():
             outputs.setdefault(name, {}).setdefault(index, []).extend(tokens)
-    assert outputs == {
-        request.request_id: {
-            index: expected_output(request.prompt, request.sampling.max_tokens, index)
-            for index in range(request.num_sequences)
-        }
-        for request in requests
-    }
+    assert outputs == {request.request_id: undisturbed(request) for request in requests}
     assert core.stats().blocks_in_use == 0
 
 
+def undisturbed(request: EngineRequest) -> dict[int, list[int]]:
+    """What each of the request's outputs is where nothing else runs."""
+    prompt, out = request.prompt, request.sampling.max_tokens
+    if request.beam is not None:
+        return dict(enumerate(h.token_ids for h in expected_hypotheses(prompt, out, request.beam)))
+    return {index: expected_output(prompt, out, index) for index in range(request.num_sequences)}
+
+
 def random_requests(rng: random.Random, count: int) -> list[EngineRequest]:
-    """Of one or two tenants, with common prefixes, of one or several sequences."""
+    """Of one or two tenants, with common prefixes, of one or several sequences or beams."""
     head = random_prompt(rng, 40)
+    kinds = [{}, {}, {"num_sequences": 2}, {"num_sequences": 3}, {"beam": BeamParams(num_beams=3)}]
     return [
         make_request(
             str(number),
@@ -285,7 +289,7 @@ def random_requests(rng: random.Random, count: int) -> list[EngineRequest]:
             rng.randrange(1, 40),
             tenant=rng.choice("ab"),
             cache=rng.random() < 0.8,
-            num_sequences=rng.choice([1, 1, 2, 3]),
+            **rng.choice(kinds),
         )
         for number in range(count)
     ]
@@ -296,7 +300,7 @@ def most_blocks(request: EngineRequest) -> int:
     prompt = len(request.prompt)
     shared = prompt // BLOCK
     own = -(-(prompt + request.sampling.max_tokens) // BLOCK) - shared
-    return shared + request.num_sequences * own
+    return shared + request.num_lines * own
 
 
 @pytest.mark.parametrize("recovery", ["auto", "swap", "recompute"])
