@@ -59,6 +59,7 @@ class Generation:
         self._waiting: asyncio.Timeout | None = None
         self._started = perf_counter()
         self._last_tokens: dict[int, float] = {}
+        self._searched_tokens = 0
 
     @property
     def line(self) -> Line:
@@ -75,9 +76,10 @@ class Generation:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all lines so far; of a search, all its beams as far as the longest output."""
-        lengths, beam = [len(line.output_ids) for line in self.lines], self.request.beam
-        return sum(lengths) if beam is None else beam.num_beams * max(lengths)
+        """Tokens of all lines so far; of a search, those of all its beams."""
+        if self.request.beam is not None:
+            return self._searched_tokens
+        return sum(len(line.output_ids) for line in self.lines)
 
     def start(self) -> None:
         """Begin. The caller must iterate `pieces` or call `close`."""
@@ -180,6 +182,10 @@ class Generation:
             self.fail(ApiError(500, message, code="server_error"))
         if not self.request.num_generated:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if delta.searched_tokens:
+            self.ticket.first_token()
+            # A search whose engine has died begins anew, and is paid for once.
+            self._searched_tokens = max(self._searched_tokens, delta.searched_tokens)
         line = self.lines[delta.index]
         if line.end is not None:
             return []

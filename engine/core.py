@@ -153,9 +153,15 @@ class EngineCore:
         )
 
     def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
-        """What a sampled token, or a hypothesis of a beam search, is to its reader, counted."""
+        """What a sampled token, or what a beam search has come to, is to its reader, counted."""
         if sequence.sampling.max_tokens == 0:
             return _last_delta(sequence)
+        if sequence.request.beam is not None and sequence.finish_reason is None:
+            return TokenDelta(
+                request_id=sequence.request_id,
+                searched_tokens=sequence.num_searched,
+                cached_tokens=sequence.first_hit or 0,
+            )
         first = sequence.num_tokens - 1 if sequence.score is None else sequence.num_prompt_tokens
         token_ids = sequence.token_ids[first:]
         self._output_tokens += len(token_ids)
@@ -166,6 +172,7 @@ class EngineCore:
             logprobs=None if logprobs is None else [logprobs],
             finish_reason=sequence.finish_reason,
             score=sequence.score,
+            searched_tokens=sequence.num_searched,
             cached_tokens=sequence.first_hit or 0,
         )
 

@@ -54,7 +54,8 @@ class SequenceGroup:
     """What the sequences are the live beams of, in its order."""
     candidates: dict[Sequence, list[Candidate]] = field(default_factory=dict)
     """The next tokens of beams that wait for the other ones to be computed."""
-
+    num_searched: int = 0
+    """Tokens by which all beams have grown, those that were dropped included."""
     saved: Saved | None = None
     """What it left in the host tier when it was preempted, if it was swapped."""
     was_preempted: bool = False

@@ -131,8 +131,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of sequence `index` of a request; its last delta carries `finish_reason`.
 
     A request is over when each of its `num_outputs` indices is; one that fails or is aborted ends
-    all that are left. A beam search says nothing before its end: then each hypothesis comes whole,
-    best first, with its `score` (`sequences_scores` in `transformers`).
+    all that are left. A beam search delivers nothing before its end: then each hypothesis comes
+    whole, best first, with its `score` (`sequences_scores` in `transformers`). Until then it tells
+    at each step by how many tokens all its beams have grown so far: `searched_tokens`.
 
     A stop token is delivered like any other: it is the last of `token_ids` when
     `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
@@ -145,6 +146,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     score: float | None = None
+    searched_tokens: int = 0
     cached_tokens: int = 0
     error: str | None = None
 

@@ -229,21 +229,25 @@ class Scheduler:
     ) -> list[Sequence]:
         """Take over a beam's candidates; the last beam of a step lets the search go on.
 
-        Returns what the search has found once it is done.
+        Returns what the search has found once it is done, and a live beam after each other step.
         """
         group.candidates[beam] = candidates
         beams = list(group.sequences)
         if len(group.candidates) < len(beams):
             return []
+        group.num_searched += group.width
         self.roster.account(group).charge(len(beams) * self.roster.prices.output)
         live = search.advance([group.candidates[beam] for beam in beams])
         group.candidates.clear()
         if search.is_done:
-            found = group.found()
+            news = group.found()
             self.roster.end(group, "length")
-            return found
-        self.roster.reorder(group, [(beams[parent], token_id) for parent, token_id in live])
-        return []
+        else:
+            choices = [(beams[parent], token_id) for parent, token_id in live]
+            news = self.roster.reorder(group, choices)[:1]
+        for sequence in news:
+            sequence.num_searched = group.num_searched
+        return news
 
     def _finish_prompt(self, sequence: Sequence) -> None:
         """End a request for a prompt alone, which is to be kept if it names a pin."""

@@ -36,6 +36,8 @@ class Sequence:
     """Why the request failed, when `finish_reason` is "error"."""
     score: float | None = None
     """What a beam search thinks of it, which it is a result of."""
+    num_searched: int = 0
+    """`SequenceGroup.num_searched`, when it was last news."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)

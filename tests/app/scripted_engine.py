@@ -184,8 +184,18 @@ class ScriptedEngine:
             yield TokenDelta(request_id=rid, finish_reason="length", cached_tokens=cached)
             return
         if request.beam is not None:
-            for delta in self._search(request, cached):
-                yield delta
+            hypotheses = self._search(request, cached)
+            for length in range(1, max(len(found.token_ids) for found in hypotheses) + 1):
+                await self._pause(rid, length - 1)
+                ended = self._ended(request, length - 1)
+                if ended is not None:
+                    for index in range(request.num_outputs):
+                        yield structs.replace(ended, index=index)
+                    return
+                searched = length * request.beam.num_beams
+                yield TokenDelta(request_id=rid, searched_tokens=searched, cached_tokens=cached)
+            for found in hypotheses:
+                yield found
             return
         lines = dict(enumerate(self._scripts(request)))
         for position in range(len(request.generated_by(0)), sampling.max_tokens):

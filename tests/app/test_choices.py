@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from typing import Any
 
@@ -214,6 +215,15 @@ async def test_a_failure_fails_all_answers(world: World) -> None:
         await complete(world, n=3)
     with pytest.raises(openai.APIError, match="the engine died"):
         await by_index(await complete(world, n=3, stream=True))
+
+
+async def test_a_search_that_is_given_up_is_paid_for_as_far_as_it_came(world: World) -> None:
+    world.engine.hold_after = 3
+    search = asyncio.create_task(complete(world, {**BEAMS, "n": 2}))
+    await eventually(lambda: bool(world.engine.holding))
+    search.cancel()
+    await eventually(lambda: not world.engine.active)
+    await world.metered("acme", 1, len(world.engine.requests[-1].prompt) + 3 * 4)
 
 
 async def test_a_reader_that_leaves_ends_all_answers(world: World) -> None:

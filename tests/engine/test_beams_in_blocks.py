@@ -40,10 +40,16 @@ def searched(
 def results(deltas: Iterable[TokenDelta]) -> dict[str, list[Hypothesis]]:
     """What each request has ended with; every index must come once, in order, and be the last."""
     found: dict[str, list[Hypothesis]] = {}
+    searched: dict[str, int] = {}
     for delta in deltas:
-        assert delta.finish_reason is not None
-        assert delta.score is not None
         assert delta.error is None
+        assert delta.searched_tokens >= searched.get(delta.request_id, 1)
+        searched[delta.request_id] = delta.searched_tokens
+        if delta.finish_reason is None:
+            assert not delta.token_ids, "nothing is delivered before the end"
+            assert delta.request_id not in found
+            continue
+        assert delta.score is not None
         own = found.setdefault(delta.request_id, [])
         assert delta.index == len(own)
         own.append(Hypothesis(delta.token_ids, delta.score, delta.finish_reason))
@@ -104,8 +110,9 @@ def test_nothing_is_delivered_before_the_end_and_every_hypothesis_counts_as_outp
     core = simulated_core(num_blocks=200)
     prompt = lasting_prompt(10, 12, FOUR)
     core.submit(searched("r", prompt, 12))
-    for _ in range(11):
-        assert core.step() == []
+    for step in range(11):
+        [progress] = core.step()
+        assert progress == TokenDelta(request_id="r", searched_tokens=4 * (step + 1))
     deltas = core.step()
     assert results(deltas) == {"r": expected_hypotheses(prompt, 12, FOUR)}
     assert core.is_idle
@@ -251,7 +258,7 @@ def test_an_aborted_search_ends_every_index_and_gives_every_block_back(steps: in
     core = simulated_core(num_blocks=100, step_token_budget=16)
     core.submit(searched("r", lasting_prompt(20, 30, beam), 30, beam))
     for _ in range(steps):
-        assert core.step() == []
+        assert not any(delta.finish_reason for delta in core.step())
     assert core.abort("r", 0) == [], "its outputs end together"
     deltas = core.abort("r")
     assert [(d.index, d.finish_reason, d.token_ids) for d in deltas] == [
