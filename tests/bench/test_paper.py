@@ -9,9 +9,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from bench import __main__ as cli
 from bench import lengths, paper
@@ -33,28 +31,6 @@ from bench.paper.sharing import parallel_sampling
 from bench.paper.simulation import simulate
 from bench.paper.systems import FASTER_TRANSFORMER, MAX, ORACLE, PARTYWALL, make_server
 from bench.paper.workloads import Workload, tokens
-from engine.weights import DEFAULT_MODEL, resolve_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights, with a real tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def trace(*requests: tuple[float, int, int]) -> list[TracedRequest]:

@@ -7,36 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from bench import __main__ as cli
 from bench import fairness, isolation, sockets
 from bench.load import Phase, Sent
 from bench.registry import BenchError
-from engine.weights import DEFAULT_MODEL, resolve_model
 from tests.bench.test_load import arrival
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights, with a real tokenizer."""
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def figures(
