@@ -17,7 +17,7 @@ from tests.tenants.server import Server
 
 
 async def opened(open_room: OpenRoom, server: Server, **limits: int) -> tuple[Room, Tenant]:
-    room = await open_room(server.url, timeout_seconds=0.3)
+    room = await open_room(server.url)
     tenant, _ = await room.store.create_tenant(
         "acme", edit=lambda new: replace(new, limits=TenantLimits(**limits))
     )

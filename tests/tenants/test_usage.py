@@ -98,7 +98,7 @@ async def test_a_batch_whose_answer_was_lost_is_not_counted_twice(
 async def test_usage_is_kept_while_the_store_is_away(
     server: Server, open_room: OpenRoom, clock: Clock
 ) -> None:
-    room = await open_room(server.url, timeout_seconds=0.3)
+    room = await open_room(server.url)
     await room.store.create_tenant("acme")
     meter = UsageMeter(room.redis, flush_seconds=0.01, clock=clock)
     running = asyncio.create_task(meter.run())
