@@ -33,6 +33,8 @@ from tests.app.scripted_engine import ScriptedEngine
 MODEL = "acme/Scripted-1"
 ADMIN_TOKEN = "pwadmin_for-tests-only"
 PEPPER = b"pepper" * 6
+STALL_SECONDS = 2.0
+"""How long a call waits for a stalled store; a busy machine alone must not take that long."""
 CHATML = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' and loop.first and not add_generation_prompt %}"
@@ -182,7 +184,7 @@ async def living(
     flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
 ) -> AsyncIterator[World]:
     """A world over the store at `redis_url`; what it knows of tenants is `cache_seconds` old."""
-    redis = await open_redis(redis_url, timeout_seconds=0.5)
+    redis = await open_redis(redis_url, timeout_seconds=STALL_SECONDS)
     await redis.execute("FLUSHALL")
     tenant_store = TenantStore(
         redis, PEPPER, cache_seconds=cache_seconds, flush_grace_seconds=flush_grace_seconds

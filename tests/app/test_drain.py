@@ -20,7 +20,7 @@ from app.service import create_app
 from app.stores import Stores
 from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore
-from tests.app.conftest import MODEL, PEPPER, World, eventually, serving
+from tests.app.conftest import MODEL, PEPPER, STALL_SECONDS, World, eventually, serving
 from tests.app.scripted_engine import ScriptedEngine
 from tests.app.test_responses_ws import Raw, socket, text_of
 from tests.app.test_resume import numbers, rest_by_socket, rest_by_sse
@@ -50,7 +50,7 @@ async def another(
     """The service that starts after the world's has stopped, over the same store."""
     engine = engine or ScriptedEngine(world.engine.tokenizer)
     engine.answer = engine.answer or world.engine.answer
-    redis = await open_redis(store_server.url, timeout_seconds=0.5)
+    redis = await open_redis(store_server.url, timeout_seconds=STALL_SECONDS)
     stores = Stores.over(redis, PEPPER)
     app = create_app(engine, stores, engine.tokenizer, MODEL, ServiceLimits())
     async with serving(app) as url:

@@ -21,7 +21,7 @@ from app.stores import Stores
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
 from tenants.records import ApiKey, Principal, TenantLimits
-from tests.app.conftest import PEPPER, eventually
+from tests.app.conftest import PEPPER, STALL_SECONDS, eventually
 from tests.app.scripted_engine import ScriptedEngine
 
 
@@ -63,7 +63,7 @@ class Replica:
 
 @contextlib.asynccontextmanager
 async def running_replica(url: str, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[Replica]:
-    redis = await open_redis(url, timeout_seconds=0.5)
+    redis = await open_redis(url, timeout_seconds=STALL_SECONDS)
     stores = Stores.over(redis, PEPPER)
     engine = ScriptedEngine(tokenizer)
     presence = Presence(stores.tenants, stores.groups, stores.limiter, engine)
@@ -269,7 +269,7 @@ async def test_connections_outlive_an_outage_of_the_store_unless_their_key_expir
 ) -> None:
     acme = await new_tenant(replica, "acme")
     _, api_key = await replica.stores.tenants.create_key(
-        "acme", "short", expires_at=time.time() + 0.3
+        "acme", "short", expires_at=time.time() + 1.5
     )
     short = await signed_in(replica, api_key)
     kept, expired = FakeStream(), FakeStream()
