@@ -23,12 +23,12 @@ from transformers import PreTrainedTokenizerBase
 from app.chat_template import ChatTemplate, Message, common_prefix
 from app.tokenizer import load_tokenizer
 from bench.registry import BenchError, Result, parameters
+from bench.scripted import scripted_core
 from bench.workload import passage, question
-from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.hashing import derive_key
 from engine.plan import StepPlan
-from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.request import EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 from engine.weights import DEFAULT_MODEL, resolve_model
 
@@ -43,6 +43,7 @@ _HEADLINE: Final = ("a user each", 16)
 _TENANT: Final = "bench"
 _KEY: Final = derive_key(bytes(32), "bench reuse")
 _MAX_STEPS: Final = 10_000
+_NUM_SLOTS: Final = 1 << 20
 _SYNTHETIC: Final = 80
 _QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
 
@@ -153,7 +154,7 @@ async def _play(
     starts = [await template.prompt_ids([_user(text)], "") for text in ("0 first", "x other")]
     head = common_prefix(*starts)
     runner = _ScriptedRunner()
-    core = _core(runner, block_size)
+    core = scripted_core(runner, _NUM_SLOTS, block_size)
     histories: list[list[int]] = [[] for _ in conversations]
     prompts = requests = 0
     for turn in range(max(map(len, conversations))):
@@ -177,24 +178,6 @@ async def _play(
             requests += 1
     stats = core.stats()
     return _Found(prompts, stats.cached_tokens, stats.in_block_tokens, runner.copies, requests)
-
-
-def _core(runner: _ScriptedRunner, block_size: int) -> EngineCore:
-    num_blocks = (1 << 20) // block_size
-    config = EngineConfig(model_path="scripted", block_size=block_size, step_token_budget=2048)
-    info = EngineInfo(
-        model="scripted",
-        device="none",
-        dtype="none",
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_context_tokens=num_blocks * block_size,
-        max_running_sequences=config.max_running_requests,
-        vocab_size=1 << 20,
-        eos_token_ids=(),
-        hash_extras=b"",
-    )
-    return EngineCore(config, info, runner)
 
 
 def _ask(

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bench.cost_model import PAPER_SLOTS
-from bench.paper.paged import NAMESPACE, paged_core
+from bench.paper.paged import NAMESPACE
 from bench.paper.sharing import Saving
 from bench.paper.small_model import load_small_model
 from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
+from bench.scripted import scripted_core
 from bench.workload import question
 from engine.core import EngineCore, Runner
 from engine.plan import StepPlan
@@ -59,7 +60,7 @@ def record_scores(
     slots = sum(map(len, prompts)) + searches * (width + 1) * (tokens + 2 * _BLOCK_SIZE)
     model.allocate(slots // _BLOCK_SIZE)
     recorder = _Recorder(ModelRunner(model), width)
-    core = paged_core(recorder, slots, searches * width, _BLOCK_SIZE, prefix_cache=True)
+    core = scripted_core(recorder, slots, _BLOCK_SIZE, searches * width)
     for number, prompt in enumerate(prompts):
         core.submit(_search(number, prompt, tokens, width))
     _run(core)
@@ -75,7 +76,7 @@ def simulated_saving(
 ) -> float:
     """What the beams of the workload's requests save, memory being full."""
     runner = _ScoredRunner(scores)
-    core = paged_core(runner, num_slots, MAX_RUNNING, _BLOCK_SIZE, prefix_cache=True)
+    core = scripted_core(runner, num_slots, _BLOCK_SIZE, MAX_RUNNING)
     runner.core = core
     for request in workload.trace(num_requests / workload.seconds):
         core.submit(_search(request.number, request.prompt, len(request.output), width))

@@ -8,45 +8,15 @@ from collections.abc import Callable, Iterable
 from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Step, TracedRequest
 from bench.cost_model import StepShape
-from engine.config import EngineConfig
-from engine.core import EngineCore, Runner
+from bench.scripted import scripted_core
+from engine.core import Runner
 from engine.plan import ScheduledChunk, StepPlan
-from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.request import EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 
-_VOCAB_SIZE = 2**32
 _INDEX_STRIDE = 2**28
 """Between the tokens of a request's sequences, which all differ."""
-_STEP_TOKENS = 2048
 NAMESPACE = Namespaces(shared_key=bytes(32), private_key=bytes(32))
-
-
-def paged_core(
-    runner: Runner, num_slots: int, max_running: int, block_size: int, prefix_cache: bool
-) -> EngineCore:
-    """An engine with as many whole blocks as `num_slots` slots hold, and no limit on a request."""
-    config = EngineConfig(
-        model_path="scripted",
-        block_size=block_size,
-        step_token_budget=max(_STEP_TOKENS, max_running),
-        max_running_requests=max_running,
-        prefix_cache=prefix_cache,
-        fairness="fcfs",
-    )
-    num_blocks = num_slots // block_size
-    info = EngineInfo(
-        model="scripted",
-        device="none",
-        dtype="none",
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_context_tokens=num_blocks * block_size,
-        max_running_sequences=max_running,
-        vocab_size=_VOCAB_SIZE,
-        eos_token_ids=(),
-        hash_extras=b"",
-    )
-    return EngineCore(config, info, runner)
 
 
 def engine_request(request: TracedRequest, num_sequences: int = 1) -> EngineRequest:
@@ -118,7 +88,9 @@ class Paged:
     ) -> None:
         """With `measure` its memory is accounted for at every step, if no two requests share."""
         self.runner = ScriptedRunner(model)
-        self.core = paged_core(self.runner, num_slots, max_running, block_size, prefix_cache)
+        self.core = scripted_core(
+            self.runner, num_slots, block_size, max_running, prefix_cache=prefix_cache
+        )
         self._num_sequences = num_sequences
         self._unfinished: Counter[int] = Counter()
         self._memory = MemoryUse()
