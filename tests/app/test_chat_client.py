@@ -171,9 +171,11 @@ async def test_ctrl_c_cancels_the_answer_and_not_the_program(
 
 async def test_ctrl_c_at_the_prompt_leaves_the_program_running(terminal: Terminal) -> None:
     await terminal.until("> ")
-    await asyncio.sleep(0.2)  # readline shows its prompt a moment before it heeds signals
-    terminal.process.send_signal(signal.SIGINT)
-    await terminal.until("> ")
+    prompted = asyncio.create_task(terminal.until("> "))
+    while not prompted.done():  # readline shows its prompt a moment before it heeds signals
+        terminal.process.send_signal(signal.SIGINT)
+        await asyncio.wait([prompted], timeout=0.5)
+    await prompted
     terminal.type("hello\n")
     await terminal.until("You said: hello")
 
