@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,9 @@ class BatchBuilder:
         self._finder = None if rule is None else GroupFinder(block_size, rule)
         self._found: HostGroups | None = None
         self._groups: PrefixGroups | None = None
+        self._spared = 0
+        self.num_spared_keys = 0
+        """Keys that a layer has not read again since the start, because they were grouped."""
 
     def build(self, plan: StepPlan) -> Batch:
         """The batch of `plan`, with one logit row for each token that is drawn."""
@@ -56,7 +59,19 @@ class BatchBuilder:
         if found is not self._found:
             self._found = found
             self._groups = None if found is None else found.to(self._device)
+            self._spared = 0 if found is None else found.num_spared_keys
+        self.num_spared_keys += self._spared
         return self._groups
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A runner that builds its batches with prefix groups."""
+
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        ...
 
 
 def pack(

@@ -24,6 +24,11 @@ class ModelRunner:
         rule = rule_for(model.device) if prefix_grouping else None
         self._batches = BatchBuilder(model.block_size, model.device, rule)
 
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        return self._batches.num_spared_keys
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sampled:
         """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates."""
