@@ -159,6 +159,9 @@ def test_forks_share_the_tenants_prompt_and_behind_it_their_own(
         assert outputs[name] == dict.fromkeys(range(3), alone)
     levels = [({"x", "y"}, 0, 32), ({"x"}, 32, 48), ({"y"}, 32, 56)]
     assert any(all(level in step for level in levels) for step in watched.steps)
+    complete = sum(all(level in step for level in levels) for step in watched.steps)
+    spared = 5 * 32 + 2 * (48 - 32) + 2 * (56 - 32)
+    assert watched.core.stats().spared_keys >= complete * spared
 
 
 def test_sampled_forks_are_as_they_are_without_groups(folder: Path, model: PreTrainedModel) -> None:
@@ -171,6 +174,7 @@ def test_sampled_forks_are_as_they_are_without_groups(folder: Path, model: PreTr
         watched.core.submit(request)
         outputs.append(run_all_to_end(watched.core))
         assert bool(watched.groups) == (not options)
+        assert bool(watched.core.stats().spared_keys) == (not options)
     assert len(set(map(tuple, outputs[0]["r"].values()))) > 1
     assert outputs[0] == outputs[1] == outputs[2]
 
