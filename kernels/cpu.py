@@ -27,8 +27,8 @@ _ELEMENTS = {
     torch.float16: torch.int16,
 }
 
-_LEAST_SHARE = 8192
-"""Pairs of a key and a query row that are worth waking a thread for: some 100 us."""
+_LEAST_SHARE = 32768
+"""What is worth waking a thread for, as `cpu_plan.Plan` counts: some 100 us."""
 
 # Plain threads around code without the GIL. Numba's own OpenMP layer would overwrite torch's thread
 # count (they share one OpenMP runtime), and its barriers spin away a time slice on a busy machine.

@@ -20,6 +20,9 @@ Integers = npt.NDArray[Any]
 SPLIT = 256
 """Keys in a split: never chosen by the batch."""
 
+_KEY_ROWS = 8
+"""As many query rows as take the time of fetching a key and its value."""
+
 _ZERO, _LOWEST = np.float32(0), np.float32(-np.inf)
 
 
@@ -38,7 +41,7 @@ class Plan(NamedTuple):
 
     First come the runs of the groups, then one for every sequence: what is its own. The arrays are
     per run, with a total at the end of each `first_...`, where nothing else is said. `cost` counts,
-    before each item and in all, pairs of a key and a query row.
+    before each item and in all, pairs of a key and a query row; a key itself is `_KEY_ROWS` more.
     """
 
     num_groups: int
@@ -130,7 +133,7 @@ def _cut(
         for item in range(first_item[run], first_item[run + 1]):
             owner[item] = run
             start = begin[run] + (item - first_item[run]) // num_kv_heads * SPLIT
-            cost[item + 1] = cost[item] + min(end[run] - start, SPLIT) * rows
+            cost[item + 1] = cost[item] + min(end[run] - start, SPLIT) * (rows + _KEY_ROWS)
     return first_item, first_row, owner, cost
 
 
