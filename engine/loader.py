@@ -44,7 +44,9 @@ def load_core(config: EngineConfig) -> EngineCore:
     Raises `EngineError` if the model cannot be served or the memory holds no block.
     """
     parts = load_parts(config)
-    runner = ModelRunner(parts.model, parts.costs if parts.info.num_host_blocks else None)
+    costs = parts.costs if parts.info.num_host_blocks else None
+    prefix_grouping = config.prefix_grouping and not config.batch_invariant
+    runner = ModelRunner(parts.model, costs, prefix_grouping)
     return EngineCore(parts.config, parts.info, runner, parts.costs)
 
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import torch
 
-from engine.batch import pack_plan
+from engine.batch import BatchBuilder
 from engine.model import PagedModel
 from engine.plan import StepPlan
 from engine.recovery import CostModel
 from engine.sampler import Sampled, sample
 from engine.stopwatch import Stopwatch
+from kernels.prefix_groups import rule_for
 
 
 class ModelRunner:
     """Runs plans on a `PagedModel`; an `engine.core.Runner`. Tells `costs` what took how long."""
 
-    def __init__(self, model: PagedModel, costs: CostModel | None = None) -> None:
+    def __init__(
+        self, model: PagedModel, costs: CostModel | None = None, prefix_grouping: bool = True
+    ) -> None:
         self._model = model
         self._costs = costs
+        rule = rule_for(model.device) if prefix_grouping else None
+        self._batches = BatchBuilder(model.block_size, model.device, rule)
+
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        return self._batches.num_spared_keys
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Sampled:
@@ -30,7 +40,7 @@ class ModelRunner:
         watch.mark()
         if plan.transfers.copies:
             self._model.copy_blocks(plan.transfers.copies)
-        batch = pack_plan(plan, self._model.block_size, self._model.device)
+        batch = self._batches.build(plan)
         logits = self._model.forward(batch)
         sampled = sample(logits, plan.samplers)
         watch.mark()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import cpu_paged
+from kernels import cpu_paged, cpu_plan
 from kernels.attention import AttentionBatch
 from kernels.reference import gather
 
@@ -27,8 +27,8 @@ _ELEMENTS = {
     torch.float16: torch.int16,
 }
 
-_LEAST_SHARE = 8192
-"""Pairs of a key and a query row that are worth waking a thread for: some 100 us."""
+_LEAST_SHARE = 32768
+"""What is worth waking a thread for, as `cpu_plan.Plan` counts: some 100 us."""
 
 # Plain threads around code without the GIL. Numba's own OpenMP layer would overwrite torch's thread
 # count (they share one OpenMP runtime), and its barriers spin away a time slice on a busy machine.
@@ -104,9 +104,14 @@ def _attend_short(
     num_heads, num_kv_heads = query.shape[1], kv.shape[2]
     block, value, head, token, _ = kv.stride()
     options = cpu_paged.Options(np.float32(scale), sliding_window or 0, np.float32(softcap or 0.0))
-    starts, context_lens = batch.query_starts.numpy(), batch.context_lens.numpy()
-    plan = cpu_paged.plan_items(
-        starts, context_lens, LONGEST_SHORT_RUN, num_heads, num_kv_heads, options.window
+    plan = cpu_plan.plan_items(
+        batch.query_starts.numpy(),
+        batch.context_lens.numpy(),
+        _groups(batch, options.window),
+        LONGEST_SHORT_RUN,
+        num_heads,
+        num_kv_heads,
+        options.window,
     )
     num_rows = int(plan.first_row[-1])
     partial = torch.empty(num_rows, query.shape[2]).numpy()  # torch's memory starts a cache line
@@ -118,8 +123,6 @@ def _attend_short(
         cpu_paged.Layout(block, value, head, token, kv.shape[3]),
         num_kv_heads,
         batch.block_tables.contiguous().numpy(),  # another layout would compile anew
-        starts,
-        context_lens,
         options,
         partial,
         statistics,
@@ -132,7 +135,23 @@ def _attend_short(
     cpu_paged.attend_part(0, shares, *arguments)
     for other in others:
         other.result()
-    cpu_paged.merge_parts(plan, num_kv_heads, starts, partial, statistics, output.numpy())
+    cpu_plan.merge_parts(plan, num_kv_heads, partial, statistics, output.numpy())
+
+
+def _groups(batch: AttentionBatch, window: int) -> cpu_plan.Groups:
+    """The shared runs of a batch; none where a window hides their beginnings."""
+    groups = batch.groups
+    if groups is None or window:
+        none = np.zeros(0, np.int32)
+        private_starts = np.zeros(len(batch.context_lens), np.int32)
+        return cpu_plan.Groups(none, none, np.zeros(1, np.int32), none, private_starts)
+    return cpu_plan.Groups(
+        groups.begins.numpy(),
+        groups.ends.numpy(),
+        groups.member_starts.numpy(),
+        groups.members.numpy(),
+        groups.private_starts.numpy(),
+    )
 
 
 def _attend_long(

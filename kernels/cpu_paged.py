@@ -1,42 +1,48 @@
 """Attention of a few queries over the blocks of their sequence, compiled for the CPU by Numba.
 
-The kernel walks the block table and reads every key and value once, where it lies. The context is
-cut into splits of a fixed length, each with its own softmax, and the partial results are merged in
-order (Flash-Decoding, Dao et al. 2023). So all cores share a long context, and a sequence's result
-depends neither on its batch-mates nor on the number of threads. The functions start no threads:
-they run without the GIL, for the caller to spread (see `kernels.cpu`).
+The kernel walks block tables and reads every key and value once, where it lies. A run of keys that
+several sequences share is read for the stacked queries of them all; what is a sequence's own is a
+run with one reader. Runs are cut into splits of a fixed length, each with its own softmax, and the
+partial results are merged in order (Flash-Decoding, Dao et al. 2023). So all cores share a long
+context, and a result depends on the groups of its sequence, but neither on its other batch-mates
+nor on the number of threads. The functions start no threads: they run without the GIL, for the
+caller to spread (see `kernels.cpu`).
 
-The two inner loops are LLVM's portable vector code: Numba's own vectoriser keeps neither a key in
-registers across query rows nor 16-bit floats from being widened once a row, and takes four times
-as long. They stay in this file because Numba's disk cache notices changes in one file only.
+Where many rows see the same keys, as those of a group do, attention is two matrix products. For few
+rows it is two loops that hold keys in registers. All of these are LLVM's portable vector code:
+Numba's own vectoriser keeps neither a key in registers across query rows nor 16-bit floats from
+being widened once a row, and takes four times as long. They stay in this file because Numba's disk
+cache notices changes in one file only.
 """
 # ruff: noqa: ARG001 (an intrinsic gets the types of its arguments; the values come to `generate`)
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[Any]
+from kernels.cpu_plan import SPLIT, Floats, Integers, Plan, compiled
+
 KV = npt.NDArray[Any]
 """A flat view of the KV memory: float32, or the bits of bfloat16 as uint16, or those of float16 as
 int16, since Numba has neither."""
 
-SPLIT = 256
-"""Keys in a split: a multiple of `_KEYS`, and never chosen by the batch."""
-
 _KEYS = 4
 """Keys, or values, that one pass over the query rows handles together."""
 
+_STACK = 24
+"""Rows from which on two matrix products pay."""
+
+_LANES = 16
+"""Floats in a vector."""
 
 _AHEAD = 16
 """How many keys ahead of their use memory is asked for them."""
@@ -62,65 +68,7 @@ class Options(NamedTuple):
     softcap: np.float32
 
 
-class Plan(NamedTuple):
-    """The batch cut into items: (sequence, split, KV head), in this order.
-
-    The first three arrays are per sequence; the last entry of `first_item` and `first_row` is the
-    total. `cost` counts, before each item and in all, pairs of a key and a query row.
-    """
-
-    first_split: Integers  # [num_seqs]
-    first_item: Integers  # [num_seqs + 1]
-    first_row: Integers  # [num_seqs + 1] of partial results
-    owner: Integers  # [num_items] sequence
-    cost: Integers  # [num_items + 1]
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _compiled(**options: Any) -> Callable[[_Function], _Function]:
-    decorate: Callable[[_Function], _Function] = njit(nogil=True, error_model="numpy", **options)
-    return decorate
-
-
-@_compiled(cache=True)
-def plan_items(
-    query_starts: Integers,
-    context_lens: Integers,
-    longest: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int,
-) -> Plan:
-    """Cut up every sequence of at most `longest` queries."""
-    num_seqs = context_lens.shape[0]
-    first_split = np.zeros(num_seqs, np.int64)
-    first_item = np.zeros(num_seqs + 1, np.int64)
-    first_row = np.zeros(num_seqs + 1, np.int64)
-    for seq in range(num_seqs):
-        query_len = query_starts[seq + 1] - query_starts[seq]
-        items = 0
-        if 0 < query_len <= longest:
-            if window > 0:
-                oldest = context_lens[seq] - query_len - window + 1
-                first_split[seq] = max(oldest, 0) // SPLIT
-            items = ((context_lens[seq] + SPLIT - 1) // SPLIT - first_split[seq]) * num_kv_heads
-        first_item[seq + 1] = first_item[seq] + items
-        first_row[seq + 1] = first_row[seq] + items * query_len * (num_heads // num_kv_heads)
-    owner = np.empty(first_item[num_seqs], np.int64)
-    cost = np.zeros(first_item[num_seqs] + 1, np.int64)
-    for seq in range(num_seqs):
-        for item in range(first_item[seq], first_item[seq + 1]):
-            owner[item] = seq
-            split = first_split[seq] + (item - first_item[seq]) // num_kv_heads
-            keys = min(context_lens[seq] - split * SPLIT, SPLIT)
-            rows = (query_starts[seq + 1] - query_starts[seq]) * (num_heads // num_kv_heads)
-            cost[item + 1] = cost[item] + keys * rows
-    return Plan(first_split, first_item, first_row, owner, cost)
-
-
-@_compiled(cache=True)
+@compiled(cache=True)
 def attend_part(
     part: int,
     num_parts: int,
@@ -130,8 +78,6 @@ def attend_part(
     layout: Layout,
     num_kv_heads: int,
     tables: Integers,
-    query_starts: Integers,
-    context_lens: Integers,
     options: Options,
     partial: Floats,
     statistics: Floats,
@@ -142,89 +88,90 @@ def attend_part(
     head_dim], with sums not yet divided by their weights, and of `statistics`, [rows, 2], with the
     highest score and the sum of weights.
     """
-    group = query.shape[1] // num_kv_heads
     total = plan.cost[-1]
     for item in range(plan.owner.shape[0]):
         if plan.cost[item] * num_parts < total * part:
             continue
         if plan.cost[item] * num_parts >= total * (part + 1):
             break
-        seq = plan.owner[item]
-        local = item - plan.first_item[seq]
-        split, head = divmod(local, num_kv_heads)
-        queries = query[
-            query_starts[seq] : query_starts[seq + 1], head * group : (head + 1) * group
-        ]
-        num_rows = queries.shape[0] * group
-        row = plan.first_row[seq] + local * num_rows
-        _attend_split(
-            queries,
-            kv,
-            layout,
-            tables[seq],
-            context_lens[seq],
-            plan.first_split[seq] + split,
-            head,
-            options,
-            partial[row : row + num_rows],
-            statistics[row : row + num_rows],
+        _attend_item(
+            item, plan, query, kv, layout, num_kv_heads, tables, options, partial, statistics
         )
 
 
-@_compiled(cache=True)
-def merge_parts(
+@compiled()
+def _attend_item(
+    item: int,
     plan: Plan,
-    num_kv_heads: int,
-    query_starts: Integers,
-    partial: Floats,
-    statistics: Floats,
-    output: Floats,
-) -> None:
-    """Combine the splits of every planned row in `output`, [num_tokens, num_heads, head_dim]."""
-    num_heads = output.shape[1]
-    group = num_heads // num_kv_heads
-    for seq in range(plan.first_split.shape[0]):
-        splits = (plan.first_item[seq + 1] - plan.first_item[seq]) // num_kv_heads
-        start, end = query_starts[seq], query_starts[seq + 1]
-        if splits == 0:
-            continue
-        step = num_heads * (end - start)
-        for head in range(num_heads):
-            for token in range(start, end):
-                row = plan.first_row[seq] + head // group * group * (end - start)
-                row += (token - start) * group + head % group
-                rows = slice(row, row + splits * step, step)
-                _merge(output[token, head], partial[rows], statistics[rows])
-
-
-@_compiled()
-def _attend_split(
-    query: Floats,  # [query_len, group, head_dim]
+    query: Floats,
     kv: KV,
     layout: Layout,
-    table: Integers,
-    context_len: int,
-    split: int,
-    head: int,
+    num_kv_heads: int,
+    tables: Integers,
     options: Options,
-    output: Floats,  # [query_len * group, head_dim], unnormalised
-    statistics: Floats,  # [query_len * group, 2] maximum and sum
+    partial: Floats,
+    statistics: Floats,
 ) -> None:
-    """Attend the queries of one sequence and one KV head to the keys of one split."""
-    query_len, group, head_dim = query.shape
-    num_rows = query_len * group
-    end = min(context_len, (split + 1) * SPLIT)
-    begin = split * SPLIT
+    run = plan.owner[item]
+    split, head = divmod(item - plan.first_item[run], num_kv_heads)
+    begin = plan.begin[run] + split * SPLIT
+    end = min(begin + SPLIT, plan.end[run])
+    tokens = plan.tokens[plan.first_token[run] : plan.first_token[run + 1]]
+    positions = plan.positions[plan.first_token[run] : plan.first_token[run + 1]]
+    group = query.shape[1] // num_kv_heads
+    num_rows = len(tokens) * group
+    row = plan.first_row[run] + (item - plan.first_item[run]) * num_rows
+    query = query[:, head * group : (head + 1) * group]
+    partial, statistics = partial[row : row + num_rows], statistics[row : row + num_rows]
+    first = begin
     if options.window > 0:
-        begin = max(begin, context_len - query_len - options.window + 1)
-    offsets = _key_offsets(table, begin, end, head, layout)
+        first = max(begin, positions[0] - options.window + 1)
+    offsets = _key_offsets(tables[plan.table[run]], first, end, head, layout)
+    all_see_all = positions[0] >= end - 1
+    if options.window > 0:
+        all_see_all &= positions[-1] - options.window < first
+    if num_rows >= _STACK and all_see_all:
+        _attend_stack(query, tokens, kv, offsets, layout.value, options, partial, statistics)
+    else:
+        _attend_split(
+            query,
+            tokens,
+            positions,
+            first,
+            end,
+            kv,
+            offsets,
+            layout.value,
+            options,
+            partial,
+            statistics,
+        )
+
+
+@compiled()
+def _attend_split(
+    query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
+    tokens: Integers,  # [num_queries], which of the tokens attend here
+    positions: Integers,  # [num_queries]
+    begin: int,  # positions of the keys
+    end: int,
+    kv: KV,
+    offsets: Integers,  # of the keys
+    value: int,  # from a key to its value
+    options: Options,
+    output: Floats,  # [num_queries * group, head_dim], unnormalised
+    statistics: Floats,  # [num_queries * group, 2] maximum and sum
+) -> None:
+    """Attend a few rows, each to the keys that it sees."""
+    _, group, head_dim = query.shape
+    num_rows = tokens.shape[0] * group
     rows, scores = _aligned(num_rows, head_dim), _aligned(num_rows, SPLIT)
     for row in range(num_rows):
-        rows[row] = query[row // group, row % group]
+        rows[row] = query[tokens[row // group], row % group]
     scores[:] = _ZERO
     _add_scores(rows, num_rows, head_dim, kv, offsets, end - begin, scores)
     for row in range(num_rows):
-        position = context_len - query_len + row // group
+        position = positions[row // group]
         first = begin
         if options.window > 0:
             first = min(max(begin, position - options.window + 1), end)
@@ -237,11 +184,69 @@ def _attend_split(
         scores[row, : first - begin] = _ZERO
         scores[row, max(last - begin, 0) :] = _ZERO
     output[:] = _ZERO
-    offsets += layout.value
+    offsets += value
     _add_values(scores, num_rows, head_dim, kv, offsets, end - begin, output)
 
 
-@_compiled()
+@compiled()
+def _attend_stack(
+    query: Floats,  # as for `_attend_split`
+    tokens: Integers,
+    kv: KV,
+    offsets: Integers,
+    value: int,
+    options: Options,
+    output: Floats,
+    statistics: Floats,
+) -> None:
+    """Attend many rows, which all see all of the keys: two matrix products around a softmax.
+
+    Rows are columns here, so that a vector holds one element of several rows, and nothing is summed
+    across its lanes.
+    """
+    _, group, head_dim = query.shape
+    num_rows, num_keys = output.shape[0], offsets.shape[0] - _KEYS - _AHEAD
+    width = (num_rows + _LANES - 1) // _LANES * _LANES
+    rows, weights = _aligned(head_dim, width), _aligned(num_keys, width)
+    tile, attended = _aligned(num_keys + _KEYS, head_dim), _aligned(head_dim, width)
+    rows[:, num_rows:] = _ZERO
+    for row in range(num_rows):
+        for dim in range(head_dim):
+            rows[dim, row] = query[tokens[row // group], row % group, dim] * options.scale
+    _widen(kv, offsets, num_keys, head_dim, tile)
+    _multiply(tile, head_dim, 1, rows, weights, num_keys, width, head_dim)
+    highest, total = _softmax_columns(weights, options.softcap)
+    offsets += value
+    _widen(kv, offsets, num_keys, head_dim, tile)
+    _multiply(tile, 1, head_dim, weights, attended, head_dim, width, num_keys)
+    for row in range(num_rows):
+        statistics[row, 0], statistics[row, 1] = highest[row], total[row]
+        for dim in range(head_dim):
+            output[row, dim] = attended[dim, row]
+
+
+@compiled(fastmath={"contract", "nnan", "nsz"})
+def _softmax_columns(scores: Floats, softcap: np.float32) -> tuple[Floats, Floats]:
+    """Turn the scores [num_keys, width] of each column into unnormalised weights, in place; returns
+    the columns' maxima and sums."""
+    num_keys, width = scores.shape
+    if softcap > _ZERO:
+        for key in range(num_keys):
+            for row in range(width):
+                scores[key, row] = softcap * np.float32(math.tanh(scores[key, row] / softcap))
+    highest, total = scores[0].copy(), np.zeros(width, np.float32)
+    for key in range(1, num_keys):
+        for row in range(width):
+            highest[row] = max(highest[row], scores[key, row])
+    for key in range(num_keys):
+        for row in range(width):
+            weight = _exp(scores[key, row] - highest[row])
+            scores[key, row] = weight
+            total[row] += weight
+    return highest, total
+
+
+@compiled()
 def _aligned(num_rows: int, num_columns: int) -> Floats:
     """An empty [num_rows, num_columns] at the start of a cache line: no vector straddles two."""
     size = num_rows * num_columns
@@ -250,7 +255,7 @@ def _aligned(num_rows: int, num_columns: int) -> Floats:
     return buffer[start : start + size].reshape(num_rows, num_columns)
 
 
-@_compiled()
+@compiled()
 def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layout) -> Integers:
     """Where keys `begin` to `end` of a sequence lie; the last is repeated for reads beyond it."""
     offsets = np.empty(end - begin + _KEYS + _AHEAD, np.int64)
@@ -267,13 +272,12 @@ def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layou
     return offsets
 
 
-@_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
+@compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
 def _softmax(scores: Floats, options: Options) -> tuple[Any, Any]:
     """Turn scores into unnormalised weights, in place; returns their maximum and their sum."""
-    highest = scores[0] * options.scale
-    for key in range(scores.shape[0]):  # from 0: Numba vectorises no index that may be negative
+    for key in range(scores.shape[0]):
         scores[key] *= options.scale
-        highest = max(highest, scores[key])
+    highest = _highest(scores, scores.shape[0])
     softcap = options.softcap
     if softcap > _ZERO:
         for key in range(scores.shape[0]):
@@ -294,7 +298,7 @@ _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _TAYLOR = tuple(np.float32(1 / math.factorial(order)) for order in range(8))
 
 
-@_compiled(fastmath={"contract", "nnan", "nsz"})
+@compiled(fastmath={"contract", "nnan", "nsz"})
 def _exp(x: Any) -> Any:
     """e ** x for x <= 0 to a unit or two in the last place; unlike `math.exp` it vectorises."""
     x = max(x, _LOWEST)
@@ -310,24 +314,6 @@ def _exp(x: Any) -> Any:
     return (series * rest * rest + rest + _ONE) * _power_of_two(power)
 
 
-@_compiled()
-def _merge(output: Floats, partial: Floats, statistics: Floats) -> None:
-    """Weigh a row's results [splits, head_dim] by their maxima and sums [splits, 2]."""
-    highest = np.float32(-np.inf)
-    for split in range(statistics.shape[0]):
-        highest = max(highest, statistics[split, 0])
-    output[:] = _ZERO
-    total = _ZERO
-    for split in range(statistics.shape[0]):
-        weight = np.float32(math.exp(statistics[split, 0] - highest))
-        total += weight * statistics[split, 1]
-        for dim in range(output.shape[0]):
-            output[dim] += weight * partial[split, dim]
-    for dim in range(output.shape[0]):
-        output[dim] /= total
-
-
-_REGISTER_LANES = 16
 _INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _SPLIT_LENGTH = ir.Constant(_INT64, SPLIT)
 _CONTRACT = ("contract",)
@@ -350,7 +336,7 @@ def _add_scores(  # type: ignore[no-untyped-def]
         element = signature.args[3].dtype
 
         def add(index: Any, starts: list[Any], dim: Any, lanes: int) -> None:
-            width = min(lanes, _REGISTER_LANES)
+            width = min(lanes, _LANES)
             parts = range(0, lanes, width)
             keys = [
                 [_load_kv(build, kv, start, part, element, width) for part in parts]
@@ -409,6 +395,111 @@ def _add_values(  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def _widen(typing, kv, offsets, num_keys, head_dim, tile):  # type: ignore[no-untyped-def]
+    """`tile[key] = kv[offsets[key]]` in float32; `tile` is [num_keys, head_dim], and keys are
+    rounded up to `_KEYS`."""
+    int64 = types.int64
+    signature = types.void(kv, offsets, int64, int64, tile)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        kv, offsets, _, _, tile = _pointers(context, build, signature, args)
+        _, _, num_keys, head_dim, _ = args
+        element = signature.args[0].dtype
+
+        def copy(index: Any, starts: list[Any], dim: Any, lanes: int) -> None:
+            for i, start in enumerate(starts):
+                row = build.add(index, ir.Constant(_INT64, i))
+                first = build.add(build.mul(row, head_dim), dim)
+                values = _load_kv(build, kv, start, 0, element, lanes)
+                build.store(values, _vector_at(build, tile, first, 0, lanes), align=4)
+
+        _visit(build, kv, offsets, num_keys, head_dim, copy)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _multiply(  # type: ignore[no-untyped-def]
+    typing, left, row_stride, step_stride, right, product, num_rows, width, num_steps
+):
+    """`product[row] = sum of left[row * row_stride + step * step_stride] * right[step]`.
+
+    `right` is [num_steps, width], `product` [num_rows, width], `width` a multiple of `_LANES`;
+    `left` is read by its strides, so it may be transposed. A tile of the product stays in registers
+    over all steps.
+    """
+    int64 = types.int64
+    signature = types.void(left, int64, int64, right, product, int64, int64, int64)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        left, _, _, right, product, _, _, _ = _pointers(context, build, signature, args)
+        _, row_stride, step_stride, _, _, num_rows, width, num_steps = args
+
+        def tile(row: Any, num_rows: int, column: Any, vectors: int) -> None:
+            parts = range(0, vectors * _LANES, _LANES)
+            kind = ir.VectorType(_FLOAT, _LANES)
+            sums = [[cgutils.alloca_once(build, kind) for _ in parts] for _ in range(num_rows)]
+            for row_sums in sums:
+                for total in row_sums:
+                    build.store(ir.Constant(kind, None), total)
+            with cgutils.for_range(build, num_steps, intp=_INT64) as loop:
+                first = build.add(build.mul(loop.index, width), column)
+                columns = [
+                    build.load(_vector_at(build, right, first, part, _LANES), align=4)
+                    for part in parts
+                ]
+                start = build.mul(loop.index, step_stride)
+                for i, row_sums in enumerate(sums):
+                    at = build.mul(build.add(row, ir.Constant(_INT64, i)), row_stride)
+                    scalar = _element(build, left, build.add(at, start), 0)
+                    factor = _spread(build, scalar, _LANES)
+                    for total, vector in zip(row_sums, columns, strict=True):
+                        added = build.fmul(factor, vector, flags=_CONTRACT)
+                        build.store(build.fadd(build.load(total), added, flags=_CONTRACT), total)
+            for i, row_sums in enumerate(sums):
+                first = build.mul(build.add(row, ir.Constant(_INT64, i)), width)
+                first = build.add(first, column)
+                for part, total in zip(parts, row_sums, strict=True):
+                    to = _vector_at(build, product, first, part, _LANES)
+                    build.store(build.load(total), to, align=4)
+
+        for column, vectors in _pieces(build, width, _LANES, (2, 1)):
+            for row, rows in _pieces(build, num_rows, 1, (8, 1)):
+                tile(row, rows, column, vectors)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _highest(typing, scores, count):  # type: ignore[no-untyped-def]
+    """The largest of the first `count` scores; LLVM would compare them one by one."""
+    signature = types.float32(scores, types.int64)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        scores, _ = _pointers(context, build, signature, args)
+        kind = ir.VectorType(_FLOAT, _LANES)
+        lowest = ir.Constant(kind, [float("-inf")] * _LANES)
+        highest = cgutils.alloca_once(build, kind)
+        build.store(lowest, highest)
+        for index, lanes in _pieces(build, args[1], 1, (_LANES, 1)):
+            if lanes == 1:
+                found = _spread(build, build.load(build.gep(scores, [index])), _LANES)
+            else:
+                found = build.load(_vector_at(build, scores, index, 0, _LANES), align=4)
+            build.store(_larger(build, found, build.load(highest)), highest)
+        found = build.load(highest)
+        for half in (8, 4, 2, 1):
+            low = _shuffle(build, found, found, list(range(half)))
+            high = _shuffle(build, found, found, list(range(half, 2 * half)))
+            found = _larger(build, low, high)
+        return build.extract_element(found, ir.Constant(_INT32, 0))
+
+    return signature, generate
+
+
+@intrinsic
 def _power_of_two(typing, exponent):  # type: ignore[no-untyped-def]
     """2 ** `exponent` for a whole float32 between -126 and 127, by its bits."""
 
@@ -417,6 +508,20 @@ def _power_of_two(typing, exponent):  # type: ignore[no-untyped-def]
         return build.bitcast(build.shl(biased, ir.Constant(_INT32, 23)), _FLOAT)
 
     return types.float32(types.float32), generate
+
+
+def _pieces(
+    build: ir.IRBuilder, length: Any, unit: int, sizes: tuple[int, ...]
+) -> Iterator[tuple[Any, int]]:
+    """Loops that cover `length` in pieces of the first of `sizes` units, then of the next: yields
+    where a piece begins and its size, for the caller to emit the loop's body."""
+    first: Any = ir.Constant(_INT64, 0)
+    for size in sizes:
+        piece = ir.Constant(_INT64, size * unit)
+        end = build.mul(build.sdiv(length, piece), piece)
+        with cgutils.for_range_slice(build, first, end, piece, intp=_INT64) as (index, _):
+            yield index, size
+        first = end
 
 
 def _visit(
@@ -429,22 +534,15 @@ def _visit(
 ) -> None:
     """Loop over the head in parts of 64, then 16 lanes, then one, so that any length fits, and
     within a part over the keys: `emit(first key, where each of _KEYS starts, dim, lanes)`."""
-    zero: Any = ir.Constant(_INT64, 0)
+    zero = ir.Constant(_INT64, 0)
     step = ir.Constant(_INT64, _KEYS)
-    first = zero
-    for lanes in (64, 16, 1):
-        part = ir.Constant(_INT64, lanes)
-        end = build.mul(build.sdiv(head_dim, part), part)
-        with (
-            cgutils.for_range_slice(build, first, end, part, intp=_INT64) as (dim, _),
-            cgutils.for_range_slice(build, zero, num_keys, step, intp=_INT64) as (index, _),
-        ):
+    for dim, lanes in _pieces(build, head_dim, 1, (64, 16, 1)):
+        with cgutils.for_range_slice(build, zero, num_keys, step, intp=_INT64) as (index, _):
             for key in range(_AHEAD, _AHEAD + _KEYS):
                 start = build.add(_element(build, offsets, index, key), dim)
                 _prefetch(build, kv, start, lanes)
             starts = [build.add(_element(build, offsets, index, key), dim) for key in range(_KEYS)]
             emit(index, starts, dim, lanes)
-        first = end
 
 
 def _pointers(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> list[Any]:
@@ -524,6 +622,10 @@ def _sum_each(build: ir.IRBuilder, vectors: list[Any]) -> Any:
             ]
             group //= 2
     return vectors[0]
+
+
+def _larger(build: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return build.select(build.fcmp_ordered(">", a, b), a, b)
 
 
 def _shuffle(build: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
