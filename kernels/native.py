@@ -24,6 +24,8 @@ address = ctypes.c_void_p
 """A tensor's `data_ptr()`, or 0 for none."""
 integer = ctypes.c_int64
 real = ctypes.c_float
+text = ctypes.c_char_p
+"""Packed bytes, read during the call only."""
 
 
 def available() -> bool:
@@ -31,18 +33,19 @@ def available() -> bool:
     return _library is not None
 
 
-def function(name: str, *arguments: type[Any]) -> Callable[..., None]:
-    """The library's function `name`, which takes `arguments` and returns nothing.
+def function(
+    name: str, *arguments: type[Any], returns: type[Any] | None = None
+) -> Callable[..., Any]:
+    """The library's function `name` with its argument types; it runs with the GIL released.
 
-    It runs with the GIL released. Raises `AttributeError` where the library is missing, or has no
-    such function.
+    Raises `AttributeError` where the library is missing, or has no such function.
     """
     if _library is None:
         raise AttributeError(f"kernels/native is not built: no {name}")
     found = getattr(_library, name)
     found.argtypes = arguments
-    found.restype = None
-    bound: Callable[..., None] = found
+    found.restype = returns
+    bound: Callable[..., Any] = found
     return bound
 
 
