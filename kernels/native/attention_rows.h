@@ -6,12 +6,7 @@
  * elements broadcast (FlashAttention, Dao et al. 2022). Then no sum, maximum or rescaling of the
  * softmax ever crosses lanes. */
 
-#define TYPED(name) CAT(CAT(name, _), T)
-#define ELEMENT CAT(pw_, T)
-#define LOAD CAT(v_load_, T)
-#define STORE CAT(v_store_, T)
-#define LOAD_END CAT(v_load_end_, T)
-#define STORE_END CAT(v_store_end_, T)
+#include "typed.h"
 
 /* target[0 .. padded) = source[0 .. dim) and zeros. */
 static inline void TYPED(widen)(const ELEMENT *source, float *target, int64_t dim, int64_t padded) {
@@ -258,10 +253,4 @@ static void TYPED(merge)(const pw_attention *call, const float *const *sums,
     }
 }
 
-#undef TYPED
-#undef ELEMENT
-#undef LOAD
-#undef STORE
-#undef LOAD_END
-#undef STORE_END
-#undef T
+#include "typed_end.h"

@@ -15,6 +15,7 @@
 #include "vector_avx2.h"
 
 #include "attention_body.h"
+#include "layers_body.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

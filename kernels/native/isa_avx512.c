@@ -16,6 +16,7 @@
 #include "vector_avx512.h"
 
 #include "attention_body.h"
+#include "layers_body.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -7,3 +7,4 @@
 #include "vector_plain.h"
 
 #include "attention_body.h"
+#include "layers_body.h"

@@ -1,4 +1,7 @@
 /* What the vectors of every instruction set have in common: functions, and the ends of rows. */
+#ifndef PW_VECTOR_MATH_H
+#define PW_VECTOR_MATH_H
+
 #include <math.h>
 
 #define CAT_(a, b) a##b
@@ -59,3 +62,5 @@ DEFINE_ENDS(f32)
 DEFINE_ENDS(bf16)
 DEFINE_ENDS(f16)
 #undef DEFINE_ENDS
+
+#endif
