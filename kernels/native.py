@@ -55,6 +55,22 @@ def set_threads(count: int) -> None:
         _library.pw_set_threads(count)
 
 
+LEVELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
+"""The instruction sets that have code of their own, from the least to the most."""
+
+
+def level() -> str:
+    """The instruction set that is used."""
+    found: int = 0 if _library is None else _library.pw_cpu_level()
+    return LEVELS[found]
+
+
+def limit_level(level: str) -> None:
+    """Use at most `level`, whatever the processor offers: for tests of the others."""
+    if _library is not None:
+        _library.pw_limit_level(LEVELS.index(level))
+
+
 def sources_digest(folder: Path) -> str:
     """What the library is built from, as one short word; empty where there are no sources."""
     digest = blake2b(digest_size=8)

@@ -16,7 +16,37 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CALL = Struct("=11q15q2d")
 """`pw_attention` of `native/attention.h`, field by field."""
 
+_WRITE = Struct("=4q4q4q4q")
+"""`pw_cache_write` of `native/cache.h`."""
+
 _NO_GROUPS = (0, 0, 0, 0, 0)
+
+
+def prepare(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+) -> None:
+    """See `kernels.attention.prepare`; everything was compiled with the package."""
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    assert key.dtype == value.dtype == kv.dtype
+    key, value = _whole_heads(key), _whole_heads(value)
+    size = kv.itemsize
+    strides = (*key.stride()[:2], *value.stride()[:2], *kv.stride()[:4])
+    _write_kv(
+        _WRITE.pack(
+            key.data_ptr(),
+            value.data_ptr(),
+            kv.data_ptr(),
+            slots.data_ptr(),
+            *(stride * size for stride in strides),
+            len(slots),
+            kv.shape[2],
+            kv.shape[3],
+            kv.shape[4] * size,
+        )
+    )
 
 
 def attend(
@@ -32,8 +62,7 @@ def attend(
     block, value, head, token, within = kv.stride()
     assert within == 1
     assert query.dtype == kv.dtype
-    if query.stride(-1) != 1:
-        query = query.contiguous()
+    query = _whole_heads(query)
     output = torch.empty(query.shape, dtype=query.dtype)
     groups = batch.groups
     call = _CALL.pack(
@@ -77,4 +106,9 @@ def attend(
     return output
 
 
+def _whole_heads(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+_write_kv = native.function("pw_write_kv", native.text)
 _attend = native.function("pw_attend", native.text, returns=native.integer)

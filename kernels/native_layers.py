@@ -11,6 +11,8 @@ from torch import Tensor
 from kernels import native
 from kernels.native_attention import TYPES
 
+Activation = Literal["silu", "gelu_tanh"]
+
 _LONGEST_HEAD = 1024
 
 _NORM = Struct("=4q4q2qd")
@@ -22,7 +24,7 @@ _ROTATION = Struct("=9q6q5q3qd")
 _GATING = Struct("=2q3q2q")
 """`pw_gating`."""
 
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
 def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -98,7 +100,7 @@ def rotate_and_write(
     return query
 
 
-def gate(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
+def gate(gate_up: Tensor, activation: Activation) -> Tensor:
     """See `kernels.layers.gate`."""
     num_tokens, width = gate_up.shape
     output = gate_up.new_empty(num_tokens, width // 2)
@@ -110,7 +112,7 @@ def gate(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
             num_tokens,
             width // 2,
             TYPES[gate_up.dtype],
-            _ACTIVATIONS[activation],
+            ACTIVATIONS[activation],
         )
     )
     return output
