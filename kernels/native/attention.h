@@ -72,7 +72,8 @@ static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int6
 /* Floats of scratch memory that an item of this call needs. */
 static inline int64_t pw_scratch(const pw_attention *call) {
     const int64_t dim = (call->head_dim + 63) & ~63;
-    return 4 * PW_ROWS * dim + PW_ROWS * (PW_SPLIT + 4) + 4 * PW_SPLIT;
+    const int64_t rows = 3 * PW_ROWS * dim + PW_ROWS * (PW_SPLIT + 4) + 4 * PW_SPLIT;
+    return rows + PW_SPLIT * dim / 2 + PW_ROWS * PW_SPLIT / 2; /* values and weights in tiles */
 }
 
 /* The code for one instruction set. */
@@ -84,7 +85,7 @@ typedef struct {
 } pw_attention_code;
 
 extern const pw_attention_code pw_attention_plain, pw_attention_avx2, pw_attention_avx512,
-    pw_attention_avx512_bf16, pw_attention_amx;
+    pw_attention_amx;
 
 /* 0, or -1 without the memory for it. */
 PW_EXPORT int pw_attend(const pw_attention *call);

@@ -38,7 +38,7 @@ static inline void prefetch(const void *start, int64_t bytes) {
 
 /* The offsets beyond the last key: those which loops that read in larger steps, or look ahead, see. */
 static inline void look_ahead(int64_t *offsets, int64_t num_keys, int64_t shift) {
-    for (int i = 0; i < AHEAD + AT_ONCE; i++) {
+    for (int i = 0; i < 2 * AHEAD; i++) {
         offsets[num_keys + i] =
             shift ? offsets[i < num_keys ? i : num_keys - 1] + shift : offsets[num_keys - 1];
     }
@@ -69,9 +69,10 @@ static inline vf form_scores(const pw_attention *call, vf products) {
     return v_mul(v_set(cap), v_tanh(v_div(scores, v_set(cap))));
 }
 
-/* Products of one row with keys from `begin` on become weights; statistics: maximum and sum. */
-static void weigh_row(const pw_attention *call, float *scores, int64_t begin, int64_t num_keys,
-                      int64_t position, float *statistics) {
+/* Products of one row with keys from `begin` on become weights. The statistics, maximum and sum,
+ * go on from what they are; returns the factor by which sums of earlier weights shrink. */
+static float weigh_row(const pw_attention *call, float *scores, int64_t begin, int64_t num_keys,
+                       int64_t position, float *statistics) {
     int64_t first = 0, last = position + 1 - begin;
     if (call->window > 0 && position - call->window + 1 > begin) {
         first = position - call->window + 1 - begin;
@@ -87,7 +88,7 @@ static void weigh_row(const pw_attention *call, float *scores, int64_t begin, in
     for (int64_t key = last < 0 ? 0 : last; key < padded; key++) {
         scores[key] = -INFINITY;
     }
-    vf maxima = v_set(-INFINITY), sums = v_set(0.0f);
+    vf maxima = v_set(statistics[0]), sums = v_set(0.0f);
     for (int64_t key = 0; key < padded; key += LANES) {
         maxima = v_max(maxima, v_load_f32(scores + key));
     }
@@ -97,8 +98,10 @@ static void weigh_row(const pw_attention *call, float *scores, int64_t begin, in
         v_store_f32(scores + key, weights);
         sums = v_add(sums, weights);
     }
+    const float factor = statistics[0] == highest ? 1.0f : expf(statistics[0] - highest);
     statistics[0] = highest;
-    statistics[1] = v_sum(sums);
+    statistics[1] = statistics[1] * factor + v_sum(sums);
+    return factor;
 }
 
 /* Nothing attended to yet; positions[row] as a float, which all of them fit. */
@@ -243,7 +246,13 @@ static float merge_weights(float *const *statistics, int64_t count) {
 #define T f16
 #include "attention_rows.h"
 
+#ifdef TILES
+#include "attention_tiles.h"
+#else
+#define attend_tiles attend_bf16
+#endif
+
 const pw_attention_code CAT(pw_attention_, ISA) = {
-    .attend = {attend_f32, attend_bf16, attend_f16},
+    .attend = {attend_f32, attend_tiles, attend_f16},
     .merge = {merge_f32, merge_bf16, merge_f16},
 };

@@ -156,6 +156,7 @@ static void TYPED(attend_few)(const pw_item *item, float *scratch) {
         look_ahead(offsets, num_keys, 0);
         float statistics[FEW][2];
         for (int row = 0; row < rows; row++) {
+            statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
             const int64_t position = item->run->first_position + (item->row + first + row) / group;
             weigh_row(call, scores + row * PW_SPLIT, item->begin, num_keys, position, statistics[row]);
         }
