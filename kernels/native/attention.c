@@ -44,8 +44,9 @@ static const pw_attention_code *choose_code(void) {
     switch (pw_cpu_level()) {
     case PW_PLAIN: return &pw_attention_plain;
     case PW_AVX2: return &pw_attention_avx2;
-    case PW_AMX: return &pw_attention_amx;
-    default: return &pw_attention_avx512;
+    case PW_AVX512: return &pw_attention_avx512;
+    case PW_AVX512_BF16: return &pw_attention_avx512_bf16;
+    default: return &pw_attention_amx;
     }
 #else
     return &pw_attention_plain;

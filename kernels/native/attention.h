@@ -85,7 +85,7 @@ typedef struct {
 } pw_attention_code;
 
 extern const pw_attention_code pw_attention_plain, pw_attention_avx2, pw_attention_avx512,
-    pw_attention_amx;
+    pw_attention_avx512_bf16, pw_attention_amx;
 
 /* 0, or -1 without the memory for it. */
 PW_EXPORT int pw_attend(const pw_attention *call);

@@ -246,13 +246,20 @@ static float merge_weights(float *const *statistics, int64_t count) {
 #define T f16
 #include "attention_rows.h"
 
-#ifdef TILES
+#ifdef BF16_PAIRS
+#include "attention_pairs.h"
+#define ATTEND_BF16 attend_pairs
+#endif
+#ifdef BF16_TILES
 #include "attention_tiles.h"
-#else
-#define attend_tiles attend_bf16
+#undef ATTEND_BF16
+#define ATTEND_BF16 attend_tiles
+#endif
+#ifndef ATTEND_BF16
+#define ATTEND_BF16 attend_bf16
 #endif
 
 const pw_attention_code CAT(pw_attention_, ISA) = {
-    .attend = {attend_f32, attend_tiles, attend_f16},
+    .attend = {attend_f32, ATTEND_BF16, attend_f16},
     .merge = {merge_f32, merge_bf16, merge_f16},
 };

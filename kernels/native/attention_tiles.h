@@ -209,8 +209,8 @@ static void add_tile(const pw_bf16 *weights, const uint32_t *values, int64_t num
 static void attend_tiles(const pw_item *item, float *scratch) {
     const pw_attention *call = item->call;
     const int64_t dim = call->head_dim, row_tiles = (item->num_rows + TILE_ROWS - 1) / TILE_ROWS;
-    if (dim % TILE_INNER != 0) {
-        attend_bf16(item, scratch);
+    if (dim % TILE_INNER != 0 || item->num_rows <= FEW) {
+        attend_pairs(item, scratch);
         return;
     }
     float *sums = scratch, *scores = sums + PW_ROWS * dim, *statistics = scores + PW_ROWS * PW_SPLIT;

@@ -15,7 +15,8 @@
 #define MANY 9
 #define STRIP 4
 #define BLOCK 8
-#define TILES
+#define BF16_PAIRS
+#define BF16_TILES
 #include "vector_avx512.h"
 
 #include "attention_body.h"
