@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from struct import Struct
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from kernels import native
 from kernels.attention import AttentionBatch
+
+_log = logging.getLogger(__name__)
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""
@@ -25,7 +28,16 @@ _NO_GROUPS = (0, 0, 0, 0, 0)
 def prepare(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
 ) -> None:
-    """See `kernels.attention.prepare`; everything was compiled with the package."""
+    """See `kernels.attention.prepare`; everything was compiled with the package.
+
+    Tile registers need more than the processor: a system and a hypervisor that keep them. So they
+    are used only once they have given the right result here.
+    """
+    if dtype != torch.bfloat16 or native.level() != "amx":
+        return
+    if not _levels_agree(num_heads, num_kv_heads, head_dim, block_size):
+        _log.warning("AMX gives wrong results on this machine: attention goes without")
+        native.limit_level("avx512_bf16")
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -104,6 +116,30 @@ def attend(
     if _attend(call) != 0:
         raise MemoryError("no memory for the partial results of attention")
     return output
+
+
+def _levels_agree(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> bool:
+    """Whether the level in use and the one below attend alike, but for roundings."""
+    random = torch.Generator().manual_seed(0)
+    query_len, context_len = 24, 300
+    blocks = -(-context_len // block_size)
+    shape = (blocks, 2, num_kv_heads, block_size, head_dim)
+    kv = torch.randn(shape, generator=random).bfloat16()
+    query = torch.randn(query_len, num_heads, head_dim, generator=random).bfloat16()
+    batch = AttentionBatch(
+        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+        query_starts=torch.tensor([0, query_len], dtype=torch.int32),
+        context_lens=torch.tensor([context_len], dtype=torch.int32),
+        slots=torch.zeros(query_len, dtype=torch.int64),
+        max_query_len=query_len,
+        max_context_len=context_len,
+    )
+
+    def attended(level: str) -> Tensor:
+        native.limit_level(level)
+        return attend(query, kv, batch, head_dim**-0.5, None, None).float()
+
+    return torch.allclose(attended("avx512_bf16"), attended("amx"), rtol=0.02, atol=0.02)
 
 
 def _whole_heads(tensor: Tensor) -> Tensor:
