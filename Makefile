@@ -22,7 +22,7 @@ lint: setup
 	$(BIN)/mypy
 
 # torch comes first and alone: with its version fixed, nothing later can pull in another build.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard kernels/native/*)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.x")'
 	@echo "setup 1/4: creating .venv"
 	@$(PYTHON) -m venv .venv

@@ -18,6 +18,7 @@ from engine.recovery import FREE_COPIES, CostModel
 from engine.request import EngineInfo
 from engine.runner import ModelRunner
 from engine.threads import compute_threads
+from kernels import native
 
 _CPU_MEMORY_SHARE = 1 / 8
 _GPU_MEMORY_SHARE = 0.85
@@ -57,6 +58,7 @@ def load_parts(config: EngineConfig) -> Parts:
     """
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(compute_threads(config.threads))
+    native.set_threads(compute_threads(config.threads))
     model = load_model(config)
     block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes

@@ -9,7 +9,28 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-Backend = Literal["triton", "cpu", "reference"]
+Backend = Literal["triton", "native", "cpu", "reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroups:
+    """Runs of keys that several sequences of a batch share, block for block.
+
+    Group g is the keys `begins[g]` up to `ends[g]` (multiples of the block size) of its members;
+    they lie in the block table row of its first member. The keys of a sequence are its groups'
+    runs, in the order of the groups and without gaps from key 0, and then those from
+    `private_starts[s]` on. Groups nest: a sequence may be in several, one run behind the other.
+    Only sequences with exactly one query are members. All tensors are int32 and lie on the compute
+    device.
+    """
+
+    begins: Tensor  # [num_groups]
+    ends: Tensor  # [num_groups]; begin == end: padding, to be skipped
+    member_starts: Tensor  # [num_groups + 1], into members
+    members: Tensor  # [num_memberships], rows of sequences, ascending within a group
+    private_starts: Tensor  # [num_seqs]; 0 for a sequence in no group
+    max_members: int
+    max_run: int  # the longest run, in keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +144,20 @@ def attend(
 
 _MODULES = {
     "cpu": "kernels.cpu",
+    "native": "kernels.native_attention",
     "reference": "kernels.reference",
     "triton": "kernels.gpu",
 }
 
 
 def _backend(name: Backend | None, device: torch.device) -> _Module:
-    # Imported on first use: a machine without a GPU never loads Triton, one with it never Numba.
-    name = name or ("triton" if device.type == "cuda" else "cpu")
-    return cast(_Module, import_module(_MODULES[name]))
+    # Imported on first use: a machine with a GPU loads neither the library nor Numba, one without
+    # never Triton, and Numba only where there was no compiler to build the library.
+    if name is None and device.type == "cuda":
+        name = "triton"
+    return cast(_Module, import_module(_MODULES[name or _cpu_backend()]))
+
+
+def _cpu_backend() -> Backend:
+    native = import_module("kernels.native")
+    return "native" if native.available() else "cpu"

@@ -81,6 +81,13 @@ def test_everything_that_is_copied_exists_and_is_sent_to_the_builder() -> None:
         assert name in sent
 
 
+def test_the_package_is_built_with_a_compiler_that_stays_behind() -> None:
+    stage, image = DOCKERFILE.split(" AS package\n")[1].split("\nFROM ")
+    assert stage.index(" gcc ") < stage.index("pip wheel")
+    assert "setup.py" in stage
+    assert "gcc" not in image
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_package_and_every_data_file_is_installed(room: str) -> None:
     setuptools = PROJECT["tool"]["setuptools"]
@@ -91,6 +98,8 @@ def test_every_package_and_every_data_file_is_installed(room: str) -> None:
         assert package in setuptools["packages"], f"{package} is missing in an installed copy"
     for file in (ROOT / room).rglob("*"):
         if file.is_dir() or file.suffix in (".py", ".pyc", ".nbi", ".nbc"):
+            continue
+        if file.suffix in (".c", ".h", ".so"):  # compiled into the package
             continue
         patterns = [
             f"{package.replace('.', '/')}/{pattern}"

@@ -1,4 +1,5 @@
-"""The CPU backend against the fp64 reference, and what holds for it whatever the numbers are."""
+"""The CPU backends against the fp64 reference, and what holds for both whatever the numbers are:
+the compiled library, and Numba where no compiler built it."""
 
 from __future__ import annotations
 
@@ -10,12 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu, cpu_paged, cpu_plan
-from kernels.attention import attend, prepare, write_kv
+from kernels import cpu, cpu_paged, cpu_plan, native
+from kernels.attention import Backend, attend, write_kv
 from tests.kernels.batches import Paged, paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of outputs around 1: some fp32 roundings, or one rounding of the result to its own type."""
+
+BACKENDS: list[Backend] = ["cpu", "native"] if native.available() else ["cpu"]
+
+on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 MIXED = [(300, 1), (40, 40), (17, 3), (700, 1), (90, 20), (1, 1)]
 
@@ -29,6 +34,7 @@ def _fresh_memory_holds_nan() -> Iterator[None]:
 
 
 def run(
+    backend: Backend,
     example: Paged,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -41,17 +47,19 @@ def run(
         scale=scale or example.query.shape[-1] ** -0.5,
         sliding_window=sliding_window,
         softcap=softcap,
+        backend=backend,
     )
 
 
 def assert_right(
+    backend: Backend,
     example: Paged,
     sliding_window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
     tolerance: float | None = None,
 ) -> None:
-    actual = run(example, sliding_window, softcap, scale)
+    actual = run(backend, example, sliding_window, softcap, scale)
     assert actual.dtype == example.query.dtype
     expected = attend(
         example.query.double(),
@@ -69,6 +77,7 @@ def assert_right(
 sequences = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 
 
+@on_every_backend
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seqs=st.lists(sequences, min_size=1, max_size=5),
@@ -81,6 +90,7 @@ sequences = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.intege
     seed=st.integers(0, 1000),
 )
 def test_any_batch_agrees_with_the_reference(
+    backend: Backend,
     seqs: list[tuple[int, int]],
     heads: tuple[int, int],
     head_dim: int,
@@ -90,46 +100,55 @@ def test_any_batch_agrees_with_the_reference(
     softcap: float | None,
     seed: int,
 ) -> None:
-    assert_right(paged(seqs, *heads, head_dim, block_size, dtype, seed), sliding_window, softcap)
+    assert_right(
+        backend, paged(seqs, *heads, head_dim, block_size, dtype, seed), sliding_window, softcap
+    )
 
 
+@on_every_backend
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("sliding_window", [None, 30, 300])
 def test_contexts_of_several_splits_agree_with_the_reference(
-    dtype: torch.dtype, sliding_window: int | None
+    backend: Backend, dtype: torch.dtype, sliding_window: int | None
 ) -> None:
     edges = [(cpu_plan.SPLIT * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
     runs = [(cpu_plan.SPLIT + 2, 5), (700, cpu.LONGEST_SHORT_RUN), (600, 60)]
-    assert_right(paged(edges + runs, dtype=dtype), sliding_window)
+    assert_right(backend, paged(edges + runs, dtype=dtype), sliding_window)
 
 
-def test_scores_far_apart_neither_overflow_nor_lose_the_largest() -> None:
+@on_every_backend
+def test_scores_far_apart_neither_overflow_nor_lose_the_largest(backend: Backend) -> None:
     # Scores reach 1000, where fp32 steps by 6e-5.
-    assert_right(paged([(500, 1), (30, 30)]), scale=50.0, tolerance=1e-3)
+    assert_right(backend, paged([(500, 1), (30, 30)]), scale=50.0, tolerance=1e-3)
 
 
-def test_a_sequence_gets_the_same_bits_alone_and_among_others() -> None:
+@on_every_backend
+def test_a_sequence_gets_the_same_bits_alone_and_among_others(backend: Backend) -> None:
     example = paged(MIXED)
-    together = run(example)
+    together = run(backend, example)
     for seq in range(len(MIXED)):
         start, end = example.batch.query_starts[seq : seq + 2].tolist()
-        assert torch.equal(run(example.only(seq)), together[start:end])
+        assert torch.equal(run(backend, example.only(seq)), together[start:end])
 
 
-def test_the_number_of_threads_changes_no_bit_of_a_decode_step() -> None:
+@on_every_backend
+def test_the_number_of_threads_changes_no_bit_of_a_decode_step(backend: Backend) -> None:
     example = paged([(30_000, 1), (17, 3), (9_000, 1), (1, 1)], 2, 1)  # worth several threads
     threads = torch.get_num_threads()
     results = []
-    for count in (1, 4):
+    for count in (1, 2, 3):
         torch.set_num_threads(count)
-        results.append(run(example))
+        native.set_threads(count)
+        results.append(run(backend, example))
     torch.set_num_threads(threads)
-    assert torch.equal(*results)
+    native.set_threads(threads)
+    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_a_chunk_agrees_with_its_queries_one_by_one() -> None:
+@on_every_backend
+def test_a_chunk_agrees_with_its_queries_one_by_one(backend: Backend) -> None:
     context_len = 50
-    whole = run(paged([(context_len, context_len)]))
+    whole = run(backend, paged([(context_len, context_len)]))
     example = paged([(context_len, context_len)])
     single = paged([(context_len, 1)]).batch
     for position in (0, 7, 49):
@@ -141,32 +160,34 @@ def test_a_chunk_agrees_with_its_queries_one_by_one() -> None:
             max_query_len=1,
             max_context_len=position + 1,
         )
-        alone = run(Paged(example.query[position : position + 1], example.kv, batch))
+        alone = run(backend, Paged(example.query[position : position + 1], example.kv, batch))
         torch.testing.assert_close(alone[0], whole[position], rtol=2e-6, atol=2e-6)
 
 
-def test_decode_reads_nothing_older_than_its_window() -> None:
+@on_every_backend
+def test_decode_reads_nothing_older_than_its_window(backend: Backend) -> None:
     example = paged([(100, 1)], block_size=16)
-    expected = run(example, sliding_window=20)
+    expected = run(backend, example, sliding_window=20)
     example.kv[example.batch.block_tables[0, :5].long()] = torch.nan  # positions 0 to 79
-    assert torch.equal(run(example, sliding_window=20), expected)
+    assert torch.equal(run(backend, example, sliding_window=20), expected)
 
 
-def test_several_threads_may_attend_at_once() -> None:
+@on_every_backend
+def test_several_threads_may_attend_at_once(backend: Backend) -> None:
     example = paged(MIXED)
-    expected = run(example)
+    expected = run(backend, example)
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: run(example), range(12)))
+        results = list(pool.map(lambda _: run(backend, example), range(12)))
     assert all(torch.equal(result, expected) for result in results)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
-    prepare(torch.device("cpu"), 6, 2, 64, dtype)
+    cpu.prepare(6, 2, 64, dtype, 16)
     compiled = _compiled_variants()
     for seqs in ([(5, 1)], [(20, 1), (30, 2)], [(20, 1), (30, 30)]):
         example = paged(seqs, dtype=dtype)
-        run(example, sliding_window=4, softcap=3.0)
+        run("cpu", example, sliding_window=4, softcap=3.0)
         narrow = type(example.batch)(
             block_tables=example.batch.block_tables[:, :-1],  # a view with gaps between rows
             query_starts=example.batch.query_starts,
@@ -175,7 +196,7 @@ def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
             max_query_len=example.batch.max_query_len,
             max_context_len=example.batch.max_context_len,
         )
-        run(Paged(example.query, example.kv, narrow))
+        run("cpu", Paged(example.query, example.kv, narrow))
     assert _compiled_variants() == compiled
 
 
@@ -184,8 +205,9 @@ def _compiled_variants() -> int:
     return sum(len(function.signatures) for function in functions)  # type: ignore[attr-defined]
 
 
+@on_every_backend
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_a_write_equals_the_references(dtype: torch.dtype) -> None:
+def test_a_write_equals_the_references(backend: Backend, dtype: torch.dtype) -> None:
     example = paged([(20, 20), (33, 1), (9, 4)], dtype=dtype)
     num_tokens = len(example.batch.slots)
     # Heads before tokens, and a value that is part of a wider tensor, as a fused projection gives.
@@ -193,13 +215,15 @@ def test_a_write_equals_the_references(dtype: torch.dtype) -> None:
     value = torch.randn(num_tokens, 2, 128).to(dtype)[:, :, 64:]
     expected, actual = example.kv.clone(), example.kv.clone()
     write_kv(key, value, expected, example.batch.slots, backend="reference")
-    write_kv(key, value, actual, example.batch.slots)
+    write_kv(key, value, actual, example.batch.slots, backend=backend)
     assert torch.equal(actual.nan_to_num(9.0), expected.nan_to_num(9.0))
     assert not torch.equal(actual.nan_to_num(9.0), example.kv.nan_to_num(9.0))
 
 
-def test_a_layers_write_leaves_the_other_layers_alone() -> None:
+@on_every_backend
+def test_a_layers_write_leaves_the_other_layers_alone(backend: Backend) -> None:
     memory = torch.zeros(2, 3, 2, 1, 4, 8)
-    write_kv(torch.ones(1, 1, 8), torch.ones(1, 1, 8), memory[:, 1], torch.tensor([6]))
+    one = torch.ones(1, 1, 8)
+    write_kv(one, one, memory[:, 1], torch.tensor([6]), backend=backend)
     assert memory[1, 1, :, 0, 2].eq(1).all()
     assert memory.sum() == 16

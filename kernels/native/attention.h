@@ -1,0 +1,93 @@
+/* Paged attention: what a call says, and how it is cut into items for the threads. */
+#ifndef PW_ATTENTION_H
+#define PW_ATTENTION_H
+
+#include <stdbool.h>
+
+#include "cpu.h"
+
+/* One call, as kernels/native_attention.py packs it: strides count elements. */
+typedef struct {
+    const void *query; /* [num_tokens, num_heads, head_dim] */
+    void *output;      /* the same, contiguous */
+    const void *kv;    /* [num_blocks, 2, num_kv_heads, block_size, head_dim] */
+    const int32_t *tables;       /* [num_seqs, table_row] */
+    const int32_t *query_starts; /* [num_seqs + 1] */
+    const int32_t *context_lens; /* [num_seqs] */
+    const int32_t *begins;       /* prefix groups: see kernels.attention.PrefixGroups */
+    const int32_t *ends;
+    const int32_t *member_starts;
+    const int32_t *members;
+    const int32_t *private_starts;
+    int64_t query_token, query_head;
+    int64_t kv_block, kv_value, kv_head, kv_token;
+    int64_t table_row;
+    int64_t num_seqs, num_groups;
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t window; /* 0 for none */
+    int64_t type;   /* pw_type of query, output and kv */
+    double scale, softcap; /* softcap 0 for none */
+} pw_attention;
+
+/* Query rows that an item attends together. A row is one query of one head; the rows of a KV head
+ * are its queries in order, each with its group of heads. */
+#define PW_ROWS 64
+
+/* Keys between two updates of the softmax of many rows. */
+#define PW_KEYS 64
+
+/* Keys in a split of a run that several threads may share: never chosen by the batch, so that a
+ * result depends neither on batch-mates nor on the number of threads. */
+#define PW_SPLIT 256
+
+/* Consecutive keys of one block table, and the queries that attend to them. */
+typedef struct {
+    const int32_t *table;
+    const int32_t *members; /* sequences with one query each; NULL: tokens from first_token on */
+    int64_t first_token;
+    int64_t first_position; /* of the first query; members: so far on that they see every key */
+    int64_t begin, end;     /* keys */
+    int64_t num_rows;       /* of a KV head */
+    int64_t split;          /* keys in a split */
+    int64_t first_split, num_splits, row_blocks;
+    int64_t first_partial; /* row of the partial results, or -1: each row is done at once */
+    int64_t first_item;
+} pw_run;
+
+/* Some rows of one KV head, and the keys that they attend to. */
+typedef struct {
+    const pw_attention *call;
+    const pw_run *run;
+    int64_t head; /* of KV */
+    int64_t begin, end;
+    int64_t row, num_rows;
+    float *sums;       /* [num_rows, head_dim], or NULL: store the result */
+    float *statistics; /* [num_rows, 2]: highest score, sum of weights */
+} pw_item;
+
+static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int64_t query) {
+    return run->members ? call->query_starts[run->members[query]] : run->first_token + query;
+}
+
+/* Floats of scratch memory that an item of this call needs. */
+static inline int64_t pw_scratch(const pw_attention *call) {
+    const int64_t dim = (call->head_dim + 63) & ~63;
+    const int64_t rows = 3 * PW_ROWS * dim + PW_ROWS * (PW_SPLIT + 4) + 4 * PW_SPLIT;
+    return rows + PW_SPLIT * dim / 2 + PW_ROWS * PW_SPLIT / 2; /* values and weights in tiles */
+}
+
+/* The code for one instruction set. */
+typedef struct {
+    void (*attend[PW_NUM_TYPES])(const pw_item *item, float *scratch);
+    /* Combine the partial results of one row by their statistics, and store it. */
+    void (*merge[PW_NUM_TYPES])(const pw_attention *call, const float *const *sums,
+                                float *const *statistics, int64_t count, void *output);
+} pw_attention_code;
+
+extern const pw_attention_code pw_attention_plain, pw_attention_avx2, pw_attention_avx512,
+    pw_attention_avx512_bf16, pw_attention_amx;
+
+/* 0, or -1 without the memory for it. */
+PW_EXPORT int pw_attend(const pw_attention *call);
+
+#endif

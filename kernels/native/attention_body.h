@@ -1,0 +1,265 @@
+/* Paged attention in the vectors of one instruction set, which has been included before.
+ *
+ * FEW rows are multiplied together; fewer than MANY do not pay for being transposed. STRIP vectors
+ * of a head are summed at a time, and BLOCK x PAIR vectors of a product: what the registers hold. */
+#include <string.h>
+
+#include "attention.h"
+#include "vector_math.h"
+
+#define AT_ONCE 4 /* keys that are multiplied together with FEW rows */
+#define AHEAD 16  /* keys between asking for memory and using it */
+#define PAIR 2
+#define SUMMED_AT_ONCE 64 /* products: sums of sums round less than one long sum */
+
+/* call_with(rows) with a constant, 1 <= rows <= FEW, so that its loops unroll into registers. */
+#if FEW == 4
+#define FOR_ROWS(rows, call_with)  \
+    switch (rows) {                \
+    case 1: call_with(1); break;   \
+    case 2: call_with(2); break;   \
+    case 3: call_with(3); break;   \
+    default: call_with(4); break;  \
+    }
+#else
+#define FOR_ROWS(rows, call_with) \
+    if ((rows) == 1) {            \
+        call_with(1);             \
+    } else {                      \
+        call_with(2);             \
+    }
+#endif
+
+static inline void prefetch(const void *start, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch((const char *)start + i);
+    }
+}
+
+/* The offsets beyond the last key: those which loops that read in larger steps, or look ahead, see. */
+static inline void look_ahead(int64_t *offsets, int64_t num_keys, int64_t shift) {
+    for (int i = 0; i < 2 * AHEAD; i++) {
+        offsets[num_keys + i] =
+            shift ? offsets[i < num_keys ? i : num_keys - 1] + shift : offsets[num_keys - 1];
+    }
+}
+
+/* Where each key lies, in elements from the start of the KV memory. */
+static inline void key_offsets(const pw_item *item, int64_t begin, int64_t end, int64_t *offsets) {
+    const pw_attention *call = item->call;
+    int64_t position = begin;
+    while (position < end) {
+        const int64_t block = position / call->block_size, first = block * call->block_size;
+        const int64_t stop = first + call->block_size < end ? first + call->block_size : end;
+        int64_t offset = item->run->table[block] * call->kv_block + item->head * call->kv_head +
+                         (position - first) * call->kv_token;
+        for (; position < stop; position++, offset += call->kv_token) {
+            offsets[position - begin] = offset;
+        }
+    }
+    look_ahead(offsets, end - begin, 0);
+}
+
+static inline vf form_scores(const pw_attention *call, vf products) {
+    const vf scores = v_mul(products, v_set((float)call->scale));
+    if (call->softcap == 0) {
+        return scores;
+    }
+    const float cap = (float)call->softcap;
+    return v_mul(v_set(cap), v_tanh(v_div(scores, v_set(cap))));
+}
+
+/* Products of one row with keys from `begin` on become weights. The statistics, maximum and sum,
+ * go on from what they are; returns the factor by which sums of earlier weights shrink. */
+static float weigh_row(const pw_attention *call, float *scores, int64_t begin, int64_t num_keys,
+                       int64_t position, float *statistics) {
+    int64_t first = 0, last = position + 1 - begin;
+    if (call->window > 0 && position - call->window + 1 > begin) {
+        first = position - call->window + 1 - begin;
+    }
+    last = last < num_keys ? last : num_keys;
+    const int64_t padded = (num_keys + LANES - 1) / LANES * LANES;
+    for (int64_t key = 0; key < padded; key += LANES) {
+        v_store_f32(scores + key, form_scores(call, v_load_f32(scores + key)));
+    }
+    for (int64_t key = 0; key < first && key < padded; key++) {
+        scores[key] = -INFINITY;
+    }
+    for (int64_t key = last < 0 ? 0 : last; key < padded; key++) {
+        scores[key] = -INFINITY;
+    }
+    vf maxima = v_set(statistics[0]), sums = v_set(0.0f);
+    for (int64_t key = 0; key < padded; key += LANES) {
+        maxima = v_max(maxima, v_load_f32(scores + key));
+    }
+    const float highest = v_highest(maxima);
+    for (int64_t key = 0; key < padded; key += LANES) {
+        const vf weights = v_exp(v_sub(v_load_f32(scores + key), v_set(highest)));
+        v_store_f32(scores + key, weights);
+        sums = v_add(sums, weights);
+    }
+    const float factor = statistics[0] == highest ? 1.0f : expf(statistics[0] - highest);
+    statistics[0] = highest;
+    statistics[1] = statistics[1] * factor + v_sum(sums);
+    return factor;
+}
+
+/* Nothing attended to yet; positions[row] as a float, which all of them fit. */
+static void start_rows(const pw_item *item, int64_t padded, float *sums, float *highest,
+                       float *total, float *positions) {
+    const int64_t group = item->call->num_heads / item->call->num_kv_heads;
+    memset(sums, 0, (size_t)(padded * PW_ROWS) * sizeof *sums);
+    for (int64_t row = 0; row < PW_ROWS; row++) {
+        highest[row] = -INFINITY;
+        total[row] = 0.0f;
+        positions[row] = (float)(item->run->first_position + (item->row + row) / group);
+    }
+}
+
+/* Hide the keys that a row does not see. */
+static void mask_tile(const pw_item *item, int64_t begin, int64_t num_keys, int64_t tiles,
+                      const float *positions, float *scores) {
+    const int64_t window = item->call->window;
+    const vf hidden = v_set(-INFINITY);
+    for (int64_t key = 0; key < num_keys; key++) {
+        const vf place = v_set((float)(begin + key));
+        const vf reach = v_set((float)(begin + key + window - 1));
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            float *target = scores + key * PW_ROWS + tile * LANES;
+            const vf position = v_load_f32(positions + tile * LANES);
+            vf score = v_where_ge(position, place, v_load_f32(target), hidden);
+            if (window > 0) {
+                score = v_where_ge(reach, position, score, hidden);
+            }
+            v_store_f32(target, score);
+        }
+    }
+}
+
+/* The products [key][row] of a tile become weights; earlier sums are rescaled to the new maxima. */
+static void weigh_tile(const pw_item *item, int64_t begin, int64_t num_keys, int64_t tiles,
+                       int64_t dim, const float *positions, float *scores, float *highest,
+                       float *total, float *sums) {
+    const int64_t window = item->call->window;
+    for (int64_t key = 0; key < num_keys; key++) {
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            float *target = scores + key * PW_ROWS + tile * LANES;
+            v_store_f32(target, form_scores(item->call, v_load_f32(target)));
+        }
+    }
+    const float newest = positions[item->num_rows - 1];
+    if ((float)(begin + num_keys - 1) > positions[0] ||
+        (window > 0 && newest - (float)begin >= (float)window)) {
+        mask_tile(item, begin, num_keys, tiles, positions, scores);
+    }
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        float *column = scores + tile * LANES;
+        const vf before = v_load_f32(highest + tile * LANES);
+        vf after = before;
+        for (int64_t key = 0; key < num_keys; key++) {
+            after = v_max(after, v_load_f32(column + key * PW_ROWS));
+        }
+        /* Rows that have not seen a key yet: -inf - -inf would be no number; v_exp makes it 0. */
+        const vf factor = v_exp(v_sub(before, after));
+        vf sum = v_mul(v_load_f32(total + tile * LANES), factor);
+        for (int64_t key = 0; key < num_keys; key++) {
+            const vf weights = v_exp(v_sub(v_load_f32(column + key * PW_ROWS), after));
+            v_store_f32(column + key * PW_ROWS, weights);
+            sum = v_add(sum, weights);
+        }
+        v_store_f32(highest + tile * LANES, after);
+        v_store_f32(total + tile * LANES, sum);
+        for (int64_t i = 0; i < dim; i++) {
+            float *target = sums + i * PW_ROWS + tile * LANES;
+            v_store_f32(target, v_mul(v_load_f32(target), factor));
+        }
+    }
+}
+
+/* BLOCK rows of `multiply`, for `pair` (a constant where this is inlined) vectors of them. */
+static inline __attribute__((always_inline)) void multiply_block(
+    const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t inner, int pair,
+    bool add, float *c) {
+    vf sums[BLOCK][PAIR];
+    for (int i = 0; i < BLOCK; i++) {
+        for (int p = 0; p < pair; p++) {
+            sums[i][p] = add ? v_load_f32(c + i * PW_ROWS + p * LANES) : v_set(0.0f);
+        }
+    }
+    for (int64_t k = 0; k < inner; k++) {
+        vf loaded[PAIR];
+        for (int p = 0; p < pair; p++) {
+            loaded[p] = v_load_f32(b + k * PW_ROWS + p * LANES);
+        }
+        for (int i = 0; i < BLOCK; i++) {
+            const vf factor = v_set(a[i * a_row + k * a_inner]);
+            for (int p = 0; p < pair; p++) {
+                sums[i][p] = v_fma(factor, loaded[p], sums[i][p]);
+            }
+        }
+    }
+    for (int i = 0; i < BLOCK; i++) {
+        for (int p = 0; p < pair; p++) {
+            v_store_f32(c + i * PW_ROWS + p * LANES, sums[i][p]);
+        }
+    }
+}
+
+/* c[i][lane] (+)= a[i][k] * b[k][lane], the lanes being rows in `tiles` vectors. Rows i are rounded
+ * up to BLOCK: what lies there in `a` may be anything, and in `c` becomes so. */
+static inline __attribute__((always_inline)) void multiply(
+    const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t rows, int64_t inner,
+    int64_t tiles, bool add, float *c) {
+    int64_t tile = 0;
+    for (; tile + PAIR <= tiles; tile += PAIR) {
+        for (int64_t i = 0; i < rows; i += BLOCK) {
+            multiply_block(a + i * a_row, a_row, a_inner, b + tile * LANES, inner, PAIR, add,
+                           c + i * PW_ROWS + tile * LANES);
+        }
+    }
+    for (; tile < tiles; tile++) {
+        for (int64_t i = 0; i < rows; i += BLOCK) {
+            multiply_block(a + i * a_row, a_row, a_inner, b + tile * LANES, inner, 1, add,
+                           c + i * PW_ROWS + tile * LANES);
+        }
+    }
+}
+
+/* The weight of each part, in statistics[part][1]; returns their total. */
+static float merge_weights(float *const *statistics, int64_t count) {
+    float highest = -INFINITY, total = 0.0f;
+    for (int64_t part = 0; part < count; part++) {
+        highest = fmaxf(highest, statistics[part][0]);
+    }
+    for (int64_t part = 0; part < count; part++) {
+        const float weight = expf(statistics[part][0] - highest);
+        total += weight * statistics[part][1];
+        statistics[part][1] = weight;
+    }
+    return total;
+}
+
+#define T f32
+#include "attention_rows.h"
+#define T bf16
+#include "attention_rows.h"
+#define T f16
+#include "attention_rows.h"
+
+#ifdef BF16_PAIRS
+#include "attention_pairs.h"
+#define ATTEND_BF16 attend_pairs
+#endif
+#ifdef BF16_TILES
+#include "attention_tiles.h"
+#undef ATTEND_BF16
+#define ATTEND_BF16 attend_tiles
+#endif
+#ifndef ATTEND_BF16
+#define ATTEND_BF16 attend_bf16
+#endif
+
+const pw_attention_code CAT(pw_attention_, ISA) = {
+    .attend = {attend_f32, ATTEND_BF16, attend_f16},
+    .merge = {merge_f32, merge_bf16, merge_f16},
+};

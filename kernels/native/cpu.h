@@ -1,0 +1,24 @@
+/* What the processor can do, and the code built for it. */
+#ifndef PW_CPU_H
+#define PW_CPU_H
+
+#include <stdint.h>
+
+#include "pool.h"
+
+typedef enum { PW_PLAIN, PW_AVX2, PW_AVX512, PW_AVX512_BF16, PW_AMX } pw_level;
+
+/* The best level that this processor and system offer, found once. */
+PW_EXPORT pw_level pw_cpu_level(void);
+
+/* Pretend to have less; asking for more than there is gives what there is. For tests. */
+PW_EXPORT void pw_limit_level(pw_level level);
+
+/* Element types, by the numbers that the callers use. */
+typedef enum { PW_F32, PW_BF16, PW_F16, PW_NUM_TYPES } pw_type;
+
+typedef uint16_t pw_bf16;
+typedef uint16_t pw_f16;
+typedef float pw_f32;
+
+#endif

@@ -1,0 +1,23 @@
+/* The code for AVX2 with FMA and F16C. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#define ISA avx2
+#define FEW 2
+#define MANY 8
+#define STRIP 2
+#define BLOCK 4
+#include "vector_avx2.h"
+
+#include "attention_body.h"
+#include "layers_body.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,24 @@
+/* The code for AVX-512 (F, DQ, BW, VL). */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,fma")
+#endif
+
+#define ISA avx512
+#define FEW 4
+#define MANY 9
+#define STRIP 4
+#define BLOCK 8
+#include "vector_avx512.h"
+
+#include "attention_body.h"
+#include "layers_body.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

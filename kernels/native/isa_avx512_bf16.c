@@ -1,0 +1,24 @@
+/* The code for AVX-512 with products of bfloat16: attention with those, the rest as without. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma")
+#endif
+
+#define ISA avx512_bf16
+#define FEW 4
+#define MANY 9
+#define STRIP 4
+#define BLOCK 8
+#define BF16_PAIRS
+#include "vector_avx512.h"
+
+#include "attention_body.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,57 @@
+/* Spreads the small operations over the threads, where there is enough to do. */
+#include "layers.h"
+
+/* Elements that are worth a thread's while: some 10 us of each operation. */
+#define NORM_SHARE 65536
+#define ROTATION_SHARE 32768
+#define GATE_SHARE 16384
+
+static const pw_layers_code *choose_code(void) {
+#if defined(__x86_64__)
+    switch (pw_cpu_level()) {
+    case PW_PLAIN: return &pw_layers_plain;
+    case PW_AVX2: return &pw_layers_avx2;
+    default: return &pw_layers_avx512;
+    }
+#else
+    return &pw_layers_plain;
+#endif
+}
+
+static int num_parts(int64_t num_tokens, int64_t width, int64_t share) {
+    const int64_t worth = num_tokens * width / share;
+    const int64_t threads = pw_threads(), shared = worth < num_tokens ? worth : num_tokens;
+    const int64_t parts = shared < 2 * threads ? shared : 2 * threads;
+    return threads == 1 || parts < 1 ? 1 : (int)parts;
+}
+
+static void norm_part(void *context, int part, int parts) {
+    const pw_norm *call = context;
+    choose_code()->norm[call->type](call, call->num_tokens * part / parts,
+                                    call->num_tokens * (part + 1) / parts);
+}
+
+void pw_add_rms_norm(const pw_norm *call) {
+    pw_parallel(norm_part, (void *)call, num_parts(call->num_tokens, call->dim, NORM_SHARE));
+}
+
+static void rotate_part(void *context, int part, int parts) {
+    const pw_rotation *call = context;
+    choose_code()->rotate[call->type](call, call->num_tokens * part / parts,
+                                      call->num_tokens * (part + 1) / parts);
+}
+
+void pw_rotate_and_write(const pw_rotation *call) {
+    const int64_t width = (call->num_heads + 2 * call->num_kv_heads) * call->head_dim;
+    pw_parallel(rotate_part, (void *)call, num_parts(call->num_tokens, width, ROTATION_SHARE));
+}
+
+static void gate_part(void *context, int part, int parts) {
+    const pw_gating *call = context;
+    choose_code()->gate[call->type](call, call->num_tokens * part / parts,
+                                    call->num_tokens * (part + 1) / parts);
+}
+
+void pw_gate(const pw_gating *call) {
+    pw_parallel(gate_part, (void *)call, num_parts(call->num_tokens, call->inter, GATE_SHARE));
+}

@@ -1,0 +1,19 @@
+/* The small operations in the vectors of one instruction set, which has been included before. */
+#include <math.h>
+#include <string.h>
+
+#include "layers.h"
+#include "vector_math.h"
+
+#define T f32
+#include "layers_rows.h"
+#define T bf16
+#include "layers_rows.h"
+#define T f16
+#include "layers_rows.h"
+
+const pw_layers_code CAT(pw_layers_, ISA) = {
+    .norm = {norm_f32, norm_bf16, norm_f16},
+    .rotate = {rotate_f32, rotate_bf16, rotate_f16},
+    .gate = {gate_f32, gate_bf16, gate_f16},
+};

@@ -1,0 +1,61 @@
+/* Vectors of floats: AVX-512. */
+#include <immintrin.h>
+
+#include "cpu.h"
+
+#define LANES 16
+typedef __m512 vf;
+
+static inline vf v_set(float x) { return _mm512_set1_ps(x); }
+static inline vf v_load_f32(const pw_f32 *p) { return _mm512_loadu_ps(p); }
+static inline void v_store_f32(pw_f32 *p, vf x) { _mm512_storeu_ps(p, x); }
+static inline vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline float v_sum(vf x) { return _mm512_reduce_add_ps(x); }
+static inline float v_highest(vf x) { return _mm512_reduce_max_ps(x); }
+
+/* yes where a >= b, else no; a NaN is not. */
+static inline vf v_where_ge(vf a, vf b, vf yes, vf no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), no, yes);
+}
+
+/* x * 2^n for whole n that keep the result normal. */
+static inline vf v_scale(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+
+static inline vf v_load_bf16(const pw_bf16 *p) {
+    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+
+/* Rounds to nearest even; a NaN stays one. */
+static inline void v_store_bf16(pw_bf16 *p, vf x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    rounded = _mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(rounded));
+}
+
+static inline vf v_load_f16(const pw_f16 *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+static inline void v_store_f16(pw_f16 *p, vf x) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* out[i] = the sum over x[i], for four vectors. */
+static inline void v_sum_four(const vf x[4], float *out) {
+    const vf ab = v_add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const vf cd = v_add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const vf all = v_add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    const __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    _mm_storeu_ps(out, sum);
+}

@@ -1,0 +1,66 @@
+/* What the vectors of every instruction set have in common: functions, and the ends of rows. */
+#ifndef PW_VECTOR_MATH_H
+#define PW_VECTOR_MATH_H
+
+#include <math.h>
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+
+/* e^x for x <= 88, within 2 units in the last place; 0 where the result would not be normal. */
+static inline vf v_exp(vf x) {
+    const vf magic = v_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    const vf power = v_sub(v_fma(x, v_set(1.44269504f), magic), magic);
+    vf rest = v_fma(power, v_set(-0.693359375f), x);
+    rest = v_fma(power, v_set(2.12194440e-4f), rest);
+    vf series = v_set(1.0f / 5040);
+    series = v_fma(series, rest, v_set(1.0f / 720));
+    series = v_fma(series, rest, v_set(1.0f / 120));
+    series = v_fma(series, rest, v_set(1.0f / 24));
+    series = v_fma(series, rest, v_set(1.0f / 6));
+    series = v_fma(series, rest, v_set(0.5f));
+    series = v_fma(v_mul(series, rest), rest, v_add(rest, v_set(1.0f)));
+    return v_where_ge(x, v_set(-87.0f), v_scale(series, power), v_set(0.0f));
+}
+
+static inline vf v_clamp(vf x, float low, float high) {
+    x = v_where_ge(x, v_set(low), x, v_set(low));
+    return v_where_ge(v_set(high), x, x, v_set(high));
+}
+
+/* Within 4e-7 of its size everywhere: a series near 0, where 1 - 2 / (e^2x + 1) would cancel. */
+static inline vf v_tanh(vf x) {
+    const vf one = v_set(1.0f), square = v_mul(x, x);
+    vf series = v_set(-5.70498872745e-3f);
+    series = v_fma(series, square, v_set(2.06390887954e-2f));
+    series = v_fma(series, square, v_set(-5.37397155531e-2f));
+    series = v_fma(series, square, v_set(1.33314422036e-1f));
+    series = v_fma(series, square, v_set(-3.33332819422e-1f));
+    series = v_fma(v_mul(series, square), x, x);
+    const vf twice = v_exp(v_clamp(v_add(x, x), -40.0f, 40.0f));
+    const vf far = v_sub(one, v_div(v_set(2.0f), v_add(twice, one)));
+    return v_where_ge(square, v_set(0.390625f), far, series);
+}
+
+/* The first n lanes of a vector, n < LANES; the others are 0. */
+#define DEFINE_ENDS(T)                                                          \
+    static inline vf CAT(v_load_end_, T)(const CAT(pw_, T) * p, int n) {        \
+        CAT(pw_, T) all[LANES] = {0};                                           \
+        for (int i = 0; i < n; i++) {                                           \
+            all[i] = p[i];                                                      \
+        }                                                                       \
+        return CAT(v_load_, T)(all);                                            \
+    }                                                                           \
+    static inline void CAT(v_store_end_, T)(CAT(pw_, T) * p, vf x, int n) {     \
+        CAT(pw_, T) all[LANES];                                                 \
+        CAT(v_store_, T)(all, x);                                               \
+        for (int i = 0; i < n; i++) {                                           \
+            p[i] = all[i];                                                      \
+        }                                                                       \
+    }
+DEFINE_ENDS(f32)
+DEFINE_ENDS(bf16)
+DEFINE_ENDS(f16)
+#undef DEFINE_ENDS
+
+#endif

@@ -1,0 +1,6 @@
+/* Tells the loader which sources this library was built from. */
+#include "pool.h"
+
+PW_EXPORT const char *pw_sources(void);
+
+const char *pw_sources(void) { return PW_SOURCES; }

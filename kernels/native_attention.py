@@ -1,0 +1,150 @@
+"""Paged attention by the compiled library: one call for all the sequences of a batch."""
+
+from __future__ import annotations
+
+import logging
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from kernels import native
+from kernels.attention import AttentionBatch
+
+_log = logging.getLogger(__name__)
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The library's numbers of the element types that it computes with."""
+
+_CALL = Struct("=11q15q2d")
+"""`pw_attention` of `native/attention.h`, field by field."""
+
+_WRITE = Struct("=4q4q4q4q")
+"""`pw_cache_write` of `native/cache.h`."""
+
+_NO_GROUPS = (0, 0, 0, 0, 0)
+
+
+def prepare(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+) -> None:
+    """See `kernels.attention.prepare`; everything was compiled with the package.
+
+    Tile registers need more than the processor: a system and a hypervisor that keep them. So they
+    are used only once they have given the right result here.
+    """
+    if dtype != torch.bfloat16 or native.level() != "amx":
+        return
+    if not _levels_agree(num_heads, num_kv_heads, head_dim, block_size):
+        _log.warning("AMX gives wrong results on this machine: attention goes without")
+        native.limit_level("avx512_bf16")
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    assert key.dtype == value.dtype == kv.dtype
+    key, value = _whole_heads(key), _whole_heads(value)
+    size = kv.itemsize
+    strides = (*key.stride()[:2], *value.stride()[:2], *kv.stride()[:4])
+    _write_kv(
+        _WRITE.pack(
+            key.data_ptr(),
+            value.data_ptr(),
+            kv.data_ptr(),
+            slots.data_ptr(),
+            *(stride * size for stride in strides),
+            len(slots),
+            kv.shape[2],
+            kv.shape[3],
+            kv.shape[4] * size,
+        )
+    )
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
+    num_heads, head_dim = query.shape[1:]
+    block, value, head, token, within = kv.stride()
+    assert within == 1
+    assert query.dtype == kv.dtype
+    query = _whole_heads(query)
+    output = torch.empty(query.shape, dtype=query.dtype)
+    groups = batch.groups
+    call = _CALL.pack(
+        query.data_ptr(),
+        output.data_ptr(),
+        kv.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.query_starts.data_ptr(),
+        batch.context_lens.data_ptr(),
+        *(
+            _NO_GROUPS
+            if groups is None
+            else (
+                groups.begins.data_ptr(),
+                groups.ends.data_ptr(),
+                groups.member_starts.data_ptr(),
+                groups.members.data_ptr(),
+                groups.private_starts.data_ptr(),
+            )
+        ),
+        query.stride(0),
+        query.stride(1),
+        block,
+        value,
+        head,
+        token,
+        batch.block_tables.stride(0),
+        len(batch.context_lens),
+        0 if groups is None else len(groups.begins),
+        num_heads,
+        kv.shape[2],
+        head_dim,
+        kv.shape[3],
+        sliding_window or 0,
+        TYPES[query.dtype],
+        scale,
+        softcap or 0.0,
+    )
+    if _attend(call) != 0:
+        raise MemoryError("no memory for the partial results of attention")
+    return output
+
+
+def _levels_agree(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> bool:
+    """Whether the level in use and the one below attend alike, but for roundings."""
+    random = torch.Generator().manual_seed(0)
+    query_len, context_len = 24, 300
+    blocks = -(-context_len // block_size)
+    shape = (blocks, 2, num_kv_heads, block_size, head_dim)
+    kv = torch.randn(shape, generator=random).bfloat16()
+    query = torch.randn(query_len, num_heads, head_dim, generator=random).bfloat16()
+    batch = AttentionBatch(
+        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+        query_starts=torch.tensor([0, query_len], dtype=torch.int32),
+        context_lens=torch.tensor([context_len], dtype=torch.int32),
+        slots=torch.zeros(query_len, dtype=torch.int64),
+        max_query_len=query_len,
+        max_context_len=context_len,
+    )
+
+    def attended(level: str) -> Tensor:
+        native.limit_level(level)
+        return attend(query, kv, batch, head_dim**-0.5, None, None).float()
+
+    return torch.allclose(attended("avx512_bf16"), attended("amx"), rtol=0.02, atol=0.02)
+
+
+def _whole_heads(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+_write_kv = native.function("pw_write_kv", native.text)
+_attend = native.function("pw_attend", native.text, returns=native.integer)
