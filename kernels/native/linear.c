@@ -6,6 +6,7 @@
  * (quantizing or widening its inputs, scaling and rounding its outputs) happens on the way. */
 #include "linear.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #if defined(__x86_64__)
@@ -40,7 +41,7 @@ static const pw_linear_kernel *choose_kernel(int64_t type) {
     if (!kernel && best >= AVX512) {
         kernel = pw_linear_vnni(type);
     }
-    if (kernel || type == PW_INT8) {
+    if (kernel) {
         return kernel;
     }
 #if defined(__x86_64__)
@@ -54,9 +55,6 @@ static const pw_linear_kernel *choose_kernel(int64_t type) {
 #endif
     return &portable_kernel;
 }
-
-/* Whether there is a kernel for weights of this type: there may be none for int8. */
-PW_EXPORT int pw_linear_supports(int64_t type) { return choose_kernel(type) != NULL; }
 
 /* For tests: go without the instruction sets above PORTABLE, AVX2, AVX512 or AMX. */
 PW_EXPORT void pw_linear_limit(int64_t set) { best = (int)set; }
@@ -111,14 +109,20 @@ static char *scratch(size_t bytes) {
     if (bytes > size) {
         free(memory);
         memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        size = memory ? bytes : 0;
+        if (!memory) {
+            perror("partywall: inputs of a product");
+            abort();
+        }
+        size = bytes;
     }
     return memory;
 }
 
-/* Returns 0, or 1 if memory for the inputs could not be had. */
-PW_EXPORT int pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
+PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
                         const void *inputs, void *outputs) {
+    if (rows == 0) {
+        return;
+    }
     static const int64_t size_of[] = {4, 2, 1}, per_word[] = {1, 2, 4};
     const pw_linear_kernel *kernel = choose_kernel(weights->type);
     const int64_t width = weights->words * per_word[weights->type];
@@ -131,15 +135,11 @@ PW_EXPORT int pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t 
     if (kernel->operand_type != type || width != weights->in_features) {
         const size_t operand_bytes = (size_t)(rows * task.job.operand_stride);
         task.operand = scratch(operand_bytes + (size_t)rows * sizeof(float) + 64);
-        if (!task.operand) {
-            return 1;
-        }
         task.job.operand = task.operand;
         task.job.row_scales = (float *)(task.operand + (operand_bytes + 63) / 64 * 64);
         pw_parallel(prepare_part, &task, (int)((rows + ROWS_IN_PART - 1) / ROWS_IN_PART));
     }
     pw_parallel(compute_part, &task, count_parts(&task));
-    return 0;
 }
 
 typedef struct {

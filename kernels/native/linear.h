@@ -22,8 +22,8 @@ typedef struct {
     int64_t type; /* of the weights */
     const uint32_t *weights;
     const float *bias;    /* NULL, or one for each column, those beyond out_features included */
-    const float *scales;  /* int8, likewise: what a weight of 1 stands for */
-    const int32_t *zeros; /* int8, likewise: 128 times the sum of the column's weights */
+    const float *scales;  /* likewise, only for int8: what a weight of 1 stands for */
+    const int32_t *zeros; /* likewise, only for int8: 128 times the sum of the weights */
 } pw_linear_weights;
 
 /* One product: outputs [rows, out_features] = inputs [rows, in_features] times the weights. */
@@ -35,7 +35,7 @@ typedef struct {
     void *outputs;
     const char *operand;    /* the inputs as the kernel reads them: of its type, padded to `words` */
     int64_t operand_stride; /* bytes from row to row */
-    float *row_scales;      /* int8: what a 1 in that row of the operand stands for */
+    float *row_scales;      /* if it is int8: what a 1 in that row stands for */
 } pw_linear_job;
 
 /* What one instruction set brings. */
@@ -48,7 +48,7 @@ typedef struct {
     void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
 } pw_linear_kernel;
 
-/* Each NULL where the machine lacks the instructions, or the kernel does not know the type. */
+/* Each NULL where the machine lacks the instructions, or has none for weights of that type. */
 const pw_linear_kernel *pw_linear_amx(int64_t weights_type);
 const pw_linear_kernel *pw_linear_vnni(int64_t weights_type);
 

@@ -114,7 +114,7 @@ PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char 
 }
 
 /* Turns the sums of some rows and strips into outputs: scales them back, adds the bias, rounds. The
- * sums are float32, for int8 weights int32; a row of them is `stride` long. */
+ * sums are float32, or int32 of quantized rows; a row of them is `stride` long. */
 static inline __attribute__((always_inline)) void NAME(finish)(
     const pw_linear_job *job, const void *sums, int64_t stride, const bool integers, int64_t row,
     int64_t rows, int64_t strip, int64_t strips) {
@@ -129,9 +129,11 @@ static inline __attribute__((always_inline)) void NAME(finish)(
             const int32_t *whole = (const int32_t *)sums + r * stride + s;
             for (int64_t c = 0; c < PW_STRIP; c++) {
                 line[s + c] = integers ? (float)(whole[c] - weights->zeros[column + s + c]) *
-                                             (job->row_scales[row + r] *
-                                              weights->scales[column + s + c])
+                                             job->row_scales[row + r]
                                        : floats[c];
+            }
+            for (int64_t c = 0; weights->scales && c < PW_STRIP; c++) {
+                line[s + c] *= weights->scales[column + s + c];
             }
             for (int64_t c = 0; weights->bias && c < PW_STRIP; c++) {
                 line[s + c] += weights->bias[column + s + c];
