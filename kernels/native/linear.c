@@ -1,0 +1,171 @@
+/* Products of a few rows of activations with matrices packed once: the linear layers of a model.
+ *
+ * A step that generates one token for each of some sequences reads every weight and does little
+ * with it: its time is that of reading them. So they are packed in the order in which they are
+ * read, each thread fetches what it needs next while it computes, and what else a product does
+ * (quantizing or widening its inputs, scaling and rounding its outputs) happens on the way. */
+#include "linear.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__)
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#define NAME(name) avx512_##name
+#define LANES 16
+#define TILE_ROWS 8
+#define TILE_STRIPS 3
+#include "linear_fma.h"
+
+#define TARGET __attribute__((target("avx2,fma")))
+#define NAME(name) avx2_##name
+#define LANES 8
+#define TILE_ROWS 6
+#define TILE_STRIPS 1
+#include "linear_fma.h"
+#endif
+
+#define TARGET
+#define NAME(name) portable_##name
+#define LANES 4
+#define TILE_ROWS 2
+#define TILE_STRIPS 1
+#include "linear_fma.h"
+
+enum { PORTABLE, AVX2, AVX512, AMX };
+
+static int best = AMX; /* instruction sets that may be used; see pw_linear_limit */
+
+static const pw_linear_kernel *choose_kernel(int64_t type) {
+    const pw_linear_kernel *kernel = best >= AMX ? pw_linear_amx(type) : NULL;
+    if (!kernel && best >= AVX512) {
+        kernel = pw_linear_vnni(type);
+    }
+    if (kernel) {
+        return kernel;
+    }
+#if defined(__x86_64__)
+    if (best >= AVX512 && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        return &avx512_kernel;
+    }
+    if (best >= AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        return &avx2_kernel;
+    }
+#endif
+    return &portable_kernel;
+}
+
+/* For tests: go without the instruction sets above PORTABLE, AVX2, AVX512 or AMX. */
+PW_EXPORT void pw_linear_limit(int64_t set) { best = (int)set; }
+
+typedef struct {
+    pw_linear_job job;
+    const pw_linear_kernel *kernel;
+    char *operand;
+} task_context;
+
+enum { ROWS_IN_PART = 16, PARTS_PER_THREAD = 4, LEAST_PART = 1 << 19 /* multiply-adds */ };
+
+static void prepare_part(void *context, int part, int num_parts) {
+    const task_context *task = context;
+    const int64_t rows = task->job.rows;
+    task->kernel->prepare(&task->job, task->operand, rows * part / num_parts,
+                          rows * (part + 1) / num_parts);
+}
+
+static int64_t first_strip(const task_context *task, int64_t part, int64_t num_parts) {
+    const int64_t strips = (task->job.weights->out_features + PW_STRIP - 1) / PW_STRIP;
+    const int64_t groups = (strips + task->kernel->strips - 1) / task->kernel->strips;
+    const int64_t strip = groups * part / num_parts * task->kernel->strips;
+    return strip < strips ? strip : strips;
+}
+
+static void compute_part(void *context, int part, int num_parts) {
+    const task_context *task = context;
+    const int64_t after = part + pw_threads() < num_parts ? part + pw_threads() : part;
+    task->kernel->compute(&task->job, first_strip(task, part, num_parts),
+                          first_strip(task, part + 1, num_parts),
+                          first_strip(task, after, num_parts));
+}
+
+/* How many parts to cut a product in: enough that no thread waits long for the others, each worth
+ * being handed over. */
+static int count_parts(const task_context *task) {
+    const pw_linear_weights *weights = task->job.weights;
+    const int64_t groups =
+        (weights->out_features + PW_STRIP * task->kernel->strips - 1) / (PW_STRIP * task->kernel->strips);
+    const int64_t work = weights->in_features * weights->out_features * (task->job.rows + 8);
+    int64_t parts = (int64_t)pw_threads() * PARTS_PER_THREAD;
+    parts = parts < work / LEAST_PART ? parts : work / LEAST_PART;
+    parts = parts < groups ? parts : groups;
+    return parts < 1 ? 1 : (int)parts;
+}
+
+/* Memory of the calling thread for operands; grows to what its largest product needs. */
+static char *scratch(size_t bytes) {
+    static _Thread_local char *memory;
+    static _Thread_local size_t size;
+    if (bytes > size) {
+        free(memory);
+        memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (!memory) {
+            perror("partywall: inputs of a product");
+            abort();
+        }
+        size = bytes;
+    }
+    return memory;
+}
+
+PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
+                        const void *inputs, void *outputs) {
+    if (rows == 0) {
+        return;
+    }
+    static const int64_t size_of[] = {4, 2, 1}, per_word[] = {1, 2, 4};
+    const pw_linear_kernel *kernel = choose_kernel(weights->type);
+    const int64_t width = weights->words * per_word[weights->type];
+    task_context task = {
+        .job = {.weights = weights, .rows = rows, .type = type, .inputs = inputs,
+                .outputs = outputs, .operand = inputs,
+                .operand_stride = width * size_of[kernel->operand_type]},
+        .kernel = kernel,
+    };
+    if (kernel->operand_type != type || width != weights->in_features) {
+        const size_t operand_bytes = (size_t)(rows * task.job.operand_stride);
+        task.operand = scratch(operand_bytes + (size_t)rows * sizeof(float) + 64);
+        task.job.operand = task.operand;
+        task.job.row_scales = (float *)(task.operand + (operand_bytes + 63) / 64 * 64);
+        pw_parallel(prepare_part, &task, (int)((rows + ROWS_IN_PART - 1) / ROWS_IN_PART));
+    }
+    pw_parallel(compute_part, &task, count_parts(&task));
+}
+
+typedef struct {
+    const uint32_t *from;
+    uint32_t *to;
+    int64_t rows, words;
+} pack_context;
+
+static void pack_part(void *context, int part, int num_parts) {
+    const pack_context *pack = context;
+    const int64_t strips = (pack->rows + PW_STRIP - 1) / PW_STRIP;
+    const int64_t last = strips * (part + 1) / num_parts;
+    for (int64_t strip = strips * part / num_parts; strip < last; strip++) {
+        uint32_t *to = pack->to + strip * pack->words * PW_STRIP;
+        for (int64_t column = 0; column < PW_STRIP; column++) {
+            const int64_t row = strip * PW_STRIP + column;
+            const uint32_t *from = pack->from + row * pack->words;
+            for (int64_t word = 0; word < pack->words; word++) {
+                to[word * PW_STRIP + column] = row < pack->rows ? from[word] : 0;
+            }
+        }
+    }
+}
+
+/* Reorders a matrix of `rows` output columns, each `words` long (a multiple of 16), to strips. */
+PW_EXPORT void pw_linear_pack(const uint32_t *from, int64_t rows, int64_t words, uint32_t *to) {
+    pack_context pack = {from, to, rows, words};
+    pw_parallel(pack_part, &pack, (int)((rows + 255) / 256));
+}

@@ -1,0 +1,55 @@
+/* Products of rows of activations with packed weights; see linear.c. */
+#ifndef PW_LINEAR_H
+#define PW_LINEAR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "pool.h"
+
+enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8 };
+
+enum { PW_STRIP = 16 }; /* output columns that lie together in memory */
+
+/* A matrix [out_features, in_features], packed in strips of 16 output columns: a strip is `words`
+ * rows of 16 words of 4 bytes, and a word holds the 1 (float32), 2 (bfloat16) or 4 (int8) weights
+ * of its column for neighbouring inputs. Vector and tile instructions alike want them so. `words`
+ * is a multiple of 16; whatever lies beyond in_features and out_features is 0. */
+typedef struct {
+    int64_t in_features;
+    int64_t out_features;
+    int64_t words;
+    int64_t type; /* of the weights */
+    const uint32_t *weights;
+    const float *bias;    /* NULL, or one for each column, those beyond out_features included */
+    const float *scales;  /* likewise, only for int8: what a weight of 1 stands for */
+    const int32_t *zeros; /* likewise, only for int8: 128 times the sum of the weights */
+} pw_linear_weights;
+
+/* One product: outputs [rows, out_features] = inputs [rows, in_features] times the weights. */
+typedef struct {
+    const pw_linear_weights *weights;
+    int64_t rows;
+    int64_t type; /* of inputs and outputs: float32 or bfloat16 */
+    const void *inputs;
+    void *outputs;
+    const char *operand;    /* the inputs as the kernel reads them: of its type, padded to `words` */
+    int64_t operand_stride; /* bytes from row to row */
+    float *row_scales;      /* if it is int8: what a 1 in that row stands for */
+} pw_linear_job;
+
+/* What one instruction set brings. */
+typedef struct {
+    int64_t operand_type; /* float32, bfloat16, or int8 moved up by 128 to have no sign */
+    int64_t strips;       /* that are computed together */
+    /* Writes rows [first, last) of the operand. */
+    void (*prepare)(const pw_linear_job *job, char *operand, int64_t first, int64_t last);
+    /* Computes strips [first, last) of all rows; strip `after` is probably this thread's next. */
+    void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
+} pw_linear_kernel;
+
+/* Each NULL where the machine lacks the instructions, or has none for weights of that type. */
+const pw_linear_kernel *pw_linear_amx(int64_t weights_type);
+const pw_linear_kernel *pw_linear_vnni(int64_t weights_type);
+
+#endif

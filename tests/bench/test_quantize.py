@@ -1,0 +1,40 @@
+"""The accuracy of quantized weights, measured on a model of random ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as cli
+from bench import quantize
+from bench.registry import BenchError
+from engine import decoder
+
+
+def test_fewer_bits_are_smaller_and_less_exact(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, questions = tmp_path / "text.md", tmp_path / "questions.jsonl"
+    text.write_text("A wall that two neighbours share is a party wall. " * 10)
+    questions.write_text(json.dumps({"turns": ["Why is the sky blue?", "And at night?"]}) + "\n")
+    out, original = tmp_path / "figures.json", decoder.pack
+    options = ["--model", str(model), "--texts", str(text), str(questions), "--window", "32"]
+    monkeypatch.setattr("sys.argv", ["bench", "quantize", "--json", str(out), *options])
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    assert found.keys() == quantize.FIGURES.keys()
+    sizes = [found[f"product_bytes_{scheme}"] for scheme in ("float32", "bfloat16", "int8")]
+    assert sizes[0] == 2 * sizes[1] > 3 * sizes[2]
+    assert 0 < found["mean_kl_bfloat16"] < found["mean_kl_int8"] < 0.01
+    assert found["perplexity_int8"] == pytest.approx(found["perplexity_float32"], rel=0.05)
+    assert decoder.pack is original
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no questions"])
+def test_a_text_that_cannot_be_read_is_refused(
+    content: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(content)
+    with pytest.raises(BenchError, match="text"):
+        quantize._windows(quantize._read([path]), model, 100, 10)
