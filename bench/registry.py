@@ -19,6 +19,7 @@ _MODULES = {
     "recovery": "bench.recovery",
     "reuse": "bench.reuse",
     "paper": "bench.paper",
+    "step": "bench.step",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 
