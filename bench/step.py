@@ -107,11 +107,11 @@ def _table(cases: dict[str, dict[str, float]]) -> Table:
     table.add_column("part")
     for case in cases:
         table.add_column(case, justify="right")
-    for part, meaning in PARTS.items():
+    for part in PARTS:
         if any(seconds[part] for seconds in cases.values()):
             row = (
                 f"{1e6 * seconds[part]:,.0f} ({seconds[part] / seconds['total']:4.0%})"
                 for seconds in cases.values()
             )
-            table.add_row(f"{part}: {meaning}", *row, end_section=part == "other")
+            table.add_row(part, *row, end_section=part == "other")
     return table

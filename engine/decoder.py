@@ -58,7 +58,7 @@ class FusedDecoder:
         self._layers = [packer.layer(layer) for layer in description.layers]
         self._norm = description.norm
         self._softcap = description.softcap
-        self._embedding = _narrowed(description.embedding.weight.detach())
+        self._embedding = _own_table(description.embedding.weight.detach())
         self._head = packer.product([description.head])
         _release(description.embedding)
 
@@ -176,10 +176,15 @@ def _release(module: nn.Module) -> None:
         setattr(module, name, None)
 
 
-def _narrowed(table: Tensor) -> Tensor:
-    """The embedding in bfloat16 where that loses nothing, as in models that were stored so.
+def _own_table(table: Tensor) -> Tensor:
+    """The embedding, which a step reads a few rows of, beside the head's packed copy of it.
 
-    The head's packed copy is the one that is read as a whole; of this one, a few rows a step.
+    On a CPU in bfloat16 where that loses nothing, as in models that were stored so; and copied, or
+    it would keep all of a checkpoint mapped that it is a part of.
     """
+    if table.device.type != "cpu":
+        return table
     narrow = table.to(torch.bfloat16)
-    return narrow if torch.equal(narrow.to(table.dtype), table) else table
+    if not torch.equal(narrow.to(table.dtype), table):
+        narrow = table
+    return narrow.clone() if narrow.data_ptr() == table.data_ptr() else narrow
