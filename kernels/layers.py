@@ -112,8 +112,7 @@ def _backend(name: str) -> _Module:
     """By the name of a backend or of a device. Imported on first use, as attention is."""
     if name in ("triton", "cuda"):
         return cast(_Module, import_module("kernels.triton_layers"))
-    if name == "cpu" and find_spec("kernels.native") is not None:
-        native = import_module("kernels.native")
-        if native.is_available():
-            return cast(_Module, native)
+    compiled = find_spec("kernels.native") is not None
+    if name == "cpu" and compiled and import_module("kernels.native").available():
+        return cast(_Module, import_module("kernels.native_layers"))
     return cast(_Module, import_module("kernels.layers_reference"))
