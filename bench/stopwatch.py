@@ -10,7 +10,10 @@ from typing import Any
 
 
 class PartTimes:
-    """How long named parts take themselves, without the parts that they call."""
+    """How long named parts take themselves, without the parts that they call.
+
+    Nor does what it takes to look at a part count for whoever calls it.
+    """
 
     def __init__(self, synchronise: Callable[[], None] = lambda: None) -> None:
         """`synchronise` waits for a device, so that its work counts for the part that asked it."""
@@ -22,16 +25,16 @@ class PartTimes:
         """`call`, whose time counts for `part`."""
 
         def measured(*arguments: Any, **options: Any) -> Any:
-            self._synchronise()
+            entered = perf_counter()
             outer, self._inner = self._inner, 0.0
+            self._synchronise()
             start = perf_counter()
             try:
                 return call(*arguments, **options)
             finally:
                 self._synchronise()
-                took = perf_counter() - start
-                self._seconds[part] += took - self._inner
-                self._inner = outer + took
+                self._seconds[part] += perf_counter() - start - self._inner
+                self._inner = outer + perf_counter() - entered
 
         return measured
 
