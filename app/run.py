@@ -9,22 +9,21 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from app.admin_token import load_admin_token, write_private
-from app.context import Service
 from app.limits import ServiceLimits
-from app.server import bind, run_server, service_url
-from app.service import create_app
+from app.listener import bind, service_url
 from app.settings import Settings
-from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
-from app.tokenizer import load_tokenizer
 from engine.config import EngineConfig
 from engine.process import ProcessEngine
 from engine.weights import resolve_model
-from tenants.store import TenantStore
+
+if TYPE_CHECKING:
+    from app.context import Service
+    from tenants.store import TenantStore
 
 _FAREWELL_SECONDS = 2.0
 _POLL_SECONDS = 0.05
@@ -49,6 +48,8 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         model_path=str(folder),
         device=settings.device,
         dtype=settings.dtype,
+        quantize=settings.quantize,
+        kv_dtype=settings.kv_dtype,
         kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
         host_memory_bytes=int(settings.host_memory),
         block_size=settings.block_size,
@@ -56,6 +57,8 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         step_token_budget=settings.step_token_budget,
         max_running_requests=settings.max_running_requests,
         prefix_cache=settings.prefix_cache,
+        prefix_grouping=settings.prefix_grouping,
+        batch_invariant=settings.batch_invariant,
         eviction=settings.eviction,
         fairness=settings.fairness,
         prompt_token_price=settings.prompt_token_price,
@@ -97,6 +100,16 @@ async def run_service(
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )
+        progress(f"loading {settings.model}")
+        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
+        started = _start(engine, stack)
+        await asyncio.to_thread(_import_service)
+        from app.server import run_server
+        from app.service import create_app
+        from app.stores import PublicTenantStore, open_stores
+        from app.tokenizer import load_tokenizer
+        from tenants.store import TenantStore
+
         stores = await stack.enter_async_context(
             open_stores(
                 settings,
@@ -104,9 +117,8 @@ async def run_service(
                 tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
             )
         )
-        progress(f"loading {settings.model}")
-        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
-        tokenizer = await _start_engine(engine, folder, stack)
+        tokenizer = await asyncio.to_thread(load_tokenizer, folder)
+        await started
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
         app = create_app(
             engine,
@@ -158,10 +170,8 @@ def _cancelled_by_signals() -> Iterator[contextlib.ExitStack]:
         yield handlers
 
 
-async def _start_engine(
-    engine: ProcessEngine, folder: Path, stack: contextlib.AsyncExitStack
-) -> PreTrainedTokenizerBase:
-    """Start the engine, which the stack will close, and load the tokenizer meanwhile."""
+def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:
+    """Begin to start the engine, which the stack will close."""
     start = asyncio.create_task(engine.start())
 
     async def close() -> None:
@@ -170,9 +180,13 @@ async def _start_engine(
         await engine.close()
 
     stack.push_async_callback(close)
-    tokenizer = await asyncio.to_thread(load_tokenizer, folder)
-    await start
-    return tokenizer
+    return start
+
+
+def _import_service() -> None:
+    """Import what takes long, on a thread: by then the engine's process is busy with its own."""
+    for name in ("app.service", "app.server", "app.stores", "app.tokenizer"):
+        import_module(name)
 
 
 async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
@@ -207,6 +221,8 @@ async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | N
     It is created on the first start, or in an empty store: an operator who deleted it later does
     not want it back.
     """
+    from app.stores import DEMO_TENANT
+
     ids = [tenant.id for tenant in await tenants.list_tenants()]
     if DEMO_TENANT in ids:
         return DEMO_TENANT, None

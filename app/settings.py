@@ -78,6 +78,12 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV cache."
     )
+    quantize: Literal["none", "int8"] = Field(
+        "none", description="Matrix products in 8 bits, weights and activations, on a CPU."
+    )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto", description="Type of the KV cache, on a GPU; auto is that of the weights."
+    )
     kv_memory: AutoSize = Field(
         None,
         description="Memory of the KV cache, such as 2GiB; auto is a share of what is free.",
@@ -97,6 +103,13 @@ class Settings(BaseSettings):
         64, description="Requests in the engine's batch; one of several sequences counts for each."
     )
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
+    prefix_grouping: bool = Field(
+        True, description="Attention reads blocks that requests of a step share once for all."
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="Results do not depend on what else is in the batch; turns grouping off.",
+    )
     eviction: Literal["arc", "lru"] = Field(
         "arc",
         description="Which cached block goes first: by adaptive replacement, or the least recently "

@@ -20,6 +20,7 @@ _MODULES = {
     "reuse": "bench.reuse",
     "paper": "bench.paper",
     "quantize": "bench.quantize",
+    "step": "bench.step",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

@@ -97,7 +97,7 @@ class Bed:
     def __init__(self, config: EngineConfig, length: int) -> None:
         """Raises `BenchError` if the model's contexts are shorter than `length`."""
         model = load_model(config)
-        limit = model.model.config.get_text_config().max_position_embeddings
+        limit = model.weights.config.max_position_embeddings
         if not OUTPUT < length <= limit:
             raise BenchError(f"--lengths: this model has contexts of {OUTPUT + 1} ... {limit}")
         num_blocks = -(-length // config.block_size) + _SPARE_BLOCKS

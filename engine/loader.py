@@ -98,14 +98,11 @@ def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
 
 def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
     num_blocks = len(model.memory)
-    text = model.model.config.get_text_config()
+    text = model.weights.config
     limit = num_blocks * config.block_size
     limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)
     if config.max_context_tokens is not None:
         limit = min(limit, config.max_context_tokens)
-    eos = model.model.generation_config.eos_token_id
-    if eos is None:
-        eos = text.eos_token_id
     return EngineInfo(
         model=config.model_path,
         device=str(model.device),
@@ -116,6 +113,6 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         max_context_tokens=limit,
         max_running_sequences=config.max_running_requests,
         vocab_size=text.vocab_size,
-        eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or []),
-        hash_extras=model_fingerprint(config.model_path, model.dtype),
+        eos_token_ids=model.weights.eos_token_ids,
+        hash_extras=model_fingerprint(config, model.dtype),
     )

@@ -1,33 +1,52 @@
-"""A `transformers` model that reads and writes KV blocks instead of a cache object.
+"""A model with its KV memory: a decoder that computes, and the blocks that it reads and writes.
 
-The model keeps its own definition and weights; only its attention is replaced, through
-`AttentionInterface`. Tokens of all sequences are packed into one row, without padding.
+`transformers` owns definition, weights and configuration. What runs them is `engine.decoder` for
+the families that it knows and `engine.eager` for all others; both are fed packed tokens, without
+padding, and are compared with the model's own logits at start.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import logging
 import math
 from collections.abc import Sequence as Rows
-from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
 from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import psutil
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from engine.batch import Batch, pack
 from engine.config import EngineConfig
+from engine.decoder import FusedDecoder, fuse
+from engine.eager import EagerDecoder
 from engine.errors import EngineError, UnsupportedModel
-from kernels.attention import attend, prepare, write_kv
+from engine.families import Unfamiliar
+from kernels.attention import prepare
+from kernels.linear import Quantization
 
-_ATTENTION = "partywall_paged"
-_UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
-"""Attention options of some families that change the scores in ways the kernels do not know."""
+_log = logging.getLogger(__name__)
+
+_SAMPLE_TOKENS = 24
+"""Of the sequence on which a loaded model is compared with its original."""
+
+
+class Decoder(Protocol):
+    """What computes: everything between token ids and logits."""
+
+    def forward(self, batch: Batch, memory: Tensor) -> Tensor:
+        """Compute a packed batch, writing its KV to `memory` (see `PagedModel`).
+
+        Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +64,22 @@ class AttentionLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """What the attention of a running forward pass needs beside its tensors."""
+class Weights:
+    """A loaded model: what computes, and what is known of it."""
 
-    memory: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-    batch: Batch
+    decoder: Decoder
+    layout: AttentionLayout
+    config: PreTrainedConfig
+    """Of the text model."""
+    eos_token_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+    """Of the weights and of the KV memory."""
 
-
-_step: ContextVar[_Step] = ContextVar("step")
-_probe: ContextVar[dict[int, tuple[int, int, int]]] = ContextVar("probe")
+    @property
+    def is_fused(self) -> bool:
+        """Whether fused layers compute, on packed weights, not the model's own modules."""
+        return isinstance(self.decoder, FusedDecoder)
 
 
 class PagedModel:
@@ -63,36 +89,23 @@ class PagedModel:
     move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
     """
 
-    def __init__(self, model: PreTrainedModel, block_size: int) -> None:
-        """Take over `model`. Raises `UnsupportedModel` if its attention cannot be paged."""
-        AttentionInterface.register(_ATTENTION, _paged_attention)
-        self.model = model.eval()
+    def __init__(self, weights: Weights, block_size: int) -> None:
+        """Over `weights`, which several may share; without memory until it is allocated."""
+        self.weights = weights
         self.block_size = block_size
-        self.layout = self._probe_layout()
+        self.layout = weights.layout
+        self.device = weights.device
+        self.dtype = weights.dtype
         self.memory = torch.empty(0)
         self.host_memory = torch.empty(0)
-        layout = self.layout
         prepare(
             self.device,
-            layout.num_heads,
-            layout.num_kv_heads,
-            layout.head_dim,
+            self.layout.num_heads,
+            self.layout.num_kv_heads,
+            self.layout.head_dim,
             self.dtype,
             block_size,
         )
-        self._verify()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights and the KV memory are."""
-        device: torch.device = self.model.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights and of the KV memory."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
@@ -142,74 +155,7 @@ class PagedModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
-        token = _step.set(_Step(self.memory, batch))
-        try:
-            output = self.model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-            )
-        finally:
-            _step.reset(token)
-        logits: Tensor = output.logits[0]
-        return logits
-
-    @torch.inference_mode()
-    def _probe_layout(self) -> AttentionLayout:
-        """Learn the KV shape by watching what one forward pass hands to the attention."""
-        seen: dict[int, tuple[int, int, int]] = {}
-        token = _probe.set(seen)
-        try:
-            self.model.set_attn_implementation(_ATTENTION)
-            one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-            self.model(input_ids=one, position_ids=one, use_cache=False)
-        finally:
-            _probe.reset(token)
-        if sorted(seen) != list(range(len(seen))) or not seen:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} does not route its attention through "
-                "transformers' AttentionInterface"
-            )
-        if len(set(seen.values())) != 1:
-            raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
-        return AttentionLayout(len(seen), *seen[0])
-
-    @torch.inference_mode()
-    def _verify(self) -> None:
-        """Compare paged logits with the model's own on a few tokens.
-
-        Whatever a family does that paging does not know of (an unusual mask, sinks, a position
-        bias) shows here, at start, instead of as subtly wrong answers. Compared is with the eager
-        attention, which every family defines in full; others leave out what they cannot do.
-        """
-        length = min(24, self.block_size * 3 - 1)
-        vocab = self.model.config.get_text_config().vocab_size
-        ids = torch.arange(length).mul(7919).add(11).remainder(vocab).tolist()
-        row = torch.tensor([ids], device=self.device)
-        self.model.set_attn_implementation("eager")
-        expected = self.model(input_ids=row, use_cache=False).logits[0].float()
-        self.model.set_attn_implementation(_ATTENTION)
-        num_blocks = -(-length // self.block_size)
-        self.allocate(num_blocks)
-        split = length // 2
-        blocks = list(reversed(range(num_blocks)))
-        parts = [
-            self.forward(
-                pack(
-                    [(ids, start, count, blocks)], list(range(count)), self.block_size, self.device
-                )
-            )
-            for start, count in ((0, split), (split, length - split))
-        ]
-        actual = torch.cat(parts).float()
-        error = ((actual - expected).norm() / expected.norm()).item()
-        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        if not error < tolerance:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__}: paged attention differs from the model's own "
-                f"(relative error {error:.2g})"
-            )
+        return self.weights.decoder.forward(batch, self.memory)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -246,16 +192,121 @@ def _copy_runs(source: Tensor, target: Tensor, moves: Rows[tuple[int, int]]) -> 
 def load_model(config: EngineConfig) -> PagedModel:
     """Load the weights that `config` names onto its device.
 
-    Raises `UnsupportedModel` for architectures that cannot be served from blocks.
+    Raises `UnsupportedModel` for architectures that cannot be served from blocks, and `EngineError`
+    for options that the device or the architecture does not have.
     """
     device = choose_device(config.device)
+    if config.quantize != "none" and device.type != "cpu":
+        raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
+    if config.kv_dtype != "auto" and device.type != "cuda":
+        raise EngineError(f"kv_dtype: a cache of {config.kv_dtype} needs a GPU; this is a CPU")
+    model, error = _load(config, device)
+    if model.weights.is_fused and config.quantize == "none" and not error < _tolerance(model):
+        _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
+        del model
+        model, error = _load(config, device, may_fuse=False)
+    if not error < _tolerance(model, config.quantize):
+        raise UnsupportedModel(
+            f"{config.model_path}: paged logits differ from the model's own "
+            f"(relative error {error:.2g})"
+        )
+    return model
+
+
+def _load(
+    config: EngineConfig, device: torch.device, may_fuse: bool = True
+) -> tuple[PagedModel, float]:
+    """The model, and how far its logits are from those of the model as it was loaded.
+
+    Whatever a family does that paging or fusing does not know of (an unusual mask, sinks, a
+    position bias) shows in them, at start, instead of as subtly wrong answers.
+    """
     text = AutoConfig.from_pretrained(config.model_path).get_text_config()
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModel("attention in local chunks is not supported")
-    model = AutoModelForCausalLM.from_pretrained(
-        config.model_path, dtype=choose_dtype(config, device)
+    dtype = choose_dtype(config, device)
+    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(device)
+    eager = EagerDecoder(model)
+    length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
+    ids = torch.arange(length).mul(7919).add(11).remainder(text.vocab_size).tolist()
+    expected = eager.own_logits(ids).float()
+    weights = Weights(
+        decoder=(_fused(eager, config) if may_fuse else None) or eager,
+        layout=_layout(eager),
+        config=text,
+        eos_token_ids=_eos_token_ids(model),
+        device=device,
+        dtype=dtype,
     )
-    return PagedModel(model.to(device), config.block_size)
+    del model, eager
+    _return_memory(device)
+    paged = PagedModel(weights, config.block_size)
+    error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
+    return paged, error.item()
+
+
+def _fused(eager: EagerDecoder, config: EngineConfig) -> FusedDecoder | None:
+    """The model's layers, fused; None where its family is not known."""
+    most = max(config.max_context_tokens, _SAMPLE_TOKENS) if config.max_context_tokens else None
+    try:
+        return fuse(
+            eager.model,
+            eager.calls,
+            most,
+            quantization=config.quantize,
+            batch_invariant=config.batch_invariant,
+        )
+    except Unfamiliar as reason:
+        if config.quantize != "none":
+            raise EngineError(f"quantize: not for this model: {reason}") from None
+        _log.info("layers are not fused: %s", reason)
+        return None
+
+
+def _layout(eager: EagerDecoder) -> AttentionLayout:
+    shapes = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in eager.calls}
+    if len(shapes) != 1:
+        raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
+    return AttentionLayout(len(eager.calls), *shapes.pop())
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    return tuple([eos] if isinstance(eos, int) else eos or [])
+
+
+def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
+    """Logits of one sequence, computed in two parts over blocks in reverse order, in float32."""
+    num_blocks = -(-len(ids) // model.block_size)
+    model.allocate(num_blocks)
+    split = len(ids) // 2
+    blocks = list(reversed(range(num_blocks)))
+    parts = [
+        model.forward(
+            pack([(ids, start, count, blocks)], range(count), model.block_size, model.device)
+        )
+        for start, count in ((0, split), (split, len(ids) - split))
+    ]
+    return torch.cat(parts).float()
+
+
+def _tolerance(model: PagedModel, quantize: Quantization = "none") -> float:
+    """Relative error of logits up to which they count as the same."""
+    if quantize != "none":
+        return 0.3
+    return 1e-3 if model.dtype == torch.float32 else 0.1
+
+
+def _return_memory(device: torch.device) -> None:
+    """Give the originals' memory back: to the system, or to whoever allocates on the GPU next."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def choose_device(name: str) -> torch.device:
@@ -282,52 +333,15 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.float32 if small and not torch.cpu._is_amx_tile_supported() else torch.bfloat16
 
 
-def model_fingerprint(path: str, dtype: torch.dtype) -> bytes:
-    """Identifies the weights by configuration, file names and sizes: part of every block hash."""
-    digest = blake2b(str(dtype).encode(), digest_size=16)
-    folder = Path(path)
+def model_fingerprint(config: EngineConfig, dtype: torch.dtype) -> bytes:
+    """Identifies what computes KV, and how it is kept: part of every block hash.
+
+    The weights count by configuration, file names and sizes.
+    """
+    kept = f"{dtype} {config.quantize} {config.kv_dtype}"
+    digest = blake2b(kept.encode(), digest_size=16)
+    folder = Path(config.model_path)
     digest.update((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name}:{file.stat().st_size}".encode())
     return digest.digest()
-
-
-def _paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _attention_mask: None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """The `AttentionInterface` function, for packed tokens.
-
-    `query`, `key` and `value` are [1, heads, tokens, head_dim], the result [1, tokens, heads,
-    head_dim]. There is never a mask: the block tables say what a token may see.
-    """
-    unknown = [name for name in _UNKNOWN_TO_PAGING if options.get(name) is not None]
-    if unknown:
-        raise UnsupportedModel(f"{type(module).__name__} needs {', '.join(unknown)}")
-    layer_index = getattr(module, "layer_idx", None)
-    if layer_index is None or key.shape != value.shape:
-        raise UnsupportedModel("keys and values must come in layers and have one shape")
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    seen = _probe.get(None)
-    if seen is not None:
-        seen[layer_index] = (q.shape[1], k.shape[1], k.shape[2])
-        return torch.zeros_like(q)[None], None
-    step = _step.get()
-    kv = step.memory[:, layer_index]
-    write_kv(k, v, kv, step.batch.attention.slots)
-    output = attend(
-        q,
-        kv,
-        step.batch.attention,
-        scale=scaling if scaling is not None else q.shape[-1] ** -0.5,
-        sliding_window=sliding_window,
-        softcap=softcap,
-    )
-    return output[None], None

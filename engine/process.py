@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -73,10 +74,14 @@ def main() -> None:
     socket = zmq.Context().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.connect(address)
-    # The heavy imports come late: a bad command line should fail at once.
+    # The heavy imports come late: a bad command line should fail at once. They leave half a million
+    # objects for good, which the garbage collector would look through again and again.
+    gc.disable()
     from engine.core import serve
     from engine.loader import load_core
 
+    gc.freeze()
+    gc.enable()
     try:
         core = load_core(msgspec.json.decode(config_json, type=EngineConfig))
     except Exception as error:
@@ -84,6 +89,8 @@ def main() -> None:
         socket.send(encode(Failed(f"{type(error).__name__}: {error}")))
         socket.close(linger=1000)
         sys.exit(1)
+    gc.collect()
+    gc.freeze()
     serve(core, socket)
     socket.close(linger=0)
 

@@ -189,7 +189,7 @@ def measure_reality(model_path: str, scale: Scale) -> Reality:
     """
     model = load_small_model(model_path, BLOCK_SIZE)
     # The same weights, over a KV memory of their own.
-    models = [model, PagedModel(model.model, BLOCK_SIZE)]
+    models = [model, PagedModel(model.weights, BLOCK_SIZE)]
     for paged_model in models:
         paged_model.allocate(scale.num_slots // BLOCK_SIZE)
     calibration = Calibration(_servers(scale, models[1])[PARTYWALL], scale)

@@ -62,6 +62,10 @@ def test_memory_is_given_the_way_people_write_it() -> None:
         ("output_token_price", "inf"),
         ("prefix_cache", "perhaps"),
         ("eviction", "random"),
+        ("quantize", "int2"),
+        ("kv_dtype", "int2"),
+        ("prefix_grouping", "perhaps"),
+        ("batch_invariant", "perhaps"),
     ],
 )
 def test_an_error_names_the_option_and_the_variable(field: str, value: str) -> None:
@@ -134,6 +138,10 @@ ENGINE_SETTINGS = {
     "max_running_requests": 8,
     "prefix_cache": False,
     "eviction": "lru",
+    "quantize": "int8",
+    "kv_dtype": "fp8",
+    "prefix_grouping": False,
+    "batch_invariant": True,
     "threads": 3,
     "fairness": "fcfs",
     "recovery": "swap",

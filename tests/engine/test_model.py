@@ -41,6 +41,7 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {},
     "mistral": {"sliding_window": 20},
+    "gemma": {},
     "gemma2": {"sliding_window": 20, "query_pre_attn_scalar": 16},
     "gemma3_text": {"sliding_window": 20, "query_pre_attn_scalar": 16},
     "phi3": {},

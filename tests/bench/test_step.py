@@ -1,0 +1,77 @@
+"""A step of a small real model, taken apart."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as cli
+from bench import step
+from bench.stopwatch import PartTimes
+from engine import core, decoder, runner
+from tests.engine.test_model import save_model
+
+PLACES = [
+    (core, "_send"),
+    (runner, "pack_plan"),
+    (decoder, "attend"),
+    (decoder.FusedDecoder, "forward"),
+]
+
+
+def measure(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    save_model(family, folder / "model")
+    out = folder / "figures.json"
+    given = ["step", "--model", str(folder / "model"), "--json", str(out), "--threads", "1"]
+    given += ["--batches", "1", "8", "--context", "32", "--chunk", "16", "--steps", "4"]
+    monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
+    monkeypatch.setattr("bench.step.warn_if_busy", lambda: 0.0)
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    return found
+
+
+def test_the_parts_of_a_fused_step_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [vars(owner)[name] for owner, name in PLACES]
+    found = measure("llama", tmp_path, monkeypatch)
+    assert [vars(owner)[name] for owner, name in PLACES] == before, "nothing stays replaced"
+    cases = ("decode_1", "decode_8", "prefill")
+    assert found.keys() == {f"us_{case}_{part}" for case in cases for part in step.PARTS}
+    assert found.keys() <= step.FIGURES.keys()
+    for case in cases:
+        parts = {part: found[f"us_{case}_{part}"] for part in step.PARTS}
+        total, plain = parts.pop("total"), parts.pop("plain")
+        assert sum(parts.values()) == pytest.approx(total)
+        assert plain > 0
+        nothing = {part for part, seconds in parts.items() if not seconds}
+        assert nothing <= ({"hand_over"} if case == "prefill" else set())
+
+
+def test_a_model_that_is_not_fused_shows_its_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measure("olmo2", tmp_path, monkeypatch)
+    assert min(found[f"us_decode_8_{part}"] for part in ("attention", "rotation", "forward")) > 0
+    assert not found["us_decode_8_qkv"]
+
+
+def test_a_part_does_not_count_what_its_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def work(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("bench.stopwatch.perf_counter", lambda: now)
+    times = PartTimes()
+    inner = times.timed("inner", work)
+
+    def both() -> None:
+        work(1)
+        inner(2)
+        inner(4)
+        work(8)
+
+    times.timed("outer", both)()
+    assert times.take() == {"inner": 6, "outer": 9}
+    assert times.take() == {}
