@@ -16,11 +16,9 @@ def prepare(
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
-    block_size = kv.shape[3]
-    for token, slot in enumerate(slots.tolist()):
-        block, offset = divmod(slot, block_size)
-        kv[block, 0, :, offset] = key[token]
-        kv[block, 1, :, offset] = value[token]
+    blocks, offsets = slots // kv.shape[3], slots % kv.shape[3]
+    kv[blocks, 0, :, offsets] = key
+    kv[blocks, 1, :, offsets] = value
 
 
 def attend(

@@ -1,0 +1,119 @@
+"""The one entry to a decoder layer's small operations: picks the backend that fits the device."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Literal, Protocol, cast
+
+from torch import Tensor
+
+Backend = Literal["triton", "cpu", "reference"]
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class _Module(Protocol):
+    """What every backend module provides."""
+
+    def add_rms_norm(
+        self, residual: Tensor, update: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor: ...
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        kv: Tensor,
+        slots: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        query_weight: Tensor | None = None,
+        key_weight: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor: ...
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor: ...
+
+
+def add_rms_norm(
+    residual: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Add `update` to the residual stream in place, and return the sum's RMSNorm.
+
+    `residual` and `update` are [num_tokens, dim] in one dtype, and so is the result; `update` may
+    be None. `weight` is [dim], float32 or of the residual's dtype (Gemma's 1 + w is folded into it
+    by the caller). The norm is computed in float32 from the sum as it is stored. Source: Zhang and
+    Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+    module = _backend(backend or residual.device.type)
+    return module.add_rms_norm(residual, update, weight, eps)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    kv: Tensor,
+    slots: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Rotate queries and keys by their positions, and store keys and values in their slots.
+
+    `qkv` is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys, values. `cos`
+    and `sin` are float32 tables [num_positions, rotary_dim / 2]; `positions` is [num_tokens] int64.
+    The first `rotary_dim` dimensions of a head are rotated, dimension i with dimension
+    i + rotary_dim / 2 (RoFormer, Su et al., 2021; halves as in GPT-NeoX), the others stay. Where
+    weights [head_dim] are given, queries and keys go through an RMSNorm of each head first (Qwen3,
+    Gemma3). `kv` and `slots` are as in `kernels.attention.write_kv`. Returns the queries,
+    [num_tokens, num_heads, head_dim].
+    """
+    module = _backend(backend or qkv.device.type)
+    return module.rotate_and_write(
+        qkv,
+        cos,
+        sin,
+        positions,
+        kv,
+        slots,
+        num_heads,
+        num_kv_heads,
+        query_weight,
+        key_weight,
+        eps,
+    )
+
+
+def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = None) -> Tensor:
+    """The activation of the first half of each row times its second half, computed in float32.
+
+    `gate_up` is [num_tokens, 2 * inter], the result [num_tokens, inter]. `gelu_tanh` is GELU by its
+    tanh approximation. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+    return _backend(backend or gate_up.device.type).gate(gate_up, activation)
+
+
+@cache
+def _backend(name: str) -> _Module:
+    """By the name of a backend or of a device. Imported on first use, as attention is."""
+    if name in ("triton", "cuda"):
+        return cast(_Module, import_module("kernels.triton_layers"))
+    if name == "cpu" and find_spec("kernels.native") is not None:
+        native = import_module("kernels.native")
+        if native.is_available():
+            return cast(_Module, native)
+    return cast(_Module, import_module("kernels.layers_reference"))
