@@ -47,6 +47,7 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     groups: PrefixGroups | None = None
+    batch_invariant: bool = False  # a row's result must not depend on the others; then no groups
 
 
 class _Module(Protocol):

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from kernels import triton_cache
 from kernels.attention import AttentionBatch
-from kernels.triton_decode import attend_last_tokens
+from kernels.triton_decode import attend_own_keys
+from kernels.triton_grouped import attend_shared_runs
+from kernels.triton_merge import merge
 from kernels.triton_prefill import attend_chunks
 
 
@@ -54,8 +56,25 @@ def attend(
             attend_chunks(query, kv, batch, scale, sliding_window, softcap, output)
         some_are_shorter = len(query) < len(batch.context_lens) * batch.max_query_len
         if batch.max_query_len == 1 or some_are_shorter:
-            attend_last_tokens(query, kv, batch, scale, sliding_window, softcap, output)
+            _decode(query, kv, batch, scale, sliding_window, softcap, output)
     return output
+
+
+def _decode(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    output: Tensor,
+) -> None:
+    """Fill `output` for every sequence with one query; leave the others' rows alone."""
+    shared = None
+    if batch.groups is not None and not sliding_window:  # a window may end inside a run
+        shared = attend_shared_runs(query, kv, batch, batch.groups, scale, softcap)
+    own = attend_own_keys(query, kv, batch, scale, sliding_window, softcap)
+    merge(output, batch, sliding_window, own, shared)
 
 
 def _rows(tensor: Tensor) -> Tensor:

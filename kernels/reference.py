@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.kv_format import dequantize, is_quantized, quantize
 
 
 def prepare(
@@ -46,6 +47,8 @@ def gather(kv: Tensor, block_table: Tensor, context_len: int) -> tuple[Tensor, T
     num_blocks = -(-context_len // kv.shape[3])
     blocks = kv.index_select(0, block_table[:num_blocks])
     both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
+    if is_quantized(kv.dtype):
+        both = dequantize(both)
     return both[0], both[1]
 
 
