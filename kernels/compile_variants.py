@@ -103,7 +103,9 @@ def _walks(
         known = {key: value for key, value in every.items() if key in kernel.arg_names}
         return Variant(f"{kernel.__name__} {name}", kernel, dtype, known, options, types)
 
-    cut = triton_prefill.tiling(group, shape.head_dim, dtype, arch)
+    cut = triton_prefill.tiling(
+        group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap
+    )
     yield variant(triton_prefill.attend_chunk, cut)
     cut = triton_decode.tiling(group, shape.head_dim, dtype)
     yield variant(

@@ -18,8 +18,8 @@ def prepare(
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     blocks, offsets = slots // kv.shape[3], slots % kv.shape[3]
-    kv[blocks, 0, :, offsets] = key
-    kv[blocks, 1, :, offsets] = value
+    for side, rows in enumerate((key, value)):
+        kv[blocks, side, :, offsets] = quantize(rows, kv.dtype) if is_quantized(kv.dtype) else rows
 
 
 def attend(

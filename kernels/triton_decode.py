@@ -15,24 +15,36 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.kv_format import is_quantized
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
-from kernels.triton_work import Partials, partials, slots_of, store_partial
+from kernels.triton_work import Partials, capability, partials, slots_of, store_partial
 
 SPLIT = 512
 """Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""
 
 _FEWEST_ROWS = 16  # of a matrix product
-_PROGRAMS_PER_PROCESSOR = 2  # what shared memory has room for
 
 
 def tiling(group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """The cut for `group` query heads a KV head."""
+    """The cut for `group` query heads a KV head.
+
+    The compiler spends every second stage on the lookup in the block table: of five, two tiles of
+    keys are on their way while a third is computed.
+    """
     rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tiling(rows, keys=32, num_warps=4, num_stages=1)
     if head_dim <= 128:
-        return Tiling(rows, keys=64, num_warps=4, num_stages=3)
-    return Tiling(rows, keys=32, num_warps=4, num_stages=3)
+        return Tiling(rows, keys=64, num_warps=4, num_stages=5)
+    return Tiling(rows, keys=32, num_warps=4, num_stages=5)
+
+
+def programs_per_processor(storage: torch.dtype, arch: int) -> int:
+    """How many programs a processor has the shared memory, and the registers, to run at a time.
+
+    With as many there is no second wave, and so none that is half empty.
+    """
+    return 3 if arch >= 90 and not is_quantized(storage) else 2
 
 
 def attend_own_keys(
@@ -51,7 +63,7 @@ def attend_own_keys(
         num_items=num_seqs * num_kv_heads,
         rows=num_heads // num_kv_heads,
         head_dim=head_dim,
-        programs_per_processor=_PROGRAMS_PER_PROCESSOR,
+        programs_per_processor=programs_per_processor(kv.dtype, capability(query.device)),
         unit=SPLIT if batch.batch_invariant else cut.keys,
         device=query.device,
         most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,

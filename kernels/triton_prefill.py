@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -13,22 +11,25 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
+from kernels.triton_work import capability
 
 
-def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int) -> Tiling:
+def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: bool) -> Tiling:
     """The cut for `group` query heads a KV head on compute capability `arch` (90: sm_90).
 
-    The rows of a program hold whole groups. From sm_90 on products of 128 rows come from two warp
-    groups, and shared memory has room for larger tiles.
+    The rows of a program hold whole groups. From sm_90 on a product's 128 rows come from two warp
+    groups, and 128 keys at a time keep their reads of shared memory below its speed; `plain`
+    attention, of unquantized keys and without softcap, has the registers for that.
     """
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
-    elif head_dim <= 64:
-        cut = Tiling(rows=128, keys=64, num_warps=4, num_stages=3)
+    elif arch < 90 and head_dim > 64:
+        cut = Tiling(rows=64, keys=32, num_warps=4 if head_dim <= 128 else 8, num_stages=3)
     elif head_dim <= 128:
-        cut = Tiling(rows=128, keys=64, num_warps=8, num_stages=3)
+        keys = 128 if plain and arch >= 90 else 64
+        cut = Tiling(rows=128, keys=keys, num_warps=8, num_stages=3)
     else:
-        cut = Tiling(rows=128 if arch >= 90 else 64, keys=32, num_warps=8, num_stages=2)
+        cut = Tiling(rows=128, keys=32, num_warps=8, num_stages=3)
     rows = max(cut.rows, triton.next_power_of_2(group))
     return Tiling(rows, cut.keys, cut.num_warps, cut.num_stages)
 
@@ -46,7 +47,8 @@ def attend_chunks(
     _, num_heads, head_dim = query.shape
     num_kv_heads = kv.shape[2]
     group = num_heads // num_kv_heads
-    cut = tiling(group, head_dim, query.dtype, _arch(query.device))
+    plain = kv.dtype == query.dtype and not softcap
+    cut = tiling(group, head_dim, query.dtype, capability(query.device), plain=plain)
     num_tiles = triton.cdiv(batch.max_query_len, cut.rows // group)
     attend_chunk[num_kv_heads, len(batch.context_lens), num_tiles](
         output,
@@ -70,14 +72,6 @@ def attend_chunks(
         DOT_TYPE=dot_type(query.dtype),
         **cut.options(),
     )
-
-
-@cache
-def _arch(device: torch.device) -> int:
-    if device.type != "cuda":  # interpreted
-        return 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 @triton.jit(do_not_specialize=["table_stride"])

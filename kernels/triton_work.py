@@ -49,6 +49,15 @@ def num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@cache
+def capability(device: torch.device) -> int:
+    """The device's compute capability (90: sm_90); 0 in the interpreter."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def partials(
     num_items: int,
     rows: int,
