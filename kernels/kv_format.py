@@ -50,7 +50,9 @@ def quantize(values: Tensor, storage: torch.dtype) -> Tensor:
     """Rows [..., head_dim + 16] of `values` [..., head_dim], each scaled by its largest value."""
     wide = values.float()
     largest = wide.abs().amax(dim=-1, keepdim=True)
-    factor = torch.where(largest > 0, LARGEST[storage] / largest, 0.0)
+    # Not `number / tensor`, which multiplies by a reciprocal and is rounded twice.
+    factor = torch.full_like(largest, LARGEST[storage]).div(largest)
+    factor = torch.where(largest > 0, factor, 0.0)
     if storage == torch.int8:
         codes = (wide * factor).round().to(torch.int8)
     else:
