@@ -149,9 +149,7 @@ def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
     heads = triton_cache.heads_per_program(shape.num_kv_heads, shape.head_dim)
     constants = _heads(shape) | {"BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
     types = {"kv_ptr": _STORED[stored]} if stored != "auto" else {}
-    return Variant(
-        f"write_slots {name}", triton_cache.write_slots, dtype, constants, types=types
-    )
+    return Variant(f"write_slots {name}", triton_cache.write_slots, dtype, constants, types=types)
 
 
 def _layers(name: str, dtype: torch.dtype, shape: Shape) -> Iterator[Variant]:

@@ -42,7 +42,9 @@ def row_size(head_dim: int, storage: torch.dtype) -> int:
     if not is_quantized(storage):
         return head_dim
     if head_dim % 16:
-        raise ValueError(f"heads of {head_dim} dimensions cannot be quantized: not a multiple of 16")
+        raise ValueError(
+            f"heads of {head_dim} dimensions cannot be quantized: not a multiple of 16"
+        )
     return head_dim + SCALE_BYTES
 
 

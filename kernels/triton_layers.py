@@ -177,7 +177,9 @@ def rotate_and_store(
         x = (x * weight).to(stored.dtype).to(tl.float32)
         partner = (partner * other).to(stored.dtype).to(tl.float32)
 
-    angles = tl.load(positions_ptr + token) * table_stride + tl.where(dims < HALF, dims, dims - HALF)
+    angles = tl.load(positions_ptr + token) * table_stride + tl.where(
+        dims < HALF, dims, dims - HALF
+    )
     cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
     sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
     sin = tl.where(dims < HALF, -sin, sin)

@@ -128,4 +128,6 @@ def add_pieces(output_ptr, sums_ptr, bias_ptr, rows, columns, num_pieces, BLOCK:
         total += tl.load(sums_ptr + (index * rows + row) * columns + column, mask=inside, other=0.0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(output_ptr + row * columns + column, total.to(output_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        output_ptr + row * columns + column, total.to(output_ptr.dtype.element_ty), mask=inside
+    )

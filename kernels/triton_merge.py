@@ -30,8 +30,16 @@ def merge(
     """Fill `output` for every sequence with one query; leave the others' rows alone."""
     _, num_heads, head_dim = output.shape
     groups = batch.groups if shared is not None else None
-    table = (None,) * 5 if groups is None else (
-        groups.private_starts, groups.begins, groups.ends, groups.member_starts, groups.members
+    table = (
+        (None,) * 5
+        if groups is None
+        else (
+            groups.private_starts,
+            groups.begins,
+            groups.ends,
+            groups.member_starts,
+            groups.members,
+        )
     )
     num_groups = 0 if groups is None else len(groups.begins)
     merge_partials[len(batch.context_lens), num_heads](

@@ -24,12 +24,12 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
     elif arch < 90 and head_dim > 64:
-        cut = Tiling(rows=64, keys=32, num_warps=4 if head_dim <= 128 else 8, num_stages=3)
+        cut = Tiling(64, keys=32, num_warps=4 if head_dim <= 128 and plain else 8, num_stages=3)
     elif head_dim <= 128:
         keys = 128 if plain and arch >= 90 else 64
         cut = Tiling(rows=128, keys=keys, num_warps=8, num_stages=3)
     else:
-        cut = Tiling(rows=128, keys=32, num_warps=8, num_stages=3)
+        cut = Tiling(rows=128 if plain else 64, keys=32, num_warps=8, num_stages=3)
     rows = max(cut.rows, triton.next_power_of_2(group))
     return Tiling(rows, cut.keys, cut.num_warps, cut.num_stages)
 

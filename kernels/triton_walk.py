@@ -151,4 +151,3 @@ def load_rows(
         data = bits.to(tl.float16, bitcast=True)
         scale = scale * FP8_FACTOR
     return data.to(DOT_TYPE), scale
-

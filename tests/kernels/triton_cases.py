@@ -150,8 +150,12 @@ def _batch(case: Case) -> tuple[AttentionBatch, int]:
     free = torch.randperm(num_blocks, dtype=torch.int32).tolist()
     tables = torch.zeros(len(used), max(used), dtype=torch.int32)
     slots = []
-    shared = {(row, block): (members[0], block) for begin, end, members in case.groups
-              for row in members[1:] for block in range(begin, end)}
+    shared = {
+        (row, block): (members[0], block)
+        for begin, end, members in case.groups
+        for row in members[1:]
+        for block in range(begin, end)
+    }
     taken: dict[tuple[int, int], int] = {}
     for row, (context, count) in enumerate(case.seqs):
         for block in range(used[row]):
@@ -178,7 +182,9 @@ def _batch(case: Case) -> tuple[AttentionBatch, int]:
 def _groups(case: Case) -> PrefixGroups:
     """The case's groups, with room to spare as captured graphs have it: groups without a run."""
     members = [row for _, _, group in case.groups for row in group]
-    starts = [sum(len(group) for _, _, group in case.groups[:g]) for g in range(len(case.groups) + 1)]
+    starts = [
+        sum(len(group) for _, _, group in case.groups[:g]) for g in range(len(case.groups) + 1)
+    ]
     private = [0] * len(case.seqs)
     for _, end, group in case.groups:
         for row in group:
@@ -198,7 +204,9 @@ def _groups(case: Case) -> PrefixGroups:
     )
 
 
-def _fill_prefixes(kv: torch.Tensor, batch: AttentionBatch, head_dim: int, dtype: torch.dtype) -> None:
+def _fill_prefixes(
+    kv: torch.Tensor, batch: AttentionBatch, head_dim: int, dtype: torch.dtype
+) -> None:
     """Random KV where earlier steps have written; everything else stays NaN."""
     block_size = kv.shape[3]
     query_lens = batch.query_starts.diff()

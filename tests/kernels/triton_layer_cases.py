@@ -58,7 +58,16 @@ def _rotations(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
         theirs = ours.clone()
         query, expected = (
             module.rotate_and_write(
-                qkv, angles.cos(), angles.sin(), positions, kv, slots, HEADS, KV_HEADS, *weights, 1e-6
+                qkv,
+                angles.cos(),
+                angles.sin(),
+                positions,
+                kv,
+                slots,
+                HEADS,
+                KV_HEADS,
+                *weights,
+                1e-6,
             )
             for module, kv in ((triton_layers, ours), (reference, theirs))
         )
