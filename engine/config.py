@@ -50,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a generated token adds; more than 0."""
     threads: int | None = None
     """CPU threads of the compute kernels; `None`: one per core."""
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """Type of the KV cache, on a GPU; `auto`: that of the weights."""
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
@@ -62,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"eviction: {self.eviction!r} is none of arc, lru")
         if self.recovery not in ("auto", "swap", "recompute"):
             raise ValueError(f"recovery: {self.recovery!r} is none of auto, swap, recompute")
+        if self.kv_dtype not in ("auto", "int8", "fp8"):
+            raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if self.host_memory_bytes < 0:
             raise ValueError("host_memory_bytes: must not be negative")
         for name in ("prompt_token_price", "output_token_price"):

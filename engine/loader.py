@@ -56,7 +56,7 @@ def load_parts(config: EngineConfig) -> Parts:
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(compute_threads(config.threads))
     model = load_model(config)
-    block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
+    block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
     num_host_blocks = config.host_memory_bytes // block_bytes
     if num_blocks < 1:
@@ -113,5 +113,5 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         max_running_sequences=config.max_running_requests,
         vocab_size=text.vocab_size,
         eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or []),
-        hash_extras=model_fingerprint(config.model_path, model.dtype),
+        hash_extras=model_fingerprint(config.model_path, model.dtype, model.kv_storage),
     )

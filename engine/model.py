@@ -24,6 +24,7 @@ from engine.batch import Batch, pack
 from engine.config import EngineConfig
 from engine.errors import EngineError, UnsupportedModel
 from kernels.attention import attend, prepare, write_kv
+from kernels.kv_format import KvDtype, row_size, storage_dtype
 
 _ATTENTION = "partywall_paged"
 _UNKNOWN_TO_PAGING = ("s_aux", "position_bias")
@@ -39,16 +40,20 @@ class AttentionLayout:
     num_kv_heads: int
     head_dim: int
 
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block across all layers, keys and values."""
-        return 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim * dtype.itemsize
+    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
+        """Bytes of one block across all layers, keys and values.
+
+        Raises `ValueError` if the heads cannot be stored in this type.
+        """
+        row_bytes = row_size(self.head_dim, storage) * storage.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * block_size * row_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """What the attention of a running forward pass needs beside its tensors."""
 
-    memory: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    memory: Tensor  # [num_blocks, num_layers, 2, num_kv_heads, block_size, row]
     batch: Batch
 
 
@@ -60,14 +65,16 @@ class PagedModel:
     """A loaded model with its KV memory.
 
     The memory is one tensor in which a block is contiguous across all layers, so that a block can
-    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, row]. A row holds the
+    dimensions of a head, quantized ones with a scale behind them (`kernels.kv_format`).
     """
 
-    def __init__(self, model: PreTrainedModel, block_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, block_size: int, kv_dtype: KvDtype = "auto") -> None:
         """Take over `model`. Raises `UnsupportedModel` if its attention cannot be paged."""
         AttentionInterface.register(_ATTENTION, _paged_attention)
         self.model = model.eval()
         self.block_size = block_size
+        self.kv_dtype: KvDtype = kv_dtype
         self.layout = self._probe_layout()
         self.memory = torch.empty(0)
         self.host_memory = torch.empty(0)
@@ -90,17 +97,22 @@ class PagedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights and of the KV memory."""
+        """The type of the weights, and of the KV memory unless that is quantized."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def kv_storage(self) -> torch.dtype:
+        """The element type of the KV memory."""
+        return storage_dtype(self.kv_dtype, self.dtype)
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
         shape = self._memory_shape(num_blocks)
         if self.device.type == "cpu":
-            self.memory = _lazy_zeros(shape, self.dtype)
+            self.memory = _lazy_zeros(shape, self.kv_storage)
         else:
-            self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            self.memory = torch.zeros(shape, dtype=self.kv_storage, device=self.device)
 
     def allocate_host(self, num_slots: int) -> None:
         """Allocate the host tier: `num_slots` more blocks in the host's memory.
@@ -108,7 +120,7 @@ class PagedModel:
         Beside a GPU it is pinned, so that copies run at the full speed of the bus and in the
         stream's order, without the host waiting for them.
         """
-        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.dtype)
+        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.kv_storage)
         if self.device.type == "cuda":
             _pin(self.host_memory)
 
@@ -130,7 +142,7 @@ class PagedModel:
             2,
             layout.num_kv_heads,
             self.block_size,
-            layout.head_dim,
+            row_size(layout.head_dim, self.kv_storage),
         )
 
     @torch.inference_mode()
@@ -246,16 +258,19 @@ def _copy_runs(source: Tensor, target: Tensor, moves: Rows[tuple[int, int]]) -> 
 def load_model(config: EngineConfig) -> PagedModel:
     """Load the weights that `config` names onto its device.
 
-    Raises `UnsupportedModel` for architectures that cannot be served from blocks.
+    Raises `UnsupportedModel` for architectures that cannot be served from blocks, and `EngineError`
+    for options that the device does not have.
     """
     device = choose_device(config.device)
+    if config.kv_dtype != "auto" and device.type != "cuda":
+        raise EngineError(f"kv_dtype: a cache of {config.kv_dtype} needs a GPU; this is a CPU")
     text = AutoConfig.from_pretrained(config.model_path).get_text_config()
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModel("attention in local chunks is not supported")
     model = AutoModelForCausalLM.from_pretrained(
         config.model_path, dtype=choose_dtype(config, device)
     )
-    return PagedModel(model.to(device), config.block_size)
+    return PagedModel(model.to(device), config.block_size, config.kv_dtype)
 
 
 def choose_device(name: str) -> torch.device:
@@ -282,9 +297,12 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.float32 if small and not torch.cpu._is_amx_tile_supported() else torch.bfloat16
 
 
-def model_fingerprint(path: str, dtype: torch.dtype) -> bytes:
-    """Identifies the weights by configuration, file names and sizes: part of every block hash."""
-    digest = blake2b(str(dtype).encode(), digest_size=16)
+def model_fingerprint(path: str, dtype: torch.dtype, kv_storage: torch.dtype) -> bytes:
+    """Identifies what writes KV, and how it is stored: part of every block hash.
+
+    The weights are told by configuration, file names and sizes.
+    """
+    digest = blake2b(f"{dtype} {kv_storage}".encode(), digest_size=16)
     folder = Path(path)
     digest.update((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")):

@@ -17,10 +17,11 @@ class PrefixGroups:
     """Runs of keys that several sequences of a batch share, block for block.
 
     Group g is the keys `begins[g]` up to `ends[g]` (multiples of the block size) of its members;
-    they lie in the block table row of its first member. The keys of a sequence are its groups' runs,
-    in the order of the groups and without gaps from key 0, and then those from `private_starts[s]`
-    on. Groups nest: a sequence may be in several, each run behind the other. Only sequences with
-    exactly one query are members. All tensors are int32 and lie on the compute device.
+    they lie in the block table row of its first member. The keys of a sequence are its groups'
+    runs, in the order of the groups and without gaps from key 0, and then those from
+    `private_starts[s]` on. Groups nest: a sequence may be in several, one run behind the other.
+    Only sequences with exactly one query are members. All tensors are int32 and lie on the compute
+    device.
     """
 
     begins: Tensor  # [num_groups]
@@ -47,7 +48,7 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     groups: PrefixGroups | None = None
-    batch_invariant: bool = False  # a row's result must not depend on the others; then no groups
+    batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
 
 
 class _Module(Protocol):
@@ -94,7 +95,8 @@ def write_kv(
 
     `key` and `value` are [num_tokens, num_kv_heads, head_dim] with any strides, `slots` is
     [num_tokens] int64, and `kv` is one layer's view of the KV memory: [num_blocks, 2, num_kv_heads,
-    block_size, head_dim], strided over its first dimension.
+    block_size, head_dim], strided over its first dimension. A `kv` of int8, or of uint8 for fp8, is
+    quantized and has longer rows (`kernels.kv_format`).
     """
     _backend(backend, kv.device).write_kv(key, value, kv, slots)
 
@@ -114,8 +116,8 @@ def attend(
     `query` and the result are [num_tokens, num_heads, head_dim]; `kv` as in `write_kv`. Consecutive
     `num_heads / num_kv_heads` query heads share a KV head. With `sliding_window` a query sees key j
     only if `position - j < sliding_window`; with `softcap` scores become
-    `softcap * tanh(scores / softcap)` before the softmax. Keys that `batch.groups` says are shared are
-    read once for all members of their group, unless a sliding window is set.
+    `softcap * tanh(scores / softcap)` before the softmax. The run of each of `batch.groups` is read
+    once for all its members, unless a sliding window is set.
     """
     module = _backend(backend, query.device)
     return module.attend(query, kv, batch, scale, sliding_window, softcap)

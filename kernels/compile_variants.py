@@ -23,7 +23,7 @@ from kernels.triton_walk import Tiling, dot_type
 _BLOCK_SIZE = 16
 _MEMBERS = 16
 _SEQS = 64
-_GROUPS = 8
+_GROUPS = 64
 _STORED = {"auto": "", "int8": "*i8", "fp8": "*u8"}
 
 
@@ -125,7 +125,7 @@ def _merge(name: str, dtype: torch.dtype, shape: Shape, *, grouped: bool) -> Var
     group = shape.num_heads // shape.num_kv_heads
     constants = _heads(shape) | {
         "SEQS": _SEQS,
-        "GROUPS": _GROUPS if grouped else 1,
+        "GROUPS": _GROUPS,
         "GROUP": group,
         "WINDOW": 0,
         "UNIT": triton_decode.tiling(group, shape.head_dim, dtype).keys,

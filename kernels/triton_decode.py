@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 from kernels.kv_format import is_quantized
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
-from kernels.triton_work import Partials, capability, partials, slots_of, store_partial
+from kernels.triton_work import Partials, capability, padded, partials, slots_of, store_partial
 
 SPLIT = 512
 """Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""
@@ -82,7 +82,7 @@ def attend_own_keys(
         *query.stride()[:2],
         *kv.stride()[:4],
         batch.block_tables.stride(0),
-        SEQS=triton.next_power_of_2(num_seqs),
+        SEQS=padded(num_seqs),
         GROUP=num_heads // num_kv_heads,
         ROWS=cut.rows,
         UNIT=parts.unit,

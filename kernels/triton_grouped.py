@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch, PrefixGroups
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
-from kernels.triton_work import Partials, partials, slots_of, store_partial
+from kernels.triton_work import Partials, padded, partials, slots_of, store_partial
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 _PROGRAMS_PER_PROCESSOR = 1
@@ -73,7 +73,7 @@ def attend_shared_runs(
         *query.stride()[:2],
         *kv.stride()[:4],
         batch.block_tables.stride(0),
-        GROUPS=triton.next_power_of_2(num_groups),
+        GROUPS=padded(num_groups),
         GROUP=group,
         ROWS=cut.rows,
         SOFTCAP=softcap or 0.0,

@@ -12,7 +12,7 @@ from kernels.attention import AttentionBatch
 from kernels.triton_decode import own_range
 from kernels.triton_grouped import shared_shape
 from kernels.triton_walk import LOWEST
-from kernels.triton_work import Partials, add_partials, slots_of
+from kernels.triton_work import Partials, add_partials, padded, slots_of
 
 SLOTS = 8
 """Partial results that a program reads at a time."""
@@ -55,8 +55,8 @@ def merge(
         own.num_programs,
         0 if shared is None else shared.num_programs,
         *output.stride()[:2],
-        SEQS=triton.next_power_of_2(len(batch.context_lens)),
-        GROUPS=triton.next_power_of_2(max(1, num_groups)),
+        SEQS=padded(len(batch.context_lens)),
+        GROUPS=padded(num_groups),
         GROUP=own.rows,
         WINDOW=sliding_window or 0,
         UNIT=own.unit,

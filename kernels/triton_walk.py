@@ -132,10 +132,10 @@ def load_rows(
     HEAD_DIM: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ):
-    """The rows [keys, dims] in DOT_TYPE, and what quantized ones are to be multiplied by, [keys]."""
+    """The rows [keys, dims] in DOT_TYPE, and what each is to be multiplied by, [keys] or 1."""
     at = rows[:, None] + dims[None, :]
     # Without a mask where none is needed: a load then is one instruction of 16 bytes a thread.
-    if HEAD_DIM < dims.shape[0]:
+    if dims.shape[0] > HEAD_DIM:
         data = tl.load(at, mask=stored[:, None] & (dims < HEAD_DIM)[None, :], other=0)
     elif MASKED:
         data = tl.load(at, mask=stored[:, None], other=0)

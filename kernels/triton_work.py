@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 _INTERPRETED_PROGRAMS = 3
+_FEWEST_LANES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,14 @@ def partials(
         unit,
         fixed=most_units > 0,
     )
+
+
+def padded(count: int) -> int:
+    """The lanes that a program looks through `count` sequences or groups with.
+
+    At least 64, so that a growing batch does not wait for a compiler at every power of two.
+    """
+    return max(_FEWEST_LANES, triton.next_power_of_2(count))
 
 
 @triton.jit
