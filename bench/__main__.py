@@ -23,7 +23,7 @@ def main() -> int:
         return 0 if options.list else 2
     try:
         result = load(options.bench).run(options)
-    except BenchError as error:
+    except (BenchError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     document = {
@@ -46,7 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list all benches and their figures")
     benches = parser.add_subparsers(dest="bench", metavar="NAME")
     for name in names():
-        bench = load(name)
+        try:
+            bench = load(name)
+        except (
+            ModuleNotFoundError
+        ) as missing:  # one bench may run where another's needs are not met
+            benches.add_parser(name, help=f"not here: needs the package {missing.name}")
+            continue
         sub = benches.add_parser(
             name,
             help=summary(bench),
@@ -60,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print_list(console: Console) -> None:
     for name in names():
-        bench = load(name)
+        try:
+            bench = load(name)
+        except ModuleNotFoundError as missing:
+            console.print(f"{name}: not here, needs the package {missing.name}")
+            continue
         table = Table("figure", "meaning", title=f"{name}: {summary(bench)}", title_justify="left")
         for figure, meaning in bench.FIGURES.items():
             table.add_row(figure, meaning)

@@ -21,6 +21,7 @@ _MODULES = {
     "paper": "bench.paper",
     "quantize": "bench.quantize",
     "step": "bench.step",
+    "kernels": "bench.kernels",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

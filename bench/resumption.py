@@ -101,7 +101,7 @@ class Bed:
         if not OUTPUT < length <= limit:
             raise BenchError(f"--lengths: this model has contexts of {OUTPUT + 1} ... {limit}")
         num_blocks = -(-length // config.block_size) + _SPARE_BLOCKS
-        memory = num_blocks * model.layout.block_bytes(config.block_size, model.dtype)
+        memory = num_blocks * model.layout.block_bytes(config.block_size, model.kv_storage)
         del model
         self.parts = load_parts(
             msgspec.structs.replace(config, kv_memory_bytes=memory, host_memory_bytes=memory)

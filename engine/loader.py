@@ -60,7 +60,7 @@ def load_parts(config: EngineConfig) -> Parts:
     torch.set_num_threads(compute_threads(config.threads))
     native.set_threads(compute_threads(config.threads))
     model = load_model(config)
-    block_bytes = model.layout.block_bytes(config.block_size, model.dtype)
+    block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
     num_host_blocks = config.host_memory_bytes // block_bytes
     if num_blocks < 1:

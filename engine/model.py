@@ -30,6 +30,7 @@ from engine.eager import EagerDecoder
 from engine.errors import EngineError, UnsupportedModel
 from engine.families import Unfamiliar
 from kernels.attention import prepare
+from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.linear import Quantization
 
 _log = logging.getLogger(__name__)
@@ -58,9 +59,13 @@ class AttentionLayout:
     num_kv_heads: int
     head_dim: int
 
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block across all layers, keys and values."""
-        return 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim * dtype.itemsize
+    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
+        """Bytes of one block across all layers, keys and values.
+
+        Raises `ValueError` if the heads cannot be stored in this type.
+        """
+        row_bytes = row_size(self.head_dim, storage) * storage.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * block_size * row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Weights:
     eos_token_ids: tuple[int, ...]
     device: torch.device
     dtype: torch.dtype
-    """Of the weights and of the KV memory."""
+    """Of the weights, and of the KV memory unless that is quantized."""
 
     @property
     def is_fused(self) -> bool:
@@ -86,13 +91,15 @@ class PagedModel:
     """A loaded model with its KV memory.
 
     The memory is one tensor in which a block is contiguous across all layers, so that a block can
-    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, row]. A row holds the
+    dimensions of a head, quantized ones with a scale behind them (`kernels.kv_format`).
     """
 
-    def __init__(self, weights: Weights, block_size: int) -> None:
+    def __init__(self, weights: Weights, block_size: int, kv_dtype: KvDtype = "auto") -> None:
         """Over `weights`, which several may share; without memory until it is allocated."""
         self.weights = weights
         self.block_size = block_size
+        self.kv_dtype: KvDtype = kv_dtype
         self.layout = weights.layout
         self.device = weights.device
         self.dtype = weights.dtype
@@ -107,13 +114,18 @@ class PagedModel:
             block_size,
         )
 
+    @property
+    def kv_storage(self) -> torch.dtype:
+        """The element type of the KV memory."""
+        return storage_dtype(self.kv_dtype, self.dtype)
+
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
         shape = self._memory_shape(num_blocks)
         if self.device.type == "cpu":
-            self.memory = _lazy_zeros(shape, self.dtype)
+            self.memory = _lazy_zeros(shape, self.kv_storage)
         else:
-            self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            self.memory = torch.zeros(shape, dtype=self.kv_storage, device=self.device)
 
     def allocate_host(self, num_slots: int) -> None:
         """Allocate the host tier: `num_slots` more blocks in the host's memory.
@@ -121,7 +133,7 @@ class PagedModel:
         Beside a GPU it is pinned, so that copies run at the full speed of the bus and in the
         stream's order, without the host waiting for them.
         """
-        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.dtype)
+        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.kv_storage)
         if self.device.type == "cuda":
             _pin(self.host_memory)
 
@@ -143,7 +155,7 @@ class PagedModel:
             2,
             layout.num_kv_heads,
             self.block_size,
-            layout.head_dim,
+            row_size(layout.head_dim, self.kv_storage),
         )
 
     @torch.inference_mode()
@@ -240,7 +252,7 @@ def _load(
     )
     del model, eager
     _return_memory(device)
-    paged = PagedModel(weights, config.block_size)
+    paged = PagedModel(weights, config.block_size, config.kv_dtype)
     error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
     return paged, error.item()
 

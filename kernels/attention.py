@@ -34,27 +34,6 @@ class PrefixGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixGroups:
-    """Runs of keys that several sequences of a batch share, block for block.
-
-    Group g is the keys `begins[g]` up to `ends[g]` (multiples of the block size) of its members;
-    they lie in the block table row of its first member. The keys of a sequence are its groups'
-    runs, in the order of the groups and without gaps from key 0, and then those from
-    `private_starts[s]` on. Groups nest: a sequence may be in several, one run behind the other.
-    Only sequences with exactly one query are members. All tensors are int32 and lie on the compute
-    device.
-    """
-
-    begins: Tensor  # [num_groups]
-    ends: Tensor  # [num_groups]; begin == end: padding, to be skipped
-    member_starts: Tensor  # [num_groups + 1], into members
-    members: Tensor  # [num_memberships], rows of sequences, ascending within a group
-    private_starts: Tensor  # [num_seqs]; 0 for a sequence in no group
-    max_members: int
-    max_run: int  # the longest run, in keys
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """One step's packed batch; all tensors lie on the compute device.
 
@@ -69,6 +48,7 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     groups: PrefixGroups | None = None
+    batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
 
 
 class _Module(Protocol):
@@ -115,7 +95,8 @@ def write_kv(
 
     `key` and `value` are [num_tokens, num_kv_heads, head_dim] with any strides, `slots` is
     [num_tokens] int64, and `kv` is one layer's view of the KV memory: [num_blocks, 2, num_kv_heads,
-    block_size, head_dim], strided over its first dimension.
+    block_size, head_dim], strided over its first dimension. A `kv` of int8, or of uint8 for fp8, is
+    quantized and has longer rows (`kernels.kv_format`).
     """
     _backend(backend, kv.device).write_kv(key, value, kv, slots)
 

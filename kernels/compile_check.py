@@ -12,9 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import triton
@@ -22,24 +20,22 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import triton_cache, triton_decode, triton_prefill
-from kernels.triton_walk import Tiling, dot_type
+from kernels.compile_variants import SHAPES, Variant, variants
 
 _ARCHITECTURES = (80, 90, 100)
 _POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-_BLOCK_SIZE = 16
-_UNALIGNED = {"table_stride", "partial_seq_stride", "partial_head_stride", "partial_split_stride"}
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A kernel with the arguments it is compiled for."""
-
-    name: str
-    kernel: Any
-    dtype: torch.dtype
-    constants: dict[str, Any]
-    options: dict[str, int]
+_INDICES = {
+    "tables_ptr",
+    "query_starts_ptr",
+    "context_lens_ptr",
+    "private_starts_ptr",
+    "begins_ptr",
+    "ends_ptr",
+    "member_starts_ptr",
+    "members_ptr",
+}
+_FP32 = re.compile(r"(own_|shared_)?(outputs|sums|cos|sin)_ptr")
+_ALIGNED = re.compile(r"(?!table_stride).*_(ptr|stride)|depth|columns|piece|inter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +49,15 @@ class Usage:
     spill_bytes: int  # of a thread: its stack, which holds nothing but spilled registers
 
 
-def variants(dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...]) -> Iterator[Variant]:
-    """Every kernel at the shapes of real models, without options of attention and with all."""
-    for dtype in dtypes:
-        for head_dim in head_dims:
-            name = f"{str(dtype).removeprefix('torch.')} {head_dim}"
-            shape = {"HEAD_DIM": head_dim, "DIM_PAD": triton.next_power_of_2(head_dim)}
-            write = shape | {"BLOCK_SIZE": _BLOCK_SIZE, "HEADS": 8}
-            yield Variant(f"write_slots {name}", triton_cache.write_slots, dtype, write, {})
-            yield from _walks(name, dtype, shape, window=0, softcap=0.0)
-            yield from _walks(f"{name} window softcap", dtype, shape, window=4096, softcap=50.0)
-            merge = shape | {"WINDOW": 0, "SPLIT": triton_decode.SPLIT}
-            yield Variant(f"merge_splits {name}", triton_decode.merge_splits, dtype, merge, {})
-
-
 def compile_variant(variant: Variant, arch: int) -> Usage:
     """Compile for compute capability `arch` (90: sm_90). Raises what Triton raises."""
     kernel, names = variant.kernel, variant.kernel.arg_names
     signature = {name: _type(name, variant) for name in names}
-    # What a launch knows of real tensors: addresses and strides divide by 16 elements or bytes.
+    # What a launch knows of real tensors: addresses, strides and widths divide by 16.
     aligned = {
         (position,): [["tt.divisibility", 16]]
         for position, name in enumerate(names)
-        if name.endswith(("_ptr", "_stride")) and name not in _UNALIGNED
+        if _ALIGNED.fullmatch(name)
     }
     source = ASTSource(kernel, signature, variant.constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
@@ -90,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile, print, and tell by the exit status whether all kernels are free of spills."""
     parser = argparse.ArgumentParser(prog="python -m kernels.compile_check", description=__doc__)
     parser.add_argument("--arch", type=int, nargs="+", default=_ARCHITECTURES)
-    parser.add_argument("--head-dim", type=int, nargs="+", default=(64, 128, 256))
+    parser.add_argument("--head-dim", type=int, nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument(
         "--dtype",
         nargs="+",
@@ -105,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     usages = [
         compile_variant(variant, arch)
         for arch in options.arch
-        for variant in variants(dtypes, tuple(options.head_dim))
+        for variant in variants(dtypes, tuple(options.head_dim), arch)
     ]
     if options.json:
         print(json.dumps([asdict(usage) for usage in usages], indent=1))
@@ -119,50 +101,20 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(usage.spill_bytes for usage in usages))
 
 
-def _walks(
-    name: str, dtype: torch.dtype, shape: dict[str, int], *, window: int, softcap: float
-) -> Iterator[Variant]:
-    """The kernels that walk keys: prefill, and decode of one split and of several."""
-    head_dim = shape["HEAD_DIM"]
-    group = 3 if head_dim == 64 else 8
-    constants = shape | {
-        "GROUP": group,
-        "WINDOW": window,
-        "SOFTCAP": softcap,
-        "BLOCK_SIZE": _BLOCK_SIZE,
-        "DOT_TYPE": dot_type(dtype),
-    }
-
-    def variant(name: str, kernel: Any, tiling: Tiling, **more: int) -> Variant:
-        options = tiling.options()
-        cut = {"ROWS": tiling.rows, "TILE": options.pop("TILE")}
-        return Variant(name, kernel, dtype, constants | cut | more, options)
-
-    cut = triton_prefill.tiling(group, head_dim, dtype)
-    yield variant(f"attend_chunk {name}", triton_prefill.attend_chunk, cut)
-    cut = triton_decode.tiling(group, head_dim, dtype)
-    for suffix, whole in ((" whole", True), ("", False)):
-        yield variant(
-            f"attend_split {name}{suffix}",
-            triton_decode.attend_split,
-            cut,
-            SPLIT=triton_decode.SPLIT,
-            WHOLE=whole,
-        )
-
-
 def _type(name: str, variant: Variant) -> str:
     if name in variant.constants:
         return "constexpr"
-    if name in ("tables_ptr", "query_starts_ptr", "context_lens_ptr"):
+    if name in variant.types:
+        return variant.types[name]
+    if name in _INDICES:
         return "*i32"
-    if name == "slots_ptr":
+    if name in ("slots_ptr", "positions_ptr"):
         return "*i64"
-    if name == "partial_ptr":
+    if _FP32.fullmatch(name):
         return "*fp32"
     if name.endswith("_ptr"):
         return _POINTERS[variant.dtype]
-    return "fp32" if name == "scale" else "i32"
+    return "fp32" if name in ("scale", "eps") else "i32"
 
 
 def _resource_usage(cubin: bytes) -> str:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from kernels import triton_cache
-from kernels.attention import AttentionBatch
-from kernels.triton_decode import attend_last_tokens
+from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.triton_decode import attend_own_keys
+from kernels.triton_grouped import attend_shared_runs
+from kernels.triton_merge import merge
 from kernels.triton_prefill import attend_chunks
 
 
@@ -17,19 +19,37 @@ def prepare(
     """See `kernels.attention.prepare`: compiles for the current GPU, or loads Triton's cache."""
     device = torch.device("cuda", torch.cuda.current_device())
     kv = torch.zeros(2, 2, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
-    for query_len in (1, 2):
+
+    def tensor(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def run(query_len: int, groups: PrefixGroups | None) -> None:
         batch = AttentionBatch(
-            block_tables=torch.tensor([[0, 1]], dtype=torch.int32, device=device),
-            query_starts=torch.tensor([0, query_len], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([query_len], dtype=torch.int32, device=device),
-            slots=torch.arange(query_len, device=device),
+            block_tables=tensor(0, 1, 0, 1).view(2, 2),
+            query_starts=tensor(0, query_len, 2 * query_len),
+            context_lens=tensor(block_size + 1, block_size + 1),
+            slots=torch.arange(2 * query_len, device=device),
             max_query_len=query_len,
-            max_context_len=query_len,
+            max_context_len=block_size + 1,
+            groups=groups,
         )
-        token = kv.new_zeros(query_len, num_kv_heads, head_dim)
+        token = kv.new_zeros(2 * query_len, num_kv_heads, head_dim)
         write_kv(token, token, kv, batch.slots)
-        query = kv.new_zeros(query_len, num_heads, head_dim)
+        query = kv.new_zeros(2 * query_len, num_heads, head_dim)
         attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
+
+    run(query_len=2, groups=None)
+    run(query_len=1, groups=None)
+    shared = PrefixGroups(
+        begins=tensor(0),
+        ends=tensor(block_size),
+        member_starts=tensor(0, 2),
+        members=tensor(0, 1),
+        private_starts=tensor(block_size, block_size),
+        max_members=2,
+        max_run=block_size,
+    )
+    run(query_len=1, groups=shared)
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -54,8 +74,25 @@ def attend(
             attend_chunks(query, kv, batch, scale, sliding_window, softcap, output)
         some_are_shorter = len(query) < len(batch.context_lens) * batch.max_query_len
         if batch.max_query_len == 1 or some_are_shorter:
-            attend_last_tokens(query, kv, batch, scale, sliding_window, softcap, output)
+            _decode(query, kv, batch, scale, sliding_window, softcap, output)
     return output
+
+
+def _decode(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    output: Tensor,
+) -> None:
+    """Fill `output` for every sequence with one query; leave the others' rows alone."""
+    shared = None
+    if batch.groups is not None and not sliding_window:  # a window may end inside a run
+        shared = attend_shared_runs(query, kv, batch, batch.groups, scale, softcap)
+    own = attend_own_keys(query, kv, batch, scale, sliding_window, softcap)
+    merge(output, batch, sliding_window, own, shared)
 
 
 def _rows(tensor: Tensor) -> Tensor:

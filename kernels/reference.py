@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.kv_format import dequantize, is_quantized, quantize
 
 _Part = tuple[Tensor, Tensor]
 """Attention over some keys, [query_len, num_heads, head_dim], and [query_len, num_heads], the
@@ -24,8 +25,8 @@ def prepare(
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     blocks, offsets = slots // kv.shape[3], slots % kv.shape[3]
-    kv[blocks, 0, :, offsets] = key
-    kv[blocks, 1, :, offsets] = value
+    for side, rows in enumerate((key, value)):
+        kv[blocks, side, :, offsets] = quantize(rows, kv.dtype) if is_quantized(kv.dtype) else rows
 
 
 def attend(
@@ -70,6 +71,8 @@ def gather(kv: Tensor, block_table: Tensor, context_len: int) -> tuple[Tensor, T
     num_blocks = -(-context_len // kv.shape[3])
     blocks = kv.index_select(0, block_table[:num_blocks])
     both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
+    if is_quantized(kv.dtype):
+        both = dequantize(both)
     return both[0], both[1]
 
 

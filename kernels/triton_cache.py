@@ -11,11 +11,16 @@ from torch import Tensor
 _ELEMENTS_PER_PROGRAM = 2048
 
 
+def heads_per_program(num_heads: int, head_dim: int) -> int:
+    """How many heads of a token one program takes, so that it has work and enough registers."""
+    dim_pad = triton.next_power_of_2(head_dim)
+    return min(triton.next_power_of_2(num_heads), max(1, _ELEMENTS_PER_PROGRAM // dim_pad))
+
+
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
     num_tokens, num_kv_heads, head_dim = key.shape
-    dim_pad = triton.next_power_of_2(head_dim)
-    heads = min(triton.next_power_of_2(num_kv_heads), max(1, _ELEMENTS_PER_PROGRAM // dim_pad))
+    heads = heads_per_program(num_kv_heads, head_dim)
     write_slots[num_tokens, triton.cdiv(num_kv_heads, heads)](
         key,
         value,
@@ -27,7 +32,7 @@ def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
         num_kv_heads,
         BLOCK_SIZE=kv.shape[3],
         HEAD_DIM=head_dim,
-        DIM_PAD=dim_pad,
+        DIM_PAD=triton.next_power_of_2(head_dim),
         HEADS=heads,
     )
 
@@ -54,13 +59,60 @@ def write_slots(
 ):
     """One program stores `HEADS` heads of one token."""
     token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    dims = tl.arange(0, DIM_PAD)[None, :]
-    inside = (heads < num_kv_heads) & (dims < HEAD_DIM)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dims = tl.arange(0, DIM_PAD)
+    real = heads < num_kv_heads
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
     slot = tl.load(slots_ptr + token)
     to = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + (slot % BLOCK_SIZE) * kv_token_stride
-    to += heads * kv_head_stride + dims
-    keys = key_ptr + token * key_token_stride + heads * key_head_stride + dims
-    values = value_ptr + token * value_token_stride + heads * value_head_stride + dims
-    tl.store(to, tl.load(keys, mask=inside), mask=inside)
-    tl.store(to + kv_value_stride, tl.load(values, mask=inside), mask=inside)
+    to += heads * kv_head_stride
+    keys = key_ptr + token * key_token_stride + heads * key_head_stride
+    values = value_ptr + token * value_token_stride + heads * value_head_stride
+    key = tl.load(keys[:, None] + dims[None, :], mask=inside, other=0.0)
+    store_rows(to, key, real, HEAD_DIM)
+    value = tl.load(values[:, None] + dims[None, :], mask=inside, other=0.0)
+    store_rows(to + kv_value_stride, value, real, HEAD_DIM)
+
+
+@triton.jit
+def store_rows(
+    to,  # [heads] pointers to the rows
+    values,  # [heads, dims], zero behind HEAD_DIM
+    real,  # [heads]
+    HEAD_DIM: tl.constexpr,
+):
+    """Store rows of the KV memory, quantized as `kernels.kv_format` says if it is."""
+    dims = tl.arange(0, values.shape[1])
+    at = to[:, None] + dims[None, :]
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    element = to.dtype.element_ty
+    if element.primitive_bitwidth > 8:
+        tl.store(at, values.to(element), mask=inside)
+    else:
+        largest_code = 127.0
+        if element == tl.uint8:
+            largest_code = 448.0
+        wide = values.to(tl.float32)
+        largest = tl.max(tl.abs(wide), axis=1)
+        factor = tl.where(largest > 0.0, tl.div_rn(largest_code, largest), 0.0)
+        scaled = wide * factor[:, None]
+        if element == tl.uint8:
+            tl.store(at, to_e4m3(scaled), mask=inside)
+        else:
+            # Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the last bits.
+            tl.store(at, ((scaled + 12582912.0) - 12582912.0).to(tl.int8), mask=inside)
+        scales = (to + HEAD_DIM).to(tl.pointer_type(tl.float32))
+        tl.store(scales, tl.div_rn(largest, largest_code), mask=real)
+
+
+@triton.jit
+def to_e4m3(x):
+    """The nearest eight-bit floats, ties to even, as bytes; magnitudes are at most 448.
+
+    By bits, since hardware converts only from sm_89 on: the multiplication moves the exponent's
+    bias from 127 to 7, so that the upper bits are the code, and its subnormals come out as well.
+    """
+    bits = (x * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # 2^-120
+    magnitude = bits & 0x7FFFFFFF
+    magnitude = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    return (magnitude | ((bits >> 24) & 0x80)).to(tl.uint8)

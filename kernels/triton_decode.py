@@ -1,8 +1,8 @@
-"""Triton: attention of one query a sequence over its blocks, the context cut into splits.
+"""Triton: attention of one query a sequence over the keys that are its own.
 
-All query heads of a KV head are one tile, so its keys are read once. A long context is cut into
-splits of fixed length that run side by side and are merged in order (Flash-Decoding, Dao et al.
-2023). The length is fixed, so a sequence's result does not depend on its batch-mates.
+All query heads of a KV head are one tile, so its keys are read once. Contexts are cut over the
+whole device (Flash-Decoding, Dao et al. 2023; see `kernels.triton_work` for the cut), and the
+partial results are merged with those of shared prefixes (`kernels.triton_merge`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -15,99 +15,125 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
-from kernels.triton_walk import Tiling, dot_type, walk_keys
+from kernels.kv_format import is_quantized
+from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
+from kernels.triton_work import Partials, capability, padded, partials, slots_of, store_partial
 
 SPLIT = 512
-"""Keys of a split; a multiple of every tile."""
+"""Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""
 
 _FEWEST_ROWS = 16  # of a matrix product
 
 
 def tiling(group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """The cut for `group` query heads a KV head."""
+    """The cut for `group` query heads a KV head.
+
+    The compiler spends every second stage on the lookup in the block table: of five, two tiles of
+    keys are on their way while a third is computed.
+    """
     rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tiling(rows, keys=32, num_warps=4, num_stages=1)
     if head_dim <= 128:
-        return Tiling(rows, keys=64, num_warps=4, num_stages=3)
-    return Tiling(rows, keys=32, num_warps=4, num_stages=3)
+        return Tiling(rows, keys=64, num_warps=4, num_stages=5)
+    return Tiling(rows, keys=32, num_warps=4, num_stages=5)
 
 
-def attend_last_tokens(
+def programs_per_processor(storage: torch.dtype, arch: int) -> int:
+    """How many programs a processor has the shared memory, and the registers, to run at a time.
+
+    With as many there is no second wave, and so none that is half empty.
+    """
+    return 3 if arch >= 90 and not is_quantized(storage) else 2
+
+
+def attend_own_keys(
     query: Tensor,
     kv: Tensor,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
-    output: Tensor,
-) -> None:
-    """Fill `output` for every sequence with one query; leave the others' rows alone."""
+) -> Partials:
+    """Partial results of every sequence with one query; the items are (sequence, KV head)."""
     _, num_heads, head_dim = query.shape
     num_seqs, num_kv_heads = len(batch.context_lens), kv.shape[2]
     cut = tiling(num_heads // num_kv_heads, head_dim, query.dtype)
-    num_splits = triton.cdiv(batch.max_context_len, SPLIT)
-    # What a split hands to the merge: outputs, and beside them its highest score and its sum.
-    partial = query.new_empty(
-        (num_seqs, num_heads, num_splits if num_splits > 1 else 0, head_dim + 2),
-        dtype=torch.float32,
+    parts = partials(
+        num_items=num_seqs * num_kv_heads,
+        rows=num_heads // num_kv_heads,
+        head_dim=head_dim,
+        programs_per_processor=programs_per_processor(kv.dtype, capability(query.device)),
+        unit=SPLIT if batch.batch_invariant else cut.keys,
+        device=query.device,
+        most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,
     )
-    shape = {
-        "WINDOW": sliding_window or 0,
-        "HEAD_DIM": head_dim,
-        "DIM_PAD": triton.next_power_of_2(head_dim),
-        "SPLIT": SPLIT,
-    }
-    attend_split[num_seqs, num_kv_heads, num_splits](
-        output,
-        partial,
+    attend_own[(parts.num_programs,)](
+        *parts.arguments(),
         query,
         kv,
         batch.block_tables,
         batch.query_starts,
         batch.context_lens,
+        None if batch.groups is None else batch.groups.private_starts,
+        num_seqs,
+        num_kv_heads,
         scale,
-        *output.stride()[:2],
-        *partial.stride()[:3],
         *query.stride()[:2],
         *kv.stride()[:4],
         batch.block_tables.stride(0),
+        SEQS=padded(num_seqs),
         GROUP=num_heads // num_kv_heads,
         ROWS=cut.rows,
+        UNIT=parts.unit,
+        FIXED=parts.fixed,
+        WINDOW=sliding_window or 0,
         SOFTCAP=softcap or 0.0,
         BLOCK_SIZE=kv.shape[3],
+        HEAD_DIM=head_dim,
+        DIM_PAD=triton.next_power_of_2(head_dim),
         DOT_TYPE=dot_type(query.dtype),
-        WHOLE=num_splits == 1,
-        **shape,
         **cut.options(),
     )
-    if num_splits > 1:
-        merge_splits[num_seqs, num_heads](
-            output,
-            partial,
-            batch.query_starts,
-            batch.context_lens,
-            *output.stride()[:2],
-            *partial.stride()[:3],
-            **shape,
-        )
+    return parts
 
 
-@triton.jit(do_not_specialize=["table_stride"])
-def attend_split(
-    output_ptr,
-    partial_ptr,
+@triton.jit
+def own_range(
+    seq,  # a row of the batch, or several
+    real,
+    query_starts_ptr,
+    context_lens_ptr,
+    private_starts_ptr,
+    WINDOW: tl.constexpr,
+):
+    """Where the keys that a sequence attends to alone begin and end; nowhere for chunks."""
+    first = tl.load(query_starts_ptr + seq, mask=real, other=0)
+    query_len = tl.load(query_starts_ptr + seq + 1, mask=real, other=0) - first
+    end = tl.load(context_lens_ptr + seq, mask=real, other=0)
+    end = tl.where(query_len == 1, end, 0)
+    if WINDOW > 0:
+        begin = tl.maximum(end - WINDOW, 0)
+    elif private_starts_ptr is not None:
+        begin = tl.minimum(tl.load(private_starts_ptr + seq, mask=real, other=0), end)
+    else:
+        begin = end * 0
+    return begin, end
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_seqs"])
+def attend_own(
+    outputs_ptr,
+    sums_ptr,
     query_ptr,
     kv_ptr,
     tables_ptr,
     query_starts_ptr,
     context_lens_ptr,
+    private_starts_ptr,
+    num_seqs,
+    num_kv_heads,
     scale,
-    output_token_stride,
-    output_head_stride,
-    partial_seq_stride,
-    partial_head_stride,
-    partial_split_stride,
     query_token_stride,
     query_head_stride,
     kv_block_stride,
@@ -115,108 +141,74 @@ def attend_split(
     kv_head_stride,
     kv_token_stride,
     table_stride,
+    SEQS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    UNIT: tl.constexpr,
+    FIXED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     DOT_TYPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,  # every context fits one split: write the output itself
     TILE: tl.constexpr,
 ):
-    """One program: one split of one sequence, with all heads that share one KV head."""
-    seq = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    token = tl.load(query_starts_ptr + seq).to(tl.int64)
-    query_len = tl.load(query_starts_ptr + seq + 1) - token
-    context_len = tl.load(context_lens_ptr + seq)
-    begin = split * SPLIT
-    end = tl.minimum(begin + SPLIT, context_len)
-    if WINDOW > 0:
-        begin = tl.maximum(begin, tl.maximum(context_len - WINDOW, 0) // TILE * TILE)
-    if (query_len == 1) & (begin < end):
+    """One program: an equal share of all keys, with all heads that share one KV head."""
+    seqs = tl.arange(0, SEQS)
+    begins, ends = own_range(
+        seqs, seqs < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
+    )
+    units = tl.cdiv(ends - begins, UNIT) * num_kv_heads
+    units_to = tl.cumsum(units)
+    num_units = tl.sum(units)
+    share = tl.cdiv(num_units, tl.num_programs(0))
+    unit = tl.program_id(0) * share
+    last_of_program = tl.minimum(unit + share, num_units)
+    while unit < last_of_program:
+        seq = tl.sum((units_to <= unit).to(tl.int32))
+        before = tl.sum(tl.where(seqs < seq, units, 0))
+        begin, end = own_range(
+            seq, seq < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
+        )
+        units_per_head = tl.cdiv(end - begin, UNIT)
+        kv_head = (unit - before) // units_per_head
+        first = (unit - before) % units_per_head
+        count = 1
+        if not FIXED:
+            count = tl.minimum(units_per_head - first, last_of_program - unit)
+
         rows = tl.arange(0, ROWS)
-        heads = kv_head * GROUP + rows
         dims = tl.arange(0, DIM_PAD)
-        inside = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-        at = query_ptr + token * query_token_stride + heads * query_head_stride
+        real = rows < GROUP
+        token = tl.load(query_starts_ptr + seq).to(tl.int64)
+        at = query_ptr + token * query_token_stride
+        at += (kv_head * GROUP + rows) * query_head_stride
+        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
         query = tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
-        result, top, total = walk_keys(
+        output, top, total = no_keys(ROWS, DIM_PAD)
+        output, top, total = walk_keys(
             query,
-            tl.zeros([ROWS], tl.int32) + context_len - 1,
+            output,
+            top,
+            total,
+            tl.zeros([ROWS], tl.int32) + end,
             kv_ptr + kv_head * kv_head_stride,
-            tables_ptr + seq * table_stride,
-            begin,
-            end,
+            tables_ptr + seq.to(tl.int64) * table_stride,
+            begin + first * UNIT,
+            tl.minimum(begin + (first + count) * UNIT, end),
             scale,
             kv_block_stride,
             kv_value_stride,
             kv_token_stride,
-            WINDOW,
+            True,
+            0,  # a window's first key is where the walk begins
             SOFTCAP,
             BLOCK_SIZE,
             HEAD_DIM,
             DOT_TYPE,
             TILE,
         )
-        if WHOLE:
-            to = output_ptr + token * output_token_stride + heads * output_head_stride
-            result = result / total[:, None]
-            to = to[:, None] + dims[None, :]
-            tl.store(to, result.to(output_ptr.dtype.element_ty), mask=inside)
-        else:
-            to = partial_ptr + seq * partial_seq_stride + split * partial_split_stride
-            to += heads * partial_head_stride
-            tl.store(to[:, None] + dims[None, :], result, mask=inside)
-            tl.store(to + HEAD_DIM, top, mask=rows < GROUP)
-            tl.store(to + HEAD_DIM + 1, total, mask=rows < GROUP)
-
-
-@triton.jit
-def merge_splits(
-    output_ptr,
-    partial_ptr,
-    query_starts_ptr,
-    context_lens_ptr,
-    output_token_stride,
-    output_head_stride,
-    partial_seq_stride,
-    partial_head_stride,
-    partial_split_stride,
-    WINDOW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
-    """One program: one query head of one sequence."""
-    seq = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    token = tl.load(query_starts_ptr + seq).to(tl.int64)
-    query_len = tl.load(query_starts_ptr + seq + 1) - token
-    context_len = tl.load(context_lens_ptr + seq)
-    if query_len == 1:
-        first = 0
-        if WINDOW > 0:
-            first = tl.maximum(context_len - WINDOW, 0) // SPLIT
-        dims = tl.arange(0, DIM_PAD)
-        result = tl.zeros([DIM_PAD], tl.float32)
-        at = partial_ptr + seq * partial_seq_stride + head * partial_head_stride
-        top = tl.load(at + first * partial_split_stride + HEAD_DIM)
-        total = 0.0
-        for split in range(first, tl.cdiv(context_len, SPLIT)):
-            part = at + split * partial_split_stride
-            split_top = tl.load(part + HEAD_DIM)
-            new_top = tl.maximum(top, split_top)
-            shrink = tl.exp2(top - new_top)
-            weight = tl.exp2(split_top - new_top)
-            partial = tl.load(part + dims, mask=dims < HEAD_DIM, other=0.0)
-            result = result * shrink + partial * weight
-            total = total * shrink + tl.load(part + HEAD_DIM + 1) * weight
-            top = new_top
-        to = output_ptr + token * output_token_stride + head * output_head_stride + dims
-        result = result / total
-        tl.store(to, result.to(output_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+        slot, _ = slots_of(seq * num_kv_heads + kv_head, unit, 1, share, FIXED)
+        store_partial(outputs_ptr, sums_ptr, slot, output, top, total, real, GROUP, HEAD_DIM)
+        unit += count

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 
-from kernels.attention import AttentionBatch, attend, write_kv
+from kernels.attention import AttentionBatch, PrefixGroups, attend, write_kv
+from kernels.kv_format import KvDtype, row_size, storage_dtype
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Case:
     dtype: str = "float32"
     sliding_window: int | None = None
     softcap: float | None = None
+    kv_dtype: KvDtype = "auto"
+    batch_invariant: bool = False
+    groups: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # blocks begin .. end, and members
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class Outcome:
 RAGGED_DECODE = ((1, 1), (16, 1), (37, 1))
 RAGGED_PREFILL = ((5, 5), (16, 16), (33, 33))
 MIXED = ((21, 1), (30, 7), (9, 9), (17, 1), (40, 2))
+LONG = ((700, 1), (40, 1), (512, 1), (1100, 1))
+TENANTS = ((90, 1), (65, 1), (100, 1), (20, 5), (64, 1), (70, 1), (40, 1))
+NESTED = ((0, 2, (0, 1, 2, 4)), (2, 4, (0, 1, 4)), (0, 3, (5,)), (4, 5, (0,)))
 
 CASES = (
     Case("decode, ragged", RAGGED_DECODE),
@@ -59,7 +67,16 @@ CASES = (
     Case("decode, bf16", RAGGED_DECODE, dtype="bfloat16"),
     Case("decode, sliding window", ((3, 1), (37, 1), (90, 1)), sliding_window=20),
     Case("decode, softcap", RAGGED_DECODE, softcap=5.0),
-    Case("decode, several splits", ((700, 1), (40, 1), (512, 1), (1100, 1)), 2, 1, block_size=64),
+    Case("decode, several splits", LONG, 2, 1, block_size=64),
+    Case("decode, batch-invariant", LONG, 2, 1, block_size=64, batch_invariant=True),
+    Case("decode, int8", RAGGED_DECODE, kv_dtype="int8"),
+    Case("decode, fp8", RAGGED_DECODE, kv_dtype="fp8", dtype="bfloat16"),
+    Case("nested groups", TENANTS, groups=NESTED),
+    Case("groups, three heads a KV head, bf16", TENANTS, 9, 3, dtype="bfloat16", groups=NESTED),
+    Case("groups of several tiles", ((40, 1),) * 5, 40, 1, groups=((0, 2, (0, 1, 2, 3, 4)),)),
+    Case("groups, fp8 and softcap", TENANTS, softcap=5.0, kv_dtype="fp8", groups=NESTED),
+    Case("groups, int8, fp16", TENANTS, dtype="float16", kv_dtype="int8", groups=NESTED),
+    Case("groups in a layer with a window", TENANTS, sliding_window=20, groups=NESTED),
     Case("decode, window in the last split", ((40, 1), (1100, 1)), 2, 1, 64, 64, sliding_window=30),
     Case("decode, window over two splits", ((1100, 1),), 2, 1, 64, 64, sliding_window=200),
     Case("prefill, ragged", RAGGED_PREFILL),
@@ -78,7 +95,10 @@ CASES = (
     Case("prefill, bf16", RAGGED_PREFILL, dtype="bfloat16"),
     Case("prefill, sliding window", RAGGED_PREFILL, sliding_window=4),
     Case("prefill, softcap", RAGGED_PREFILL, softcap=5.0),
+    Case("prefill, int8", RAGGED_PREFILL, kv_dtype="int8"),
+    Case("prefill, fp8, fp16", RAGGED_PREFILL, dtype="float16", kv_dtype="fp8"),
     Case("chunk with prefix", ((70, 20), (33, 17))),
+    Case("chunk with a window of several tiles", ((150, 9),), sliding_window=90),
     Case("chunk with prefix, sliding window", ((150, 40), (33, 17)), sliding_window=24),
     Case("chunk with prefix, softcap, fp16", ((70, 20),), softcap=8.0, dtype="float16"),
     Case("decode and chunks in one batch", MIXED),
@@ -94,11 +114,13 @@ def run(case: Case) -> Outcome:
     shape = (case.num_kv_heads, case.head_dim)
     batch, num_blocks = _batch(case)
     num_tokens = len(batch.slots)
-    memory = torch.full(
-        (num_blocks, 3, 2, case.num_kv_heads, case.block_size, case.head_dim), torch.nan
-    ).to(dtype)
+    storage = storage_dtype(case.kv_dtype, dtype)
+    row = row_size(case.head_dim, storage)
+    # 127: NaN in fp8, and as a scale larger than anything.
+    unwritten = torch.tensor(127 if storage != dtype else torch.nan).to(storage)
+    memory = unwritten.repeat(num_blocks, 3, 2, case.num_kv_heads, case.block_size, row)
     kv = memory[:, 1]
-    _fill_prefixes(kv, batch)
+    _fill_prefixes(kv, batch, case.head_dim, dtype)
     # Views as a model hands them over: heads first, tokens second.
     key, value = torch.randn(2, shape[0], num_tokens, shape[1]).to(dtype).transpose(1, 2)
     query = torch.randn(case.num_heads, num_tokens, case.head_dim).to(dtype).transpose(0, 1)
@@ -110,11 +132,12 @@ def run(case: Case) -> Outcome:
         "sliding_window": case.sliding_window,
         "softcap": case.softcap,
     }
-    expected = attend(query.double(), kv.double(), batch, **options, backend="reference")
+    whole = replace(batch, groups=None)
+    expected = attend(query.double(), kv, whole, **options, backend="reference")
     actual = attend(query, kv, batch, **options, backend="triton")
     return Outcome(
         error=(actual.double() - expected).abs().max().item(),
-        memory_exact=_same(memory, expected_memory),
+        memory_exact=_same(memory, expected_memory, case.head_dim),
     )
 
 
@@ -127,8 +150,18 @@ def _batch(case: Case) -> tuple[AttentionBatch, int]:
     free = torch.randperm(num_blocks, dtype=torch.int32).tolist()
     tables = torch.zeros(len(used), max(used), dtype=torch.int32)
     slots = []
+    shared = {
+        (row, block): (members[0], block)
+        for begin, end, members in case.groups
+        for row in members[1:]
+        for block in range(begin, end)
+    }
+    taken: dict[tuple[int, int], int] = {}
     for row, (context, count) in enumerate(case.seqs):
-        blocks = [free.pop() for _ in range(used[row])]
+        for block in range(used[row]):
+            if (row, block) not in shared:
+                taken[row, block] = free.pop()
+        blocks = [taken[shared.get((row, block), (row, block))] for block in range(used[row])]
         tables[row, : used[row]] = torch.tensor(blocks, dtype=torch.int32)
         for position in range(context - count, context):
             block = blocks[position // case.block_size]
@@ -140,28 +173,63 @@ def _batch(case: Case) -> tuple[AttentionBatch, int]:
         slots=torch.tensor(slots),
         max_query_len=max(counts),
         max_context_len=max(contexts),
+        groups=_groups(case) if case.groups else None,
+        batch_invariant=case.batch_invariant,
     )
     return batch, num_blocks
 
 
-def _fill_prefixes(kv: torch.Tensor, batch: AttentionBatch) -> None:
+def _groups(case: Case) -> PrefixGroups:
+    """The case's groups, with room to spare as captured graphs have it: groups without a run."""
+    members = [row for _, _, group in case.groups for row in group]
+    starts = [
+        sum(len(group) for _, _, group in case.groups[:g]) for g in range(len(case.groups) + 1)
+    ]
+    private = [0] * len(case.seqs)
+    for _, end, group in case.groups:
+        for row in group:
+            private[row] = end * case.block_size
+
+    def tensor(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    return PrefixGroups(
+        begins=tensor([begin * case.block_size for begin, _, _ in case.groups] + [0, 16]),
+        ends=tensor([end * case.block_size for _, end, _ in case.groups] + [0, 16]),
+        member_starts=tensor([*starts, len(members), len(members) + 2]),
+        members=tensor([*members, 0, 0, 0]),
+        private_starts=tensor(private),
+        max_members=max(len(group) for _, _, group in case.groups),
+        max_run=max(end - begin for begin, end, _ in case.groups) * case.block_size,
+    )
+
+
+def _fill_prefixes(
+    kv: torch.Tensor, batch: AttentionBatch, head_dim: int, dtype: torch.dtype
+) -> None:
     """Random KV where earlier steps have written; everything else stays NaN."""
     block_size = kv.shape[3]
     query_lens = batch.query_starts.diff()
     for row, prefix_len in enumerate((batch.context_lens - query_lens).tolist()):
-        for position in range(prefix_len):
-            block = batch.block_tables[row, position // block_size]
-            slot = kv[block, :, :, position % block_size]
-            slot.copy_(torch.randn(slot.shape))
+        positions = torch.arange(prefix_len)
+        slots = batch.block_tables[row, positions // block_size] * block_size
+        key, value = torch.randn(2, prefix_len, kv.shape[2], head_dim).to(dtype)
+        write_kv(key, value, kv, slots + positions % block_size, backend="reference")
 
 
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _same(left: torch.Tensor, right: torch.Tensor, head_dim: int) -> bool:
+    if not left.is_floating_point():  # quantized: nothing reads what pads the scale
+        return torch.equal(left[..., : head_dim + 4], right[..., : head_dim + 4])
     return torch.equal(left.nan_to_num(nan=12345.0), right.nan_to_num(nan=12345.0))
 
 
 def main() -> None:
-    """One JSON line a case."""
+    """One JSON line a case, and one with the errors of a layer's other kernels."""
     wanted = set(sys.argv[1:])
+    if not wanted:
+        from tests.kernels.triton_layer_cases import layer_errors  # imports Triton
+
+        print(json.dumps({"name": "layers", "errors": layer_errors()}), flush=True)
     for case in CASES:
         if not wanted or case.name in wanted:
             outcome = run(case)

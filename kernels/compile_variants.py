@@ -1,0 +1,195 @@
+"""Every Triton kernel at the shapes of real models, as `kernels.compile_check` compiles them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+from kernels import (
+    triton_cache,
+    triton_decode,
+    triton_grouped,
+    triton_layers,
+    triton_linear,
+    triton_merge,
+    triton_prefill,
+)
+from kernels.triton_walk import Tiling, dot_type
+
+_BLOCK_SIZE = 16
+_MEMBERS = 16
+_SEQS = 64
+_GROUPS = 64
+_STORED = {"auto": "", "int8": "*i8", "fp8": "*u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model decides how kernels are compiled."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dim: int
+
+
+SHAPES = {
+    64: Shape(9, 3, 64, 576),  # SmolLM2-135M
+    128: Shape(32, 8, 128, 4096),  # Llama-3-8B
+    256: Shape(8, 4, 256, 2304),  # Gemma-2-2B
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel with the arguments it is compiled for."""
+
+    name: str
+    kernel: Any
+    dtype: torch.dtype
+    constants: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)  # where they differ from the dtype's
+
+
+def variants(
+    dtypes: tuple[torch.dtype, ...], head_dims: tuple[int, ...], arch: int
+) -> Iterator[Variant]:
+    """All kernels; those that walk keys without options of attention, with all, and quantized."""
+    for dtype in dtypes:
+        for head_dim in head_dims:
+            shape = SHAPES[head_dim]
+            name = f"{str(dtype).removeprefix('torch.')} {head_dim}"
+            yield from _walks(name, dtype, shape, arch)
+            yield from _walks(f"{name} window softcap", dtype, shape, arch, 4096, 50.0)
+            for stored in ("int8", "fp8"):
+                yield from _walks(f"{name} {stored}", dtype, shape, arch, stored=stored)
+                yield _write(f"{name} {stored}", dtype, shape, stored)
+            yield _write(name, dtype, shape, "auto")
+            yield _merge(f"{name} alone", dtype, shape, grouped=False)
+            yield _merge(f"{name} grouped", dtype, shape, grouped=True)
+            yield from _layers(name, dtype, shape)
+        yield from _linear(str(dtype).removeprefix("torch."), dtype)
+
+
+def _walks(
+    name: str,
+    dtype: torch.dtype,
+    shape: Shape,
+    arch: int,
+    window: int = 0,
+    softcap: float = 0.0,
+    stored: str = "auto",
+) -> Iterator[Variant]:
+    """Prefill, decode, and shared prefixes, which layers with a window have not."""
+    group = shape.num_heads // shape.num_kv_heads
+    constants = _heads(shape) | {
+        "GROUP": group,
+        "WINDOW": window,
+        "SOFTCAP": softcap,
+        "BLOCK_SIZE": _BLOCK_SIZE,
+        "DOT_TYPE": dot_type(dtype),
+    }
+    types = {"kv_ptr": _STORED[stored]} if stored != "auto" else {}
+
+    def variant(kernel: Any, tiling: Tiling, **more: Any) -> Variant:
+        options = tiling.options()
+        cut = {"ROWS": tiling.rows, "TILE": options.pop("TILE")}
+        every = constants | cut | more
+        known = {key: value for key, value in every.items() if key in kernel.arg_names}
+        return Variant(f"{kernel.__name__} {name}", kernel, dtype, known, options, types)
+
+    cut = triton_prefill.tiling(
+        group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap
+    )
+    yield variant(triton_prefill.attend_chunk, cut)
+    cut = triton_decode.tiling(group, shape.head_dim, dtype)
+    yield variant(
+        triton_decode.attend_own,
+        cut,
+        SEQS=_SEQS,
+        UNIT=cut.keys,
+        FIXED=False,
+        **({"private_starts_ptr": None} if window else {}),
+    )
+    if not window:
+        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype)
+        yield variant(triton_grouped.attend_shared, cut, GROUPS=_GROUPS)
+
+
+def _merge(name: str, dtype: torch.dtype, shape: Shape, *, grouped: bool) -> Variant:
+    group = shape.num_heads // shape.num_kv_heads
+    constants = _heads(shape) | {
+        "SEQS": _SEQS,
+        "GROUPS": _GROUPS,
+        "GROUP": group,
+        "WINDOW": 0,
+        "UNIT": triton_decode.tiling(group, shape.head_dim, dtype).keys,
+        "FIXED": False,
+        "SHARED_ROWS": 0,
+        "SHARED_UNIT": 0,
+        "MEMBERS": triton_merge.MEMBERS,
+        "SLOTS": triton_merge.SLOTS,
+    }
+    if grouped:
+        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype)
+        constants |= {"SHARED_ROWS": cut.rows, "SHARED_UNIT": cut.keys}
+    else:
+        tables = ("private_starts", "begins", "ends", "member_starts", "members")
+        absent = (*tables, "shared_outputs", "shared_sums")
+        constants |= {f"{name}_ptr": None for name in absent}
+    return Variant(f"merge_partials {name}", triton_merge.merge_partials, dtype, constants)
+
+
+def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
+    heads = triton_cache.heads_per_program(shape.num_kv_heads, shape.head_dim)
+    constants = _heads(shape) | {"BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
+    types = {"kv_ptr": _STORED[stored]} if stored != "auto" else {}
+    return Variant(f"write_slots {name}", triton_cache.write_slots, dtype, constants, types=types)
+
+
+def _layers(name: str, dtype: torch.dtype, shape: Shape) -> Iterator[Variant]:
+    norm = {"DIM": shape.dim, "DIM_PAD": triton.next_power_of_2(shape.dim)}
+    yield Variant(
+        f"add_and_norm {name}",
+        triton_layers.add_and_norm,
+        dtype,
+        norm,
+        triton_layers.norm_options(shape.dim),
+    )
+    all_heads = shape.num_heads + 2 * shape.num_kv_heads
+    rotate = _heads(shape) | {
+        "HALF": shape.head_dim // 2,
+        "BLOCK_SIZE": _BLOCK_SIZE,
+        "HEADS": triton_cache.heads_per_program(all_heads, shape.head_dim),
+    }
+    kernel = triton_layers.rotate_and_store
+    plain = rotate | {"query_weight_ptr": None, "key_weight_ptr": None}
+    yield Variant(f"rotate_and_store {name}", kernel, dtype, plain)
+    fp8 = {"kv_ptr": _STORED["fp8"]}
+    yield Variant(f"rotate_and_store {name} normed fp8", kernel, dtype, rotate, types=fp8)
+    gate = {"BLOCK": triton_layers.GATE_BLOCK, "GELU": True}
+    yield Variant(f"activate_and_multiply {name}", triton_layers.activate_and_multiply, dtype, gate)
+
+
+def _linear(name: str, dtype: torch.dtype) -> Iterator[Variant]:
+    options = dict(triton_linear.options(dtype))
+    depth = options.pop("DEPTH")
+    constants = {
+        "ROWS": triton_linear.ROWS,
+        "COLUMNS": triton_linear.COLUMNS,
+        "DEPTH": depth,
+        "DOT_TYPE": dot_type(dtype),
+        "bias_ptr": None,
+    }
+    yield Variant(f"multiply {name}", triton_linear.multiply, dtype, constants, options)
+    add = {"BLOCK": triton_linear.ADD_BLOCK, "bias_ptr": None}
+    yield Variant(f"add_pieces {name}", triton_linear.add_pieces, dtype, add)
+
+
+def _heads(shape: Shape) -> dict[str, Any]:
+    return {"HEAD_DIM": shape.head_dim, "DIM_PAD": triton.next_power_of_2(shape.head_dim)}
