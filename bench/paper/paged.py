@@ -9,7 +9,8 @@ from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Step, TracedRequest
 from bench.cost_model import StepShape
 from engine.config import EngineConfig
-from engine.core import EngineCore, Runner
+from engine.ahead import Runner
+from engine.core import EngineCore
 from engine.plan import ScheduledChunk, StepPlan
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
