@@ -141,9 +141,7 @@ def test_sequences_of_a_request_part_without_knowing_their_tokens() -> None:
 
 @pytest.mark.parametrize("recovery", ["swap", "recompute"])
 def test_nobody_is_preempted_before_its_tokens_are_known(recovery: str) -> None:
-    core = simulated_core(
-        20, 4, 64, num_host_blocks=40, recovery=recovery, runs_ahead=True
-    )
+    core = simulated_core(20, 4, 64, num_host_blocks=40, recovery=recovery, runs_ahead=True)
     rng = random.Random(10)
     prompts = {str(i): random_prompt(rng, 9) for i in range(6)}
     for name, prompt in prompts.items():
@@ -237,5 +235,3 @@ def test_both_orders_compute_the_same_tokens_in_as_many_steps_but_for_those_in_v
         run_to_end(core)
         computed.append([plan.num_tokens for plan in plans])
     assert computed[0] == computed[1]
-
-
