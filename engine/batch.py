@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import StepPlan
+from engine.plan import ScheduledChunk, StepPlan
 from kernels.attention import AttentionBatch
 
 
@@ -24,11 +24,14 @@ class Batch:
 
 
 def pack_plan(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
-    """The batch of `plan`, with one logit row for each token that is drawn."""
+    """The batch of `plan`, with one logit row for each token that is drawn.
+
+    Where the host does not know a token, it is 0.
+    """
     chunks = plan.chunks
     ends = np.cumsum([chunk.count for chunk in chunks])
     rows = [int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
-    parts = [(c.sequence.token_ids, c.start, c.count, c.sequence.table.blocks) for c in chunks]
+    parts = [(_token_ids(c), c.start, c.count, c.sequence.table.blocks) for c in chunks]
     return pack(parts, rows, block_size, device)
 
 
@@ -73,3 +76,14 @@ def pack(
             max_context_len=int(contexts.max()),
         ),
     )
+
+
+class _Unknown(list[int]):
+    """Stands for the tokens of a sequence whose newest one the host does not know."""
+
+    def __getitem__(self, _: object) -> list[int]:  # type: ignore[override]
+        return [0]
+
+
+def _token_ids(chunk: ScheduledChunk) -> Rows[int]:
+    return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids

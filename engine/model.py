@@ -15,6 +15,7 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from engine.batch import Batch, pack
 from engine.config import EngineConfig
 from engine.errors import EngineError, UnsupportedModel
+from engine.staging import upload
 from kernels.attention import attend, prepare, write_kv
 
 _ATTENTION = "partywall_paged"
@@ -136,7 +138,8 @@ class PagedModel:
     @torch.inference_mode()
     def copy_blocks(self, copies: Rows[tuple[int, int]]) -> None:
         """Copy the KV of whole blocks, all (source, target) pairs in one call."""
-        sources, targets = torch.tensor(copies, device=self.device).unbind(1)
+        (pairs,) = upload([np.array(copies, dtype=np.int64)], self.device)
+        sources, targets = pairs.unbind(1)
         self.memory.index_copy_(0, targets, self.memory.index_select(0, sources))
 
     @torch.inference_mode()

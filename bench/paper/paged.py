@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Step, TracedRequest
 from bench.cost_model import StepShape
-from engine.config import EngineConfig
 from engine.ahead import Runner
+from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.plan import ScheduledChunk, StepPlan
 from engine.request import EngineInfo, EngineRequest, Namespaces, SamplingParams

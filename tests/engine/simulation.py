@@ -95,8 +95,10 @@ class SimulatedRunner:
         for chunk in plan.chunks:
             one, end = chunk.sequence, chunk.start + chunk.count
             writes.append((one, chunk.start, one.token_ids[chunk.start : end], one.table.blocks[:]))
-            for sampler in chunk.samplers:
-                draws.append((sampler, one, end, sampler.token_ids[:], sampler.table.blocks[:]))
+            draws += [
+                (sampler, one, end, sampler.token_ids[:], sampler.table.blocks[:])
+                for sampler in chunk.samplers
+            ]
             assert all(sampler.num_tokens == end for sampler in chunk.samplers)
             assert one.num_drawn == end - len(one.token_ids) or end < one.num_tokens
         return Work(plan.transfers, writes, draws)

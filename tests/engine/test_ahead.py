@@ -1,7 +1,6 @@
 """Steps that are launched before the tokens of those before them are known change nothing."""
 
 import random
-from pathlib import Path
 from typing import cast
 
 import pytest

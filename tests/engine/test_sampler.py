@@ -16,11 +16,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from engine import noise as engine_noise
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
-from engine.request import BeamParams, EngineRequest, Namespaces, SamplingParams
-from engine import noise as engine_noise
 from engine.noise import gumbel, noise_bits, noise_states
+from engine.request import BeamParams, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
 from engine.sampler import sample as launch
 from engine.sequence import Sequence
