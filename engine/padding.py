@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 def row_buckets(most: int) -> list[int]:
-    """Numbers of rows up to `most`: powers of two, then in steps of 8, 16 from 64 and 32 from 128."""
+    """Numbers of rows up to `most`: powers of two, then steps of 8, of 16 from 64, 32 from 128."""
     buckets = [1, 2, 4]
     while buckets[-1] < most:
         step = 8 if buckets[-1] < 64 else 16 if buckets[-1] < 128 else 32
