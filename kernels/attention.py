@@ -17,10 +17,11 @@ class PrefixGroups:
     """Runs of keys that several sequences of a batch share, block for block.
 
     Group g is the keys `begins[g]` up to `ends[g]` (multiples of the block size) of its members;
-    they lie in the block table row of its first member. The keys of a sequence are its groups' runs,
-    in the order of the groups and without gaps from key 0, and then those from `private_starts[s]`
-    on. Groups nest: a sequence may be in several, each run behind the other. Only sequences with
-    exactly one query are members. All tensors are int32 and lie on the compute device.
+    they lie in the block table row of its first member. The keys of a sequence are its groups'
+    runs, in the order of the groups and without gaps from key 0, and then those from
+    `private_starts[s]` on. Groups nest: a sequence may be in several, one run behind the other.
+    Only sequences with exactly one query are members. All tensors are int32 and lie on the compute
+    device.
     """
 
     begins: Tensor  # [num_groups]
@@ -113,8 +114,8 @@ def attend(
     `query` and the result are [num_tokens, num_heads, head_dim]; `kv` as in `write_kv`. Consecutive
     `num_heads / num_kv_heads` query heads share a KV head. With `sliding_window` a query sees key j
     only if `position - j < sliding_window`; with `softcap` scores become
-    `softcap * tanh(scores / softcap)` before the softmax. Keys that `batch.groups` says are shared are
-    read once for all members of their group, unless a sliding window is set.
+    `softcap * tanh(scores / softcap)` before the softmax. The run of each of `batch.groups` is read
+    once for all its members, unless a sliding window is set.
     """
     module = _backend(backend, query.device)
     return module.attend(query, kv, batch, scale, sliding_window, softcap)

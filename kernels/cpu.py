@@ -104,9 +104,14 @@ def _attend_short(
     num_heads, num_kv_heads = query.shape[1], kv.shape[2]
     block, value, head, token, _ = kv.stride()
     options = cpu_paged.Options(np.float32(scale), sliding_window or 0, np.float32(softcap or 0.0))
-    starts, context_lens = batch.query_starts.numpy(), batch.context_lens.numpy()
     plan = cpu_paged.plan_items(
-        starts, context_lens, LONGEST_SHORT_RUN, num_heads, num_kv_heads, options.window
+        batch.query_starts.numpy(),
+        batch.context_lens.numpy(),
+        _groups(batch, options.window),
+        LONGEST_SHORT_RUN,
+        num_heads,
+        num_kv_heads,
+        options.window,
     )
     num_rows = int(plan.first_row[-1])
     partial = torch.empty(num_rows, query.shape[2]).numpy()  # torch's memory starts a cache line
@@ -118,8 +123,6 @@ def _attend_short(
         cpu_paged.Layout(block, value, head, token, kv.shape[3]),
         num_kv_heads,
         batch.block_tables.contiguous().numpy(),  # another layout would compile anew
-        starts,
-        context_lens,
         options,
         partial,
         statistics,
@@ -132,7 +135,23 @@ def _attend_short(
     cpu_paged.attend_part(0, shares, *arguments)
     for other in others:
         other.result()
-    cpu_paged.merge_parts(plan, num_kv_heads, starts, partial, statistics, output.numpy())
+    cpu_paged.merge_parts(plan, num_kv_heads, partial, statistics, output.numpy())
+
+
+def _groups(batch: AttentionBatch, window: int) -> cpu_paged.Groups:
+    """The shared runs of a batch; none where a window hides their beginnings."""
+    groups = batch.groups
+    if groups is None or window:
+        none = np.zeros(0, np.int32)
+        private_starts = np.zeros(len(batch.context_lens), np.int32)
+        return cpu_paged.Groups(none, none, np.zeros(1, np.int32), none, private_starts)
+    return cpu_paged.Groups(
+        groups.begins.numpy(),
+        groups.ends.numpy(),
+        groups.member_starts.numpy(),
+        groups.members.numpy(),
+        groups.private_starts.numpy(),
+    )
 
 
 def _attend_long(

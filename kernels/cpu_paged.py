@@ -1,10 +1,12 @@
 """Attention of a few queries over the blocks of their sequence, compiled for the CPU by Numba.
 
-The kernel walks the block table and reads every key and value once, where it lies. The context is
-cut into splits of a fixed length, each with its own softmax, and the partial results are merged in
-order (Flash-Decoding, Dao et al. 2023). So all cores share a long context, and a sequence's result
-depends neither on its batch-mates nor on the number of threads. The functions start no threads:
-they run without the GIL, for the caller to spread (see `kernels.cpu`).
+The kernel walks block tables and reads every key and value once, where it lies. A run of keys that
+several sequences share is read for the stacked queries of them all; what is a sequence's own is a
+run with one reader. Runs are cut into splits of a fixed length, each with its own softmax, and the
+partial results are merged in order (Flash-Decoding, Dao et al. 2023). So all cores share a long
+context, and a result depends on the groups of its sequence, but neither on its other batch-mates
+nor on the number of threads. The functions start no threads: they run without the GIL, for the
+caller to spread (see `kernels.cpu`).
 
 The two inner loops are LLVM's portable vector code: Numba's own vectoriser keeps neither a key in
 registers across query rows nor 16-bit floats from being widened once a row, and takes four times
@@ -62,17 +64,34 @@ class Options(NamedTuple):
     softcap: np.float32
 
 
-class Plan(NamedTuple):
-    """The batch cut into items: (sequence, split, KV head), in this order.
+class Groups(NamedTuple):
+    """The arrays of `kernels.attention.PrefixGroups`."""
 
-    The first three arrays are per sequence; the last entry of `first_item` and `first_row` is the
-    total. `cost` counts, before each item and in all, pairs of a key and a query row.
+    begins: Integers
+    ends: Integers
+    member_starts: Integers
+    members: Integers
+    private_starts: Integers
+
+
+class Plan(NamedTuple):
+    """The batch cut into items: (run of keys, split, KV head), in this order.
+
+    First come the runs of the groups, then one for every sequence: what is its own. The arrays are
+    per run, with a total at the end of each `first_...`, where nothing else is said. `cost` counts,
+    before each item and in all, pairs of a key and a query row.
     """
 
-    first_split: Integers  # [num_seqs]
-    first_item: Integers  # [num_seqs + 1]
-    first_row: Integers  # [num_seqs + 1] of partial results
-    owner: Integers  # [num_items] sequence
+    num_groups: int
+    begin: Integers
+    end: Integers
+    table: Integers  # the row of the block tables that leads to the keys
+    first_token: Integers
+    first_item: Integers
+    first_row: Integers  # of partial results
+    tokens: Integers  # [first_token[-1]], the packed tokens whose queries read each run
+    positions: Integers  # [first_token[-1]], of each in its sequence
+    owner: Integers  # [num_items], run
     cost: Integers  # [num_items + 1]
 
 
@@ -88,36 +107,71 @@ def _compiled(**options: Any) -> Callable[[_Function], _Function]:
 def plan_items(
     query_starts: Integers,
     context_lens: Integers,
+    groups: Groups,
     longest: int,
     num_heads: int,
     num_kv_heads: int,
     window: int,
 ) -> Plan:
-    """Cut up every sequence of at most `longest` queries."""
-    num_seqs = context_lens.shape[0]
-    first_split = np.zeros(num_seqs, np.int64)
-    first_item = np.zeros(num_seqs + 1, np.int64)
-    first_row = np.zeros(num_seqs + 1, np.int64)
+    """Cut up the groups' runs and every sequence of at most `longest` queries."""
+    num_seqs, num_groups = context_lens.shape[0], groups.begins.shape[0]
+    num_runs = num_groups + num_seqs
+    begin, end = np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64)
+    table = np.zeros(num_runs, np.int64)
+    first_token = np.zeros(num_runs + 1, np.int64)
+    tokens = np.empty(groups.members.shape[0] + query_starts[-1], np.int64)
+    positions = np.empty(tokens.shape[0], np.int64)
+    count = 0
+    for run in range(num_groups):
+        begin[run], end[run] = groups.begins[run], groups.ends[run]
+        for member in groups.members[groups.member_starts[run] : groups.member_starts[run + 1]]:
+            tokens[count], positions[count] = query_starts[member], context_lens[member] - 1
+            count += 1
+        first_token[run + 1] = count
+        if begin[run] < end[run]:
+            table[run] = groups.members[groups.member_starts[run]]
     for seq in range(num_seqs):
+        run = num_groups + seq
         query_len = query_starts[seq + 1] - query_starts[seq]
-        items = 0
-        if 0 < query_len <= longest:
+        table[run] = seq
+        if query_len <= longest:
+            begin[run], end[run] = groups.private_starts[seq], context_lens[seq]
             if window > 0:
-                oldest = context_lens[seq] - query_len - window + 1
-                first_split[seq] = max(oldest, 0) // SPLIT
-            items = ((context_lens[seq] + SPLIT - 1) // SPLIT - first_split[seq]) * num_kv_heads
-        first_item[seq + 1] = first_item[seq] + items
-        first_row[seq + 1] = first_row[seq] + items * query_len * (num_heads // num_kv_heads)
-    owner = np.empty(first_item[num_seqs], np.int64)
-    cost = np.zeros(first_item[num_seqs] + 1, np.int64)
-    for seq in range(num_seqs):
-        for item in range(first_item[seq], first_item[seq + 1]):
-            owner[item] = seq
-            split = first_split[seq] + (item - first_item[seq]) // num_kv_heads
-            keys = min(context_lens[seq] - split * SPLIT, SPLIT)
-            rows = (query_starts[seq + 1] - query_starts[seq]) * (num_heads // num_kv_heads)
-            cost[item + 1] = cost[item] + keys * rows
-    return Plan(first_split, first_item, first_row, owner, cost)
+                oldest = max(context_lens[seq] - query_len - window + 1, 0)
+                begin[run] = max(begin[run], oldest // SPLIT * SPLIT)
+            for query in range(query_len):
+                tokens[count] = query_starts[seq] + query
+                positions[count] = context_lens[seq] - query_len + query
+                count += 1
+        first_token[run + 1] = count
+    runs = (begin, end, table, first_token)
+    first_item, first_row, owner, cost = _cut(
+        begin, end, first_token, num_heads // num_kv_heads, num_kv_heads
+    )
+    return Plan(num_groups, *runs, first_item, first_row, tokens, positions, owner, cost)
+
+
+@_compiled()
+def _cut(
+    begin: Integers, end: Integers, first_token: Integers, group: int, num_kv_heads: int
+) -> tuple[Integers, Integers, Integers, Integers]:
+    """Where each run's items and partial rows start, and of each item its run and its cost."""
+    num_runs = begin.shape[0]
+    first_item, first_row = np.zeros(num_runs + 1, np.int64), np.zeros(num_runs + 1, np.int64)
+    for run in range(num_runs):
+        rows = (first_token[run + 1] - first_token[run]) * group
+        items = (end[run] - begin[run] + SPLIT - 1) // SPLIT * num_kv_heads if rows > 0 else 0
+        first_item[run + 1] = first_item[run] + items
+        first_row[run + 1] = first_row[run] + items * rows
+    owner = np.empty(first_item[-1], np.int64)
+    cost = np.zeros(first_item[-1] + 1, np.int64)
+    for run in range(num_runs):
+        rows = (first_token[run + 1] - first_token[run]) * group
+        for item in range(first_item[run], first_item[run + 1]):
+            owner[item] = run
+            start = begin[run] + (item - first_item[run]) // num_kv_heads * SPLIT
+            cost[item + 1] = cost[item] + min(end[run] - start, SPLIT) * rows
+    return first_item, first_row, owner, cost
 
 
 @_compiled(cache=True)
@@ -130,8 +184,6 @@ def attend_part(
     layout: Layout,
     num_kv_heads: int,
     tables: Integers,
-    query_starts: Integers,
-    context_lens: Integers,
     options: Options,
     partial: Floats,
     statistics: Floats,
@@ -149,21 +201,21 @@ def attend_part(
             continue
         if plan.cost[item] * num_parts >= total * (part + 1):
             break
-        seq = plan.owner[item]
-        local = item - plan.first_item[seq]
-        split, head = divmod(local, num_kv_heads)
-        queries = query[
-            query_starts[seq] : query_starts[seq + 1], head * group : (head + 1) * group
-        ]
-        num_rows = queries.shape[0] * group
-        row = plan.first_row[seq] + local * num_rows
+        run = plan.owner[item]
+        split, head = divmod(item - plan.first_item[run], num_kv_heads)
+        begin = plan.begin[run] + split * SPLIT
+        tokens = slice(plan.first_token[run], plan.first_token[run + 1])
+        num_rows = (tokens.stop - tokens.start) * group
+        row = plan.first_row[run] + (item - plan.first_item[run]) * num_rows
         _attend_split(
-            queries,
+            query[:, head * group : (head + 1) * group],
+            plan.tokens[tokens],
+            plan.positions[tokens],
             kv,
             layout,
-            tables[seq],
-            context_lens[seq],
-            plan.first_split[seq] + split,
+            tables[plan.table[run]],
+            begin,
+            min(begin + SPLIT, plan.end[run]),
             head,
             options,
             partial[row : row + num_rows],
@@ -173,58 +225,73 @@ def attend_part(
 
 @_compiled(cache=True)
 def merge_parts(
-    plan: Plan,
-    num_kv_heads: int,
-    query_starts: Integers,
-    partial: Floats,
-    statistics: Floats,
-    output: Floats,
+    plan: Plan, num_kv_heads: int, partial: Floats, statistics: Floats, output: Floats
 ) -> None:
-    """Combine the splits of every planned row in `output`, [num_tokens, num_heads, head_dim]."""
-    num_heads = output.shape[1]
+    """Fold all splits of all runs into the planned rows of `output`, [num_tokens, num_heads,
+    head_dim]."""
+    num_tokens, num_heads, head_dim = output.shape
     group = num_heads // num_kv_heads
-    for seq in range(plan.first_split.shape[0]):
-        splits = (plan.first_item[seq + 1] - plan.first_item[seq]) // num_kv_heads
-        start, end = query_starts[seq], query_starts[seq + 1]
-        if splits == 0:
-            continue
-        step = num_heads * (end - start)
+    own = plan.tokens[plan.first_token[plan.num_groups] : plan.first_token[-1]]
+    merged = np.empty((num_tokens, num_heads, 2), np.float32)
+    for token in own:
+        output[token] = _ZERO
+        merged[token, :, 0], merged[token, :, 1] = np.float32(-np.inf), _ZERO
+    for run in range(plan.begin.shape[0]):
+        row = plan.first_row[run]
+        for item in range(plan.first_item[run + 1] - plan.first_item[run]):
+            head = item % num_kv_heads * group
+            for token in plan.tokens[plan.first_token[run] : plan.first_token[run + 1]]:
+                for member in range(head, head + group):
+                    _fold(
+                        output[token, member], merged[token, member], partial[row], statistics[row]
+                    )
+                    row += 1
+    for token in own:
         for head in range(num_heads):
-            for token in range(start, end):
-                row = plan.first_row[seq] + head // group * group * (end - start)
-                row += (token - start) * group + head % group
-                rows = slice(row, row + splits * step, step)
-                _merge(output[token, head], partial[rows], statistics[rows])
+            for dim in range(head_dim):
+                output[token, head, dim] /= merged[token, head, 1]
+
+
+@_compiled()
+def _fold(output: Floats, merged: Floats, partial: Floats, statistics: Floats) -> None:
+    """Add a part to an unnormalised row; beside both are their highest score and their sum."""
+    if statistics[1] == _ZERO:
+        return
+    highest = max(merged[0], statistics[0])
+    kept, added = _exp(merged[0] - highest), _exp(statistics[0] - highest)
+    for dim in range(output.shape[0]):
+        output[dim] = kept * output[dim] + added * partial[dim]
+    merged[0], merged[1] = highest, kept * merged[1] + added * statistics[1]
 
 
 @_compiled()
 def _attend_split(
-    query: Floats,  # [query_len, group, head_dim]
+    query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
+    tokens: Integers,  # [num_queries], which of the tokens attend here
+    positions: Integers,  # [num_queries]
     kv: KV,
     layout: Layout,
     table: Integers,
-    context_len: int,
-    split: int,
+    begin: int,
+    end: int,
     head: int,
     options: Options,
-    output: Floats,  # [query_len * group, head_dim], unnormalised
-    statistics: Floats,  # [query_len * group, 2] maximum and sum
+    output: Floats,  # [num_queries * group, head_dim], unnormalised
+    statistics: Floats,  # [num_queries * group, 2] maximum and sum
 ) -> None:
-    """Attend the queries of one sequence and one KV head to the keys of one split."""
-    query_len, group, head_dim = query.shape
-    num_rows = query_len * group
-    end = min(context_len, (split + 1) * SPLIT)
-    begin = split * SPLIT
+    """Attend queries, for one KV head, to the keys `begin` to `end` of a block table's row."""
+    _, group, head_dim = query.shape
+    num_rows = tokens.shape[0] * group
     if options.window > 0:
-        begin = max(begin, context_len - query_len - options.window + 1)
+        begin = max(begin, positions[0] - options.window + 1)
     offsets = _key_offsets(table, begin, end, head, layout)
     rows, scores = _aligned(num_rows, head_dim), _aligned(num_rows, SPLIT)
     for row in range(num_rows):
-        rows[row] = query[row // group, row % group]
+        rows[row] = query[tokens[row // group], row % group]
     scores[:] = _ZERO
     _add_scores(rows, num_rows, head_dim, kv, offsets, end - begin, scores)
     for row in range(num_rows):
-        position = context_len - query_len + row // group
+        position = positions[row // group]
         first = begin
         if options.window > 0:
             first = min(max(begin, position - options.window + 1), end)
@@ -308,23 +375,6 @@ def _exp(x: Any) -> Any:
     series = series * rest + _TAYLOR[3]
     series = series * rest + _TAYLOR[2]
     return (series * rest * rest + rest + _ONE) * _power_of_two(power)
-
-
-@_compiled()
-def _merge(output: Floats, partial: Floats, statistics: Floats) -> None:
-    """Weigh a row's results [splits, head_dim] by their maxima and sums [splits, 2]."""
-    highest = np.float32(-np.inf)
-    for split in range(statistics.shape[0]):
-        highest = max(highest, statistics[split, 0])
-    output[:] = _ZERO
-    total = _ZERO
-    for split in range(statistics.shape[0]):
-        weight = np.float32(math.exp(statistics[split, 0] - highest))
-        total += weight * statistics[split, 1]
-        for dim in range(output.shape[0]):
-            output[dim] += weight * partial[split, dim]
-    for dim in range(output.shape[0]):
-        output[dim] /= total
 
 
 _REGISTER_LANES = 16

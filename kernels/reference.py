@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, PrefixGroups
+
+_Part = tuple[Tensor, Tensor]
+"""Attention over some keys, [query_len, num_heads, head_dim], and [query_len, num_heads], the
+logarithm of the sum of the exponentials of their scores."""
 
 
 def prepare(
@@ -31,15 +38,32 @@ def attend(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """See `kernels.attention.attend`."""
+    """See `kernels.attention.attend`.
+
+    What a row sees is cut into parts, the runs of its groups and its private rest. Each has a
+    softmax of its own, and they are merged by the logarithms of their sums of exponentials.
+    """
+    starts, context_lens = batch.query_starts.tolist(), batch.context_lens.tolist()
+    private_starts = [0] * len(context_lens)
+    parts: list[list[_Part]] = [[] for _ in context_lens]
+
+    def attend_part(seq: int, begin: int, keys: Tensor, values: Tensor) -> None:
+        rows = query[starts[seq] : starts[seq + 1]].double()
+        position = context_lens[seq] - len(rows)
+        part = _attend_part(rows, position, keys, values, begin, scale, sliding_window, softcap)
+        parts[seq].append(part)
+
+    if batch.groups is not None and sliding_window is None:
+        private_starts = batch.groups.private_starts.tolist()
+        for begin, end, members in _runs(batch.groups):
+            keys, values = gather(kv, batch.block_tables[members[0]], end)
+            for seq in members:
+                attend_part(seq, begin, keys[:, begin:], values[:, begin:])
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    starts = batch.query_starts.tolist()
-    for row, context_len in enumerate(batch.context_lens.tolist()):
-        rows = slice(starts[row], starts[row + 1])
-        keys, values = gather(kv, batch.block_tables[row], context_len)
-        output[rows] = _attend_one(
-            query[rows].double(), keys.double(), values.double(), scale, sliding_window, softcap
-        ).to(query.dtype)
+    for seq, (begin, end) in enumerate(zip(private_starts, context_lens, strict=True)):
+        keys, values = gather(kv, batch.block_tables[seq], end)
+        attend_part(seq, begin, keys[:, begin:], values[:, begin:])
+        output[starts[seq] : starts[seq + 1]] = _merge(parts[seq]).to(query.dtype)
     return output
 
 
@@ -51,27 +75,46 @@ def gather(kv: Tensor, block_table: Tensor, context_len: int) -> tuple[Tensor, T
     return both[0], both[1]
 
 
-def _attend_one(
-    query: Tensor,  # [query_len, num_heads, head_dim]
-    keys: Tensor,  # [num_kv_heads, context_len, head_dim]
+def _runs(groups: PrefixGroups) -> Iterator[tuple[int, int, list[int]]]:
+    """The first key, the end and the members of every group with a run."""
+    members = groups.members.tolist()
+    bounds = pairwise(groups.member_starts.tolist())
+    for begin, end, (first, last) in zip(
+        groups.begins.tolist(), groups.ends.tolist(), bounds, strict=True
+    ):
+        if begin < end:
+            yield begin, end, members[first:last]
+
+
+def _attend_part(
+    query: Tensor,  # [query_len, num_heads, head_dim] fp64
+    position: int,  # of the first query
+    keys: Tensor,  # [num_kv_heads, num_keys, head_dim]
     values: Tensor,
+    begin: int,  # position of the first key
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
-) -> Tensor:
+) -> _Part:
     query_len, num_heads, _ = query.shape
-    num_kv_heads, context_len, _ = keys.shape
-    keys = keys.repeat_interleave(num_heads // num_kv_heads, dim=0)
-    values = values.repeat_interleave(num_heads // num_kv_heads, dim=0)
-    scores = torch.einsum("qhd,hkd->hqk", query, keys) * scale
+    num_kv_heads, num_keys, _ = keys.shape
+    keys = keys.double().repeat_interleave(num_heads // num_kv_heads, dim=0)
+    values = values.double().repeat_interleave(num_heads // num_kv_heads, dim=0)
+    scores = torch.einsum("qhd,hkd->qhk", query, keys) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     distance = (
-        torch.arange(context_len - query_len, context_len, device=query.device)[:, None]
-        - torch.arange(context_len, device=query.device)[None, :]
+        torch.arange(position, position + query_len, device=query.device)[:, None]
+        - torch.arange(begin, begin + num_keys, device=query.device)[None, :]
     )
     visible = distance >= 0
     if sliding_window is not None:
         visible &= distance < sliding_window
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return torch.einsum("hqk,hkd->qhd", weights, values)
+    scores = scores.masked_fill(~visible[:, None], float("-inf"))
+    return torch.einsum("qhk,hkd->qhd", scores.softmax(dim=-1), values), scores.logsumexp(dim=-1)
+
+
+def _merge(parts: list[_Part]) -> Tensor:
+    """Attention over all keys from that over disjoint parts of them."""
+    outputs, log_sums = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+    return (log_sums.softmax(dim=0)[..., None] * outputs).sum(dim=0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBatch
+from kernels.prefix_groups import GroupingRule, find_groups
+
+EVERY_RUN = GroupingRule()
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,19 @@ class Paged:
     query: Tensor  # [num_tokens, num_heads, head_dim], strided as models hand it over
     kv: Tensor
     batch: AttentionBatch
+
+    def grouped(self, rule: GroupingRule = EVERY_RUN) -> Paged:
+        """The same batch with the groups that `rule` lets it have."""
+        batch = self.batch
+        groups = find_groups(
+            batch.block_tables.numpy(),
+            batch.query_starts.diff().numpy(),
+            batch.context_lens.numpy(),
+            self.kv.shape[3],
+            rule,
+        )
+        assert groups is not None, "nothing is shared"
+        return replace(self, batch=replace(batch, groups=groups.to(batch.slots.device)))
 
     def only(self, seq: int) -> Paged:
         """The same memory with one sequence of the batch."""
@@ -42,8 +58,13 @@ def paged(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    forks: Mapping[int, tuple[int, int]] | None = None,
 ) -> Paged:
-    """All KV of the sequences is written; every other slot holds NaN."""
+    """All KV of the sequences is written; every other slot holds NaN.
+
+    `forks` says which sequences start with the first blocks of an earlier one, and how many.
+    """
+    forks = forks or {}
     random = torch.Generator().manual_seed(seed)
     contexts, counts = zip(*seqs, strict=True)
     used = [-(-context // block_size) for context in contexts]
@@ -55,12 +76,15 @@ def paged(
     kv = memory[:, 1]
     slots = []
     for seq, (context, count) in enumerate(seqs):
-        blocks, order = order[: used[seq]], order[used[seq] :]
+        source, shared = forks.get(seq, (0, 0))
+        own, order = order[: used[seq] - shared], order[used[seq] - shared :]
+        blocks = torch.cat([tables[source, :shared], own])
         tables[seq, : used[seq]] = blocks
         position = torch.arange(context)
         block, offset = blocks[position // block_size].long(), position % block_size
-        both = torch.randn(context, 2, num_kv_heads, head_dim, generator=random)
-        kv[block, :, :, offset] = both.to(dtype)
+        both = torch.randn(context, 2, num_kv_heads, head_dim, generator=random).to(dtype)
+        new = shared * block_size
+        kv[block[new:], :, :, offset[new:]] = both[new:]
         slots.append((block * block_size + offset)[context - count :])
     num_tokens = sum(counts)
     query = torch.randn(num_heads, num_tokens, head_dim, generator=random).to(dtype)

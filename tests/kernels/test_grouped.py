@@ -1,0 +1,177 @@
+"""Attention that reads shared runs once equals attention that reads them for every sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import cpu_paged
+from kernels.attention import Backend, attend
+from kernels.prefix_groups import GroupingRule
+from tests.kernels.batches import Paged, paged
+from tests.kernels.test_cpu import TOLERANCE
+
+# A share group's 3 blocks, two tenants' 5 and 4 behind them, and forks of a conversation; beside
+# them a sequence that shares nothing and two prompts, one of them on the share group's blocks.
+NESTED = [
+    (150, 1),
+    (200, 1),
+    (129, 1),
+    (70, 1),
+    (141, 1),
+    (145, 9),
+    (201, 1),
+    (100, 60),
+    (131, 1),
+    (130, 1),
+]
+FORKS = {
+    1: (0, 8),
+    2: (0, 8),
+    4: (0, 3),
+    5: (0, 8),
+    6: (1, 12),
+    7: (0, 2),
+    8: (4, 7),
+    9: (8, 8),
+}
+
+
+def run(
+    example: Paged,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    query = example.query.double() if backend == "reference" else example.query
+    return attend(
+        query,
+        example.kv,
+        example.batch,
+        scale=example.query.shape[-1] ** -0.5,
+        softcap=softcap,
+        sliding_window=sliding_window,
+        backend=backend,
+    )
+
+
+def assert_right(example: Paged, softcap: float | None = None) -> None:
+    """The reference with and without groups, and the CPU's kernel with them, say the same."""
+    expected = run(example, softcap, backend="reference")
+    grouped = example.grouped()
+    by_parts = run(grouped, softcap, backend="reference")
+    torch.testing.assert_close(by_parts, expected, rtol=1e-12, atol=1e-12)
+    tolerance = TOLERANCE[example.query.dtype]
+    actual = run(grouped, softcap)
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_nested_groups_among_strangers_and_prompts(
+    dtype: torch.dtype, softcap: float | None
+) -> None:
+    example = paged(NESTED, dtype=dtype, forks=FORKS)
+    groups = example.grouped().batch.groups
+    assert groups is not None
+    runs = list(zip(groups.begins.tolist(), groups.ends.tolist(), strict=True))
+    assert sorted(runs) == [(0, 48), (48, 112), (48, 128), (112, 128), (128, 192)]
+    assert_right(example, softcap)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    data=st.data(),
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1), (9, 3)]),
+    head_dim=st.sampled_from([3, 33, 64, 96, 128]),
+    block_size=st.sampled_from([1, 5, 16]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    softcap=st.none() | st.floats(0.5, 50),
+    seed=st.integers(0, 1000),
+)
+def test_any_tree_of_shared_blocks(
+    data: st.DataObject,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    softcap: float | None,
+    seed: int,
+) -> None:
+    blocks = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    seqs, forks = [(1 + blocks[0] * block_size, 1)] * 2, {1: (0, blocks[0])}
+    for seq, more in enumerate(blocks[1:], start=2):
+        source = data.draw(st.integers(0, seq - 1))
+        shared = data.draw(st.integers(0, (seqs[source][0] - 1) // block_size))
+        computed = data.draw(st.sampled_from([1, 1, 1, more * block_size]))
+        seqs.append(((shared + more) * block_size + computed - 1, computed))
+        forks[seq] = (source, shared)
+    assert_right(paged(seqs, *heads, head_dim, block_size, dtype, seed, forks), softcap)
+
+
+@pytest.mark.parametrize("blocks", [15, 16, 17, 33])
+def test_runs_of_several_splits(blocks: int) -> None:
+    assert blocks * 16 > cpu_paged.SPLIT - 17
+    seqs = [(blocks * 16 + own, 1) for own in (1, 20, 300)]
+    assert_right(paged(seqs, forks={1: (0, blocks), 2: (0, blocks)}))
+
+
+def test_a_shared_run_is_read_from_its_first_members_row_alone() -> None:
+    example = paged([(100, 1), (110, 1), (120, 1)], forks={1: (0, 6), 2: (0, 6)}).grouped()
+    expected = run(example)
+    tables = example.batch.block_tables.clone()
+    tables[1:, :6] = -1
+    blind = replace(example, batch=replace(example.batch, block_tables=tables))
+    assert torch.equal(run(blind), expected)
+
+
+def test_a_sliding_window_leaves_the_groups_aside() -> None:
+    example = paged(NESTED, forks=FORKS)
+    expected = run(example, sliding_window=40)
+    assert torch.equal(run(example.grouped(), sliding_window=40), expected)
+    by_reference = run(example, sliding_window=40, backend="reference")
+    torch.testing.assert_close(expected.double(), by_reference, rtol=2e-6, atol=2e-6)
+    grouped = run(example.grouped(), sliding_window=40, backend="reference")
+    assert torch.equal(grouped, by_reference)
+
+
+def test_groups_that_a_rule_has_thinned_out() -> None:
+    example = paged(NESTED, forks=FORKS)
+    expected = run(example, backend="reference")
+    thinned = example.grouped(GroupingRule(least_members=3, least_saved_keys=100))
+    assert thinned.batch.groups is not None
+    assert len(thinned.batch.groups.begins) < len(example.grouped().batch.groups.begins)  # type: ignore[union-attr]
+    torch.testing.assert_close(run(thinned).double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_a_group_without_a_run_is_padding() -> None:
+    example = paged(NESTED, forks=FORKS).grouped()
+    groups = example.batch.groups
+    assert groups is not None
+    padded = replace(
+        groups,
+        begins=torch.nn.functional.pad(groups.begins, (0, 2)),
+        ends=torch.nn.functional.pad(groups.ends, (0, 2)),
+        member_starts=torch.nn.functional.pad(
+            groups.member_starts, (0, 2), value=len(groups.members)
+        ),
+    )
+    with_padding = replace(example, batch=replace(example.batch, groups=padded))
+    for backend in ("cpu", "reference"):
+        assert torch.equal(run(with_padding, backend=backend), run(example, backend=backend))
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    seqs = [(6000 + own, 1) for own in (1, 20, 300, 5)]
+    example = paged(seqs, 2, 1, forks={1: (0, 375), 2: (0, 300), 3: (0, 375)}).grouped()
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 4):
+        torch.set_num_threads(count)
+        results.append(run(example))
+    torch.set_num_threads(threads)
+    assert torch.equal(*results)
