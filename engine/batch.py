@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.plan import ScheduledChunk, StepPlan
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +28,38 @@ class Batch:
     attention: AttentionBatch
 
 
-def pack_plan(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
-    """The batch of `plan`, with one logit row for each token that is drawn.
+class BatchBuilder:
+    """Packs the plans of one step after the other, and finds which sequences share their keys.
 
-    Where the host does not know a token, it is 0.
+    With a `rule` batches have prefix groups; those of the last step stay where they still hold.
     """
-    chunks = plan.chunks
-    ends = np.cumsum([chunk.count for chunk in chunks])
-    rows = [int(end) - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
-    parts = [(_token_ids(c), c.start, c.count, c.sequence.table.blocks) for c in chunks]
-    return pack(parts, rows, block_size, device)
+
+    def __init__(self, block_size: int, device: torch.device, rule: GroupingRule | None) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._finder = None if rule is None else GroupFinder(block_size, rule)
+        self._found: HostGroups | None = None
+        self._groups: PrefixGroups | None = None
+
+    def build(self, plan: StepPlan) -> Batch:
+        """The batch of `plan`, with one logit row for each token that is drawn.
+
+        Where the host does not know a token, it is 0.
+        """
+        chunks = plan.chunks
+        ends = accumulate(chunk.count for chunk in chunks)
+        rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
+        parts = [(_token_ids(c), c.start, c.count, c.sequence.table.blocks) for c in chunks]
+        return pack(parts, rows, self._block_size, self._device, self._group)
+
+    def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
+        if self._finder is None:
+            return None
+        found = self._finder.find(tables, counts, contexts)
+        if found is not self._found:
+            self._found = found
+            self._groups = None if found is None else found.to(self._device)
+        return self._groups
 
 
 def pack(
@@ -40,40 +67,41 @@ def pack(
     logit_rows: Rows[int],
     block_size: int,
     device: torch.device,
+    group: Callable[[Integers, Integers, Integers], PrefixGroups | None] | None = None,
 ) -> Batch:
     """Pack (token ids, start, count, blocks) of each sequence.
 
     Token p of a sequence has its KV in slot
-    `blocks[p // block_size] * block_size + p % block_size`.
+    `blocks[p // block_size] * block_size + p % block_size`. What `group` says of the block tables,
+    the counts and the context lengths becomes the batch's groups.
     """
-    counts = np.array([count for _, _, count, _ in parts], dtype=np.int32)
-    contexts = np.array([start + count for _, start, count, _ in parts], dtype=np.int32)
-    used = -(-contexts // block_size)
-    tables = np.zeros((len(parts), int(used.max())), dtype=np.int32)
-    tokens: list[int] = []
-    positions, slots = [], []
-    for row, (ids, start, count, blocks) in enumerate(parts):
-        tables[row, : used[row]] = blocks[: used[row]]
-        tokens.extend(ids[start : start + count])
-        position = np.arange(start, start + count)
-        positions.append(position)
-        slots.append(tables[row, position // block_size].astype(np.int64) * block_size)
-        slots[-1] += position % block_size
+    starts = np.array([start for _, start, _, _ in parts], dtype=np.int64)
+    counts = np.array([count for _, _, count, _ in parts], dtype=np.int64)
+    contexts = starts + counts
+    tables = _block_tables([blocks for _, _, _, blocks in parts], -(-contexts // block_size))
+    tokens = chain.from_iterable(ids[start : start + count] for ids, start, count, _ in parts)
+    query_starts = np.concatenate([[0], counts.cumsum()])
+    num_tokens = int(query_starts[-1])
+    rows = np.arange(len(parts)).repeat(counts)
+    positions = np.arange(num_tokens) + (starts - query_starts[:-1])[rows]
+    slots = tables[rows, positions // block_size].astype(np.int64) * block_size
+    slots += positions % block_size
 
-    def tensor(array: object) -> Tensor:
-        return torch.from_numpy(np.asarray(array)).to(device)
+    def tensor(array: Integers, kind: type[np.integer[Any]]) -> Tensor:
+        return torch.from_numpy(array.astype(kind, copy=False)).to(device)
 
     return Batch(
-        token_ids=tensor(np.array(tokens, dtype=np.int64)),
-        positions=tensor(np.concatenate(positions)),
-        logit_rows=tensor(np.array(logit_rows, dtype=np.int64)),
+        token_ids=tensor(np.fromiter(tokens, np.int64, num_tokens), np.int64),
+        positions=tensor(positions, np.int64),
+        logit_rows=tensor(np.array(logit_rows, np.int64), np.int64),
         attention=AttentionBatch(
-            block_tables=tensor(tables),
-            query_starts=tensor(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)),
-            context_lens=tensor(contexts),
-            slots=tensor(np.concatenate(slots)),
+            block_tables=tensor(tables, np.int32),
+            query_starts=tensor(query_starts, np.int32),
+            context_lens=tensor(contexts, np.int32),
+            slots=tensor(slots, np.int64),
             max_query_len=int(counts.max()),
             max_context_len=int(contexts.max()),
+            groups=None if group is None else group(tables, counts, contexts),
         ),
     )
 
@@ -87,3 +115,11 @@ class _Unknown(list[int]):
 
 def _token_ids(chunk: ScheduledChunk) -> Rows[int]:
     return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids
+
+
+def _block_tables(blocks: Rows[Rows[int]], used: Integers) -> npt.NDArray[np.int32]:
+    """The first `used` blocks of every row, padded with 0."""
+    tables = np.zeros((len(blocks), int(used.max())), np.int32)
+    kept = chain.from_iterable(map(islice, blocks, used.tolist()))
+    tables[np.arange(tables.shape[1]) < used[:, None]] = np.fromiter(kept, np.int32, used.sum())
+    return tables

@@ -9,6 +9,8 @@ import msgspec
 
 from engine.eviction_order import Eviction
 
+Quantization = Literal["none", "int8"]
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine; `None` means "choose from the model and the machine".
@@ -50,6 +52,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a generated token adds; more than 0."""
     threads: int | None = None
     """CPU threads of the compute kernels; `None`: one per core."""
+    quantize: Quantization = "none"
+    """Weights and activations of matrix products in 8 bits, on a CPU."""
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """Type of the KV cache, on a GPU; `auto`: that of the weights."""
+    prefix_grouping: bool = True
+    """Whether attention reads blocks that sequences of a step share once for all of them."""
+    batch_invariant: bool = False
+    """Whether a row's result must not depend on its batch-mates; then nothing is grouped."""
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
@@ -62,6 +72,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"eviction: {self.eviction!r} is none of arc, lru")
         if self.recovery not in ("auto", "swap", "recompute"):
             raise ValueError(f"recovery: {self.recovery!r} is none of auto, swap, recompute")
+        if self.quantize not in get_args(Quantization):
+            raise ValueError(f"quantize: {self.quantize!r} is none of none, int8")
+        if self.kv_dtype not in ("auto", "int8", "fp8"):
+            raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if self.host_memory_bytes < 0:
             raise ValueError("host_memory_bytes: must not be negative")
         for name in ("prompt_token_price", "output_token_price"):

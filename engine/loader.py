@@ -53,12 +53,14 @@ def load_core(config: EngineConfig) -> EngineCore:
 
 def make_runner(parts: Parts) -> ModelRunner:
     """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
+    config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
+    grouping = config.prefix_grouping and not config.batch_invariant
     if parts.model.device.type != "cuda":
-        return ModelRunner(parts.model, costs)
+        return ModelRunner(parts.model, costs, grouping)
     graphs = make_graphs(parts)
     graphs.warm_up(_RECORDING_SECONDS)
-    return AheadRunner(parts.model, costs, graphs)
+    return AheadRunner(parts.model, costs, grouping, graphs)
 
 
 def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:

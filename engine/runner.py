@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, pack_plan
+from engine.batch import Batch, BatchBuilder
 from engine.graphs import DecodeGraphs
 from engine.model import PagedModel
 from engine.padding import tensors_of, with_tensors
@@ -23,6 +23,7 @@ from engine.sampler import Draws, Sampled, sample
 from engine.sequence import Sequence
 from engine.staging import upload
 from engine.stopwatch import Stopwatch
+from kernels.prefix_groups import rule_for
 
 _HOST = torch.device("cpu")
 
@@ -51,11 +52,14 @@ class ModelRunner:
         self,
         model: PagedModel,
         costs: CostModel | None = None,
+        prefix_grouping: bool = True,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         """Decode steps replay `graphs`, where there are any."""
         self._model = model
         self._costs = costs
+        rule = rule_for(model.device) if prefix_grouping else None
+        self._batches = BatchBuilder(model.block_size, _HOST, rule)
         self._graphs = graphs
         self._drawn: dict[Sequence, int] = {}
         """Of the last step: the row in which a sequence has drawn."""
@@ -88,7 +92,7 @@ class ModelRunner:
     def _compute(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Of each row that draws: the newest token, and the logits."""
         model = self._model
-        host = pack_plan(plan, model.block_size, _HOST)
+        host = self._batches.build(plan)
         places = [place for place, chunk in enumerate(plan.chunks) if chunk.is_unknown]
         # Unknown tokens are those of chunks of one token, which come before all others.
         rows = [self._drawn[plan.chunks[place].sequence] for place in places]

@@ -36,8 +36,13 @@ class GroupingRule:
         return num_members >= self.least_members and saved >= self.least_saved_keys
 
 
-CPU_RULE = GroupingRule(least_saved_keys=128)
-GPU_RULE = GroupingRule(least_saved_keys=512)
+_CPU_RULE = GroupingRule(least_saved_keys=128)
+_GPU_RULE = GroupingRule(least_saved_keys=512)
+
+
+def rule_for(device: torch.device) -> GroupingRule:
+    """What pays on `device`."""
+    return _GPU_RULE if device.type == "cuda" else _CPU_RULE
 
 
 @dataclass(frozen=True, slots=True)

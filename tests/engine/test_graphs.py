@@ -92,7 +92,7 @@ def test_launched_ahead_and_recorded_a_model_answers_as_generate_does(
     parts = load(folder, num_blocks=40, num_host_blocks=30)
     graphs = poisoned(make_graphs(parts, Again)) if is_recorded else None
     kind = AheadRunner if runs_ahead else ModelRunner
-    core = core_of(parts, kind(parts.model, parts.costs, graphs))
+    core = core_of(parts, kind(parts.model, parts.costs, graphs=graphs))
     rng = random.Random(7)
     head = random_prompt(rng, 60)
     prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(6)]
@@ -127,7 +127,7 @@ def test_sampled_requests_of_every_kind_draw_the_same_in_every_order(folder: Pat
         parts = load(folder)
         graphs = make_graphs(parts, Again) if runs_ahead else None
         core = core_of(
-            parts, (AheadRunner if runs_ahead else ModelRunner)(parts.model, None, graphs)
+            parts, (AheadRunner if runs_ahead else ModelRunner)(parts.model, graphs=graphs)
         )
         for request in requests:
             core.submit(request)
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:
 
     parts = load(folder)
     graphs = make_graphs(parts, refuse)
-    core = core_of(parts, AheadRunner(parts.model, None, graphs))
+    core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
     prompt = random_prompt(random.Random(1), 20)
     core.submit(make_request("r", prompt, 12))
     outputs = run_to_end(core)
