@@ -17,7 +17,7 @@ as long. They stay in this file because Numba's disk cache notices changes in on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -39,6 +39,12 @@ SPLIT = 256
 _KEYS = 4
 """Keys, or values, that one pass over the query rows handles together."""
 
+
+_STACK = 12
+"""Rows from which on two matrix products pay."""
+
+_LANES = 16
+"""Floats in a vector."""
 
 _AHEAD = 16
 """How many keys ahead of their use memory is asked for them."""
@@ -207,20 +213,35 @@ def attend_part(
         tokens = slice(plan.first_token[run], plan.first_token[run + 1])
         num_rows = (tokens.stop - tokens.start) * group
         row = plan.first_row[run] + (item - plan.first_item[run]) * num_rows
-        _attend_split(
-            query[:, head * group : (head + 1) * group],
-            plan.tokens[tokens],
-            plan.positions[tokens],
-            kv,
-            layout,
-            tables[plan.table[run]],
-            begin,
-            min(begin + SPLIT, plan.end[run]),
-            head,
-            options,
-            partial[row : row + num_rows],
-            statistics[row : row + num_rows],
-        )
+        end = min(begin + SPLIT, plan.end[run])
+        positions = plan.positions[tokens]
+        windowed = options.window > 0 and positions[-1] - begin >= options.window
+        if num_rows >= _STACK and positions[0] >= end - 1 and not windowed:
+            _attend_stack(
+                query[:, head * group : (head + 1) * group],
+                plan.tokens[tokens],
+                kv,
+                _key_offsets(tables[plan.table[run]], begin, end, head, layout),
+                layout.value,
+                options,
+                partial[row : row + num_rows],
+                statistics[row : row + num_rows],
+            )
+        else:
+            _attend_split(
+                query[:, head * group : (head + 1) * group],
+                plan.tokens[tokens],
+                positions,
+                kv,
+                layout,
+                tables[plan.table[run]],
+                begin,
+                end,
+                head,
+                options,
+                partial[row : row + num_rows],
+                statistics[row : row + num_rows],
+            )
 
 
 @_compiled(cache=True)
@@ -309,6 +330,64 @@ def _attend_split(
 
 
 @_compiled()
+def _attend_stack(
+    query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
+    tokens: Integers,  # [num_queries], which of the tokens attend here
+    kv: KV,
+    offsets: Integers,
+    value: int,
+    options: Options,
+    output: Floats,  # [num_queries * group, head_dim], unnormalised
+    statistics: Floats,  # [num_queries * group, 2] maximum and sum
+) -> None:
+    """Attend many rows, which all see all of the keys: two matrix products around a softmax.
+
+    Rows are columns here, so that a vector holds one element of several rows, and nothing is summed
+    across its lanes.
+    """
+    _, group, head_dim = query.shape
+    num_rows, num_keys = output.shape[0], offsets.shape[0] - _KEYS - _AHEAD
+    width = (num_rows + _LANES - 1) // _LANES * _LANES
+    rows, weights = _aligned(head_dim, width), _aligned(num_keys, width)
+    tile, attended = _aligned(num_keys + _KEYS, head_dim), _aligned(head_dim, width)
+    rows[:, num_rows:] = _ZERO
+    for row in range(num_rows):
+        for dim in range(head_dim):
+            rows[dim, row] = query[tokens[row // group], row % group, dim] * options.scale
+    _widen(kv, offsets, num_keys, head_dim, tile)
+    _multiply(tile, head_dim, 1, rows, weights, num_keys, width, head_dim)
+    highest, total = _softmax_columns(weights, options.softcap)
+    offsets += value
+    _widen(kv, offsets, num_keys, head_dim, tile)
+    _multiply(tile, 1, head_dim, weights, attended, head_dim, width, num_keys)
+    for row in range(num_rows):
+        statistics[row, 0], statistics[row, 1] = highest[row], total[row]
+        for dim in range(head_dim):
+            output[row, dim] = attended[dim, row]
+
+
+@_compiled(fastmath={"contract", "nnan", "nsz"})
+def _softmax_columns(scores: Floats, softcap: np.float32) -> tuple[Floats, Floats]:
+    """Turn the scores [num_keys, width] of each column into unnormalised weights, in place; returns
+    the columns' maxima and sums."""
+    num_keys, width = scores.shape
+    if softcap > _ZERO:
+        for key in range(num_keys):
+            for row in range(width):
+                scores[key, row] = softcap * np.float32(math.tanh(scores[key, row] / softcap))
+    highest, total = scores[0].copy(), np.zeros(width, np.float32)
+    for key in range(1, num_keys):
+        for row in range(width):
+            highest[row] = max(highest[row], scores[key, row])
+    for key in range(num_keys):
+        for row in range(width):
+            weight = _exp(scores[key, row] - highest[row])
+            scores[key, row] = weight
+            total[row] += weight
+    return highest, total
+
+
+@_compiled()
 def _aligned(num_rows: int, num_columns: int) -> Floats:
     """An empty [num_rows, num_columns] at the start of a cache line: no vector straddles two."""
     size = num_rows * num_columns
@@ -337,10 +416,9 @@ def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layou
 @_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
 def _softmax(scores: Floats, options: Options) -> tuple[Any, Any]:
     """Turn scores into unnormalised weights, in place; returns their maximum and their sum."""
-    highest = scores[0] * options.scale
-    for key in range(scores.shape[0]):  # from 0: Numba vectorises no index that may be negative
+    for key in range(scores.shape[0]):
         scores[key] *= options.scale
-        highest = max(highest, scores[key])
+    highest = _highest(scores, scores.shape[0])
     softcap = options.softcap
     if softcap > _ZERO:
         for key in range(scores.shape[0]):
@@ -377,7 +455,6 @@ def _exp(x: Any) -> Any:
     return (series * rest * rest + rest + _ONE) * _power_of_two(power)
 
 
-_REGISTER_LANES = 16
 _INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _SPLIT_LENGTH = ir.Constant(_INT64, SPLIT)
 _CONTRACT = ("contract",)
@@ -400,7 +477,7 @@ def _add_scores(  # type: ignore[no-untyped-def]
         element = signature.args[3].dtype
 
         def add(index: Any, starts: list[Any], dim: Any, lanes: int) -> None:
-            width = min(lanes, _REGISTER_LANES)
+            width = min(lanes, _LANES)
             parts = range(0, lanes, width)
             keys = [
                 [_load_kv(build, kv, start, part, element, width) for part in parts]
@@ -459,6 +536,111 @@ def _add_values(  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def _widen(typing, kv, offsets, num_keys, head_dim, tile):  # type: ignore[no-untyped-def]
+    """`tile[key] = kv[offsets[key]]` in float32; `tile` is [num_keys, head_dim], and keys are
+    rounded up to `_KEYS`."""
+    int64 = types.int64
+    signature = types.void(kv, offsets, int64, int64, tile)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        kv, offsets, _, _, tile = _pointers(context, build, signature, args)
+        _, _, num_keys, head_dim, _ = args
+        element = signature.args[0].dtype
+
+        def copy(index: Any, starts: list[Any], dim: Any, lanes: int) -> None:
+            for i, start in enumerate(starts):
+                row = build.add(index, ir.Constant(_INT64, i))
+                first = build.add(build.mul(row, head_dim), dim)
+                values = _load_kv(build, kv, start, 0, element, lanes)
+                build.store(values, _vector_at(build, tile, first, 0, lanes), align=4)
+
+        _visit(build, kv, offsets, num_keys, head_dim, copy)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _multiply(  # type: ignore[no-untyped-def]
+    typing, left, row_stride, step_stride, right, product, num_rows, width, num_steps
+):
+    """`product[row] = sum of left[row * row_stride + step * step_stride] * right[step]`.
+
+    `right` is [num_steps, width], `product` [num_rows, width], `width` a multiple of `_LANES`;
+    `left` is read by its strides, so it may be transposed. A tile of the product stays in registers
+    over all steps.
+    """
+    int64 = types.int64
+    signature = types.void(left, int64, int64, right, product, int64, int64, int64)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        left, _, _, right, product, _, _, _ = _pointers(context, build, signature, args)
+        _, row_stride, step_stride, _, _, num_rows, width, num_steps = args
+
+        def tile(row: Any, num_rows: int, column: Any, vectors: int) -> None:
+            parts = range(0, vectors * _LANES, _LANES)
+            kind = ir.VectorType(_FLOAT, _LANES)
+            sums = [[cgutils.alloca_once(build, kind) for _ in parts] for _ in range(num_rows)]
+            for row_sums in sums:
+                for total in row_sums:
+                    build.store(ir.Constant(kind, None), total)
+            with cgutils.for_range(build, num_steps, intp=_INT64) as loop:
+                first = build.add(build.mul(loop.index, width), column)
+                columns = [
+                    build.load(_vector_at(build, right, first, part, _LANES), align=4)
+                    for part in parts
+                ]
+                start = build.mul(loop.index, step_stride)
+                for i, row_sums in enumerate(sums):
+                    at = build.mul(build.add(row, ir.Constant(_INT64, i)), row_stride)
+                    scalar = _element(build, left, build.add(at, start), 0)
+                    factor = _spread(build, scalar, _LANES)
+                    for total, vector in zip(row_sums, columns, strict=True):
+                        added = build.fmul(factor, vector, flags=_CONTRACT)
+                        build.store(build.fadd(build.load(total), added, flags=_CONTRACT), total)
+            for i, row_sums in enumerate(sums):
+                first = build.mul(build.add(row, ir.Constant(_INT64, i)), width)
+                first = build.add(first, column)
+                for part, total in zip(parts, row_sums, strict=True):
+                    to = _vector_at(build, product, first, part, _LANES)
+                    build.store(build.load(total), to, align=4)
+
+        for column, vectors in _pieces(build, width, _LANES, (2, 1)):
+            for row, rows in _pieces(build, num_rows, 1, (8, 1)):
+                tile(row, rows, column, vectors)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _highest(typing, scores, count):  # type: ignore[no-untyped-def]
+    """The largest of the first `count` scores; LLVM would compare them one by one."""
+    signature = types.float32(scores, types.int64)
+
+    def generate(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        scores, _ = _pointers(context, build, signature, args)
+        kind = ir.VectorType(_FLOAT, _LANES)
+        lowest = ir.Constant(kind, [float("-inf")] * _LANES)
+        highest = cgutils.alloca_once(build, kind)
+        build.store(lowest, highest)
+        for index, lanes in _pieces(build, args[1], 1, (_LANES, 1)):
+            if lanes == 1:
+                found = _spread(build, build.load(build.gep(scores, [index])), _LANES)
+            else:
+                found = build.load(_vector_at(build, scores, index, 0, _LANES), align=4)
+            build.store(_larger(build, found, build.load(highest)), highest)
+        found = build.load(highest)
+        for half in (8, 4, 2, 1):
+            low = _shuffle(build, found, found, list(range(half)))
+            high = _shuffle(build, found, found, list(range(half, 2 * half)))
+            found = _larger(build, low, high)
+        return build.extract_element(found, ir.Constant(_INT32, 0))
+
+    return signature, generate
+
+
+@intrinsic
 def _power_of_two(typing, exponent):  # type: ignore[no-untyped-def]
     """2 ** `exponent` for a whole float32 between -126 and 127, by its bits."""
 
@@ -467,6 +649,20 @@ def _power_of_two(typing, exponent):  # type: ignore[no-untyped-def]
         return build.bitcast(build.shl(biased, ir.Constant(_INT32, 23)), _FLOAT)
 
     return types.float32(types.float32), generate
+
+
+def _pieces(
+    build: ir.IRBuilder, length: Any, unit: int, sizes: tuple[int, ...]
+) -> Iterator[tuple[Any, int]]:
+    """Loops that cover `length` in pieces of the first of `sizes` units, then of the next: yields
+    where a piece begins and its size, for the caller to emit the loop's body."""
+    first: Any = ir.Constant(_INT64, 0)
+    for size in sizes:
+        piece = ir.Constant(_INT64, size * unit)
+        end = build.mul(build.sdiv(length, piece), piece)
+        with cgutils.for_range_slice(build, first, end, piece, intp=_INT64) as (index, _):
+            yield index, size
+        first = end
 
 
 def _visit(
@@ -479,22 +675,15 @@ def _visit(
 ) -> None:
     """Loop over the head in parts of 64, then 16 lanes, then one, so that any length fits, and
     within a part over the keys: `emit(first key, where each of _KEYS starts, dim, lanes)`."""
-    zero: Any = ir.Constant(_INT64, 0)
+    zero = ir.Constant(_INT64, 0)
     step = ir.Constant(_INT64, _KEYS)
-    first = zero
-    for lanes in (64, 16, 1):
-        part = ir.Constant(_INT64, lanes)
-        end = build.mul(build.sdiv(head_dim, part), part)
-        with (
-            cgutils.for_range_slice(build, first, end, part, intp=_INT64) as (dim, _),
-            cgutils.for_range_slice(build, zero, num_keys, step, intp=_INT64) as (index, _),
-        ):
+    for dim, lanes in _pieces(build, head_dim, 1, (64, 16, 1)):
+        with cgutils.for_range_slice(build, zero, num_keys, step, intp=_INT64) as (index, _):
             for key in range(_AHEAD, _AHEAD + _KEYS):
                 start = build.add(_element(build, offsets, index, key), dim)
                 _prefetch(build, kv, start, lanes)
             starts = [build.add(_element(build, offsets, index, key), dim) for key in range(_KEYS)]
             emit(index, starts, dim, lanes)
-        first = end
 
 
 def _pointers(context: Any, build: ir.IRBuilder, signature: Any, args: Any) -> list[Any]:
@@ -574,6 +763,10 @@ def _sum_each(build: ir.IRBuilder, vectors: list[Any]) -> Any:
             ]
             group //= 2
     return vectors[0]
+
+
+def _larger(build: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return build.select(build.fcmp_ordered(">", a, b), a, b)
 
 
 def _shuffle(build: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
