@@ -19,6 +19,7 @@ _MODULES = {
     "recovery": "bench.recovery",
     "reuse": "bench.reuse",
     "paper": "bench.paper",
+    "gpu": "bench.gpu",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 
