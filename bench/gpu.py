@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--batches", nargs="+", type=int, default=list(_BATCHES), metavar="N")
     parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt")
+    parser.add_argument("--prefill", type=int, default=16_384, help="tokens of all prompts")
     parser.add_argument("--steps", type=int, default=48, help="decode steps that are timed")
     parser.add_argument("--tenants", type=int, default=4, help="that share a prefix each")
     parser.add_argument("--shared", type=int, default=2048, help="tokens of a shared prefix")
@@ -106,7 +107,7 @@ def _measure(
         parts, ready = _load(Path(folder), device, dtype, options)
     loop = Loop(parts)
     copied, multiplied = rates["copy_gb_per_s"] * 1e9, rates["matmul_tflop_per_s"] * 1e12
-    tokens, seconds = loop.prefill(options.context)
+    tokens, seconds = loop.prefill(options.context, options.prefill)
     flops = shape.prompt_flops(options.context) * tokens / options.context
     figures = {
         "ready_s": ready,

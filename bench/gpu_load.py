@@ -19,8 +19,6 @@ from engine.stopwatch import Stopwatch
 
 _WARM_UP_STEPS: Final = 8
 _MOST_PREFILL_STEPS: Final = 10_000
-_PROMPT_TOKENS: Final = 16_384
-"""Of all prompts whose computation is timed together, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,12 @@ class Loop:
         eager = {"eager": Mode(is_recorded=False)} if self._graphs is not None else {}
         return eager | {"in_turn": Mode(runs_ahead=False)}
 
-    def prefill(self, length: int) -> tuple[int, float]:
-        """Compute prompts of `length` tokens; returns how many tokens, and the seconds."""
-        count = max(1, _PROMPT_TOKENS // length)
+    def prefill(self, length: int, tokens: int) -> tuple[int, float]:
+        """Compute prompts of `length` tokens, about `tokens` together.
+
+        Returns how many tokens they were, and the seconds.
+        """
+        count = max(1, tokens // length)
         core, _ = self._core(Mode())
         seconds = 0.0
         for _ in range(2):  # the first time compiles
@@ -134,7 +135,8 @@ class Loop:
         context = mean(group.sequences[0].num_tokens for group in groups) - case.steps / 2
         for name in list(core.scheduler.running):
             core.abort(name)
-        core.step()  # what was launched ahead
+        if not core.is_idle:
+            core.step()  # what was launched ahead
         busy = sum(watch.seconds()[0] for watch in runner.watches[-case.steps :])
         return Timing(seconds / case.steps, max(0.0, 1 - busy / seconds), context)
 

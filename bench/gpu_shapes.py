@@ -72,7 +72,9 @@ SHAPES = {
 def write_model(shape: Shape, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
     """Make a model of random weights on `device`, and save it as transformers does."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     config = AutoConfig.for_model(shape.family, **shape.config())
     with device:

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import logging
-
-import zmq
+from typing import TYPE_CHECKING
 
 from engine.ahead import Runner, Steps
 from engine.block_pool import BlockPool, InvariantError
@@ -40,6 +39,9 @@ from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.tiers import Tiers
+
+if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
+    import zmq
 
 _log = logging.getLogger(__name__)
 

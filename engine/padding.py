@@ -86,7 +86,8 @@ class Padder:
             token_ids=pad(batch.token_ids, (0, extra)),
             positions=pad(batch.positions, (0, extra)),
             logit_rows=torch.arange(shape.rows),
-            attention=AttentionBatch(
+            attention=replace(
+                attention,
                 block_tables=tables,
                 query_starts=torch.arange(shape.rows + 1, dtype=torch.int32),
                 context_lens=pad(attention.context_lens, (0, extra), value=1),

@@ -18,10 +18,12 @@ from engine.loader import Parts, load_parts, make_graphs
 from engine.model import load_model
 from engine.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.runner import AheadRunner, ModelRunner
+from engine.sampler import sample
 from engine.staging import num_bytes, upload
 from kernels.attention import PrefixGroups
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
 from tests.engine.test_model import generate, save_model
+from tests.engine.test_sampler import sequence
 
 BLOCK = 8
 CPU = torch.device("cpu")
@@ -47,10 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(folder: Path, num_blocks: int = 60, num_host_blocks: int = 0) -> Parts:
+def load(
+    folder: Path, num_blocks: int = 60, num_host_blocks: int = 0, device: str = "cpu"
+) -> Parts:
     config = EngineConfig(
         model_path=str(folder),
-        device="cpu",
+        device=device,
         dtype="float32",
         block_size=BLOCK,
         step_token_budget=48,
@@ -104,6 +108,31 @@ def test_launched_ahead_and_recorded_a_model_answers_as_generate_does(
     assert core.stats().preemptions > 0, "the pool was meant to be too small"
     assert core.stats().blocks_in_use == 0
     assert graphs is None or len(graphs) >= 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_gpu_answers_as_generate_does_and_as_without_graphs(folder: Path) -> None:
+    model = save_model("llama", folder)
+    rng = random.Random(7)
+    head = random_prompt(rng, 200)
+    prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(7)]
+    expected = {str(i): generate(model, prompt, 24) for i, prompt in enumerate(prompts)}
+    for is_recorded in (False, True):
+        parts = load(folder, num_blocks=300, device="cuda")
+        graphs = make_graphs(parts) if is_recorded else None
+        core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
+        for index, prompt in enumerate(prompts):
+            core.submit(make_request(str(index), prompt, max_tokens=24))
+        assert run_to_end(core) == expected
+        assert graphs is None or len(graphs) > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_gpu_draws_what_a_cpu_draws() -> None:
+    rows = [sequence([1, 2], [3], seed=seed, temperature=1.1, top_p=0.95) for seed in range(50)]
+    scores = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+    drawn = sample(scores.cuda(), rows).result()
+    assert drawn == sample(scores, rows).result()
 
 
 def test_sampled_requests_of_every_kind_draw_the_same_in_every_order(folder: Path) -> None:
