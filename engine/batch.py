@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.mirror import TableMirror
 from engine.plan import ScheduledChunk, StepPlan
 from kernels.attention import AttentionBatch, PrefixGroups
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
@@ -38,6 +39,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._device = device
         self._finder = None if rule is None else GroupFinder(block_size, rule)
+        self._tables = TableMirror()
         self._found: HostGroups | None = None
         self._groups: PrefixGroups | None = None
 
@@ -49,7 +51,8 @@ class BatchBuilder:
         chunks = plan.chunks
         ends = accumulate(chunk.count for chunk in chunks)
         rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
-        parts = [(_token_ids(c), c.start, c.count, c.sequence.table.blocks) for c in chunks]
+        row = self._tables.row
+        parts = [(_token_ids(c), c.start, c.count, row(c.sequence.table)) for c in chunks]
         return pack(parts, rows, self._block_size, self._device, self._group)
 
     def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
@@ -63,7 +66,7 @@ class BatchBuilder:
 
 
 def pack(
-    parts: Rows[tuple[Rows[int], int, int, Rows[int]]],
+    parts: Rows[tuple[Rows[int], int, int, Rows[int] | Integers]],
     logit_rows: Rows[int],
     block_size: int,
     device: torch.device,
@@ -117,9 +120,9 @@ def _token_ids(chunk: ScheduledChunk) -> Rows[int]:
     return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids
 
 
-def _block_tables(blocks: Rows[Rows[int]], used: Integers) -> npt.NDArray[np.int32]:
+def _block_tables(blocks: Rows[Rows[int] | Integers], used: Integers) -> npt.NDArray[np.int32]:
     """The first `used` blocks of every row, padded with 0."""
     tables = np.zeros((len(blocks), int(used.max())), np.int32)
-    kept = chain.from_iterable(map(islice, blocks, used.tolist()))
-    tables[np.arange(tables.shape[1]) < used[:, None]] = np.fromiter(kept, np.int32, used.sum())
+    for row, own, count in zip(tables, blocks, used.tolist(), strict=True):
+        row[:count] = own[:count]
     return tables

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.padding import Padder, Shape, tensors_of, with_tensors
-from engine.staging import Array, num_bytes, upload, views
+from engine.staging import Array, num_bytes, refill, views
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class DecodeGraphs:
         if graph is None:
             buffer = torch.empty(num_bytes(arrays), dtype=torch.uint8, device=self._device)
             graph = _Graph(buffer, with_tensors(padded, views(buffer, arrays)))
-        upload(arrays, self._device, into=graph.buffer)
+        refill(graph.buffer, arrays)
         complete(graph.batch.token_ids)
         if graph.recording is None:
             graph.recording = self._recorded(shape, graph.batch)

@@ -120,7 +120,7 @@ class SequenceGroup:
     @property
     def is_spared(self) -> bool:
         """Whether it is back from a preemption for so short that it is not preempted again."""
-        return self.num_output_tokens < self.spared_output
+        return self.spared_output > 0 and self.num_output_tokens < self.spared_output
 
     def room(self, num_held: int, output: int, block_size: int) -> int:
         """Blocks beyond `num_held` that it may come to hold, if it generates up to `output`.

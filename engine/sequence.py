@@ -91,7 +91,8 @@ class Sequence:
         """Count `count` more tokens as computed: a step does it. Returns where they start."""
         start = self.num_computed
         self.num_computed += count
-        self._seal()
+        if self.num_computed <= len(self.token_ids):
+            self.table.seal(self.token_ids, self.num_computed)
         return start
 
     def append(self, token_id: int) -> None:
@@ -106,7 +107,8 @@ class Sequence:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             self.num_drawn = 0
-        self._seal()
+        if self.num_computed >= len(self.token_ids):
+            self.table.seal(self.token_ids, len(self.token_ids))
 
     def fork(self) -> Sequence:
         """Another sequence that begins with the same tokens, in the same blocks."""
@@ -118,10 +120,6 @@ class Sequence:
         """End it for a reason that `message` explains to the client."""
         self.finish_reason = "error"
         self.error = message
-
-    def _seal(self) -> None:
-        """Make the blocks findable that known tokens fill, once steps compute them."""
-        self.table.seal(self.token_ids, min(self.num_computed, len(self.token_ids)))
 
 
 def sequence_seed(seed: int, index: int) -> int:

@@ -20,22 +20,12 @@ _ALIGNMENT = 16
 """Bytes; kernels load vectors of so many."""
 
 
-def upload(
-    arrays: Sequence[Array], device: torch.device, into: Tensor | None = None
-) -> list[Tensor]:
-    """The arrays as tensors on `device`, copied together; nobody may change them later.
-
-    With `into`, a buffer of `num_bytes(arrays)` bytes, that is where they are put, in their order.
-    """
-    if device.type == "cpu" and into is None:
+def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
+    """The arrays as tensors on `device`, copied together; nobody may change them later."""
+    if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    size = num_bytes(arrays)
-    staged = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    bytes_of = staged.numpy()
-    for array, start in zip(arrays, _starts(arrays), strict=True):
-        bytes_of[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-    buffer = torch.empty(size, dtype=torch.uint8, device=device) if into is None else into
-    buffer.copy_(staged, non_blocking=True)
+    buffer = torch.empty(num_bytes(arrays), dtype=torch.uint8, device=device)
+    refill(buffer, arrays)
     return views(buffer, arrays)
 
 
@@ -44,14 +34,27 @@ def num_bytes(arrays: Sequence[Array]) -> int:
     return sum(_padded(array.nbytes) for array in arrays)
 
 
+def refill(buffer: Tensor, arrays: Sequence[Array]) -> None:
+    """Copy the arrays to a buffer of `num_bytes(arrays)` bytes, one behind the other."""
+    staged = torch.empty(len(buffer), dtype=torch.uint8, pin_memory=buffer.device.type == "cuda")
+    staged_bytes = staged.numpy()
+    start = 0
+    for array in arrays:
+        whole = np.ascontiguousarray(array).reshape(-1)
+        staged_bytes[start : start + array.nbytes] = whole.view(np.uint8)
+        start += _padded(array.nbytes)
+    buffer.copy_(staged, non_blocking=True)
+
+
 def views(buffer: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
-    """Where in `buffer` arrays of these shapes and types are put."""
-    return [
-        buffer[start : start + array.nbytes]
-        .view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
-        .view(array.shape)
-        for array, start in zip(arrays, _starts(arrays), strict=True)
-    ]
+    """Where `refill` puts arrays of these shapes and types."""
+    found: list[Tensor] = []
+    start = 0
+    for array in arrays:
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        found.append(buffer[start : start + array.nbytes].view(kind).view(array.shape))
+        start += _padded(array.nbytes)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,6 @@ class Download:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensors
-
-
-def _starts(arrays: Sequence[Array]) -> list[int]:
-    starts = [0]
-    for array in arrays[:-1]:
-        starts.append(starts[-1] + _padded(array.nbytes))
-    return starts[: len(arrays)]
 
 
 def _padded(size: int) -> int:

@@ -19,7 +19,7 @@ from engine.model import load_model
 from engine.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.runner import AheadRunner, ModelRunner
 from engine.sampler import sample
-from engine.staging import num_bytes, upload
+from engine.staging import num_bytes, refill, upload, views
 from kernels.attention import PrefixGroups
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
 from tests.engine.test_model import generate, save_model
@@ -306,7 +306,8 @@ def test_arrays_of_any_type_and_size_go_in_one_copy() -> None:
     ]
     size = num_bytes(arrays)
     buffer = torch.full((size + 16,), 255, dtype=torch.uint8)
-    for tensors in (upload(arrays, CPU), upload(arrays, CPU, into=buffer[:size])):
+    refill(buffer[:size], arrays)
+    for tensors in (upload(arrays, CPU), views(buffer[:size], arrays)):
         assert len(tensors) == len(arrays)
         for tensor, array in zip(tensors, arrays, strict=True):
             assert tensor.shape == array.shape
