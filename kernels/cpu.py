@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import cpu_paged
+from kernels import cpu_paged, cpu_plan
 from kernels.attention import AttentionBatch
 from kernels.reference import gather
 
@@ -104,7 +104,7 @@ def _attend_short(
     num_heads, num_kv_heads = query.shape[1], kv.shape[2]
     block, value, head, token, _ = kv.stride()
     options = cpu_paged.Options(np.float32(scale), sliding_window or 0, np.float32(softcap or 0.0))
-    plan = cpu_paged.plan_items(
+    plan = cpu_plan.plan_items(
         batch.query_starts.numpy(),
         batch.context_lens.numpy(),
         _groups(batch, options.window),
@@ -135,17 +135,17 @@ def _attend_short(
     cpu_paged.attend_part(0, shares, *arguments)
     for other in others:
         other.result()
-    cpu_paged.merge_parts(plan, num_kv_heads, partial, statistics, output.numpy())
+    cpu_plan.merge_parts(plan, num_kv_heads, partial, statistics, output.numpy())
 
 
-def _groups(batch: AttentionBatch, window: int) -> cpu_paged.Groups:
+def _groups(batch: AttentionBatch, window: int) -> cpu_plan.Groups:
     """The shared runs of a batch; none where a window hides their beginnings."""
     groups = batch.groups
     if groups is None or window:
         none = np.zeros(0, np.int32)
         private_starts = np.zeros(len(batch.context_lens), np.int32)
-        return cpu_paged.Groups(none, none, np.zeros(1, np.int32), none, private_starts)
-    return cpu_paged.Groups(
+        return cpu_plan.Groups(none, none, np.zeros(1, np.int32), none, private_starts)
+    return cpu_plan.Groups(
         groups.begins.numpy(),
         groups.ends.numpy(),
         groups.member_starts.numpy(),

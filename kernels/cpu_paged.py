@@ -8,9 +8,11 @@ context, and a result depends on the groups of its sequence, but neither on its 
 nor on the number of threads. The functions start no threads: they run without the GIL, for the
 caller to spread (see `kernels.cpu`).
 
-The two inner loops are LLVM's portable vector code: Numba's own vectoriser keeps neither a key in
-registers across query rows nor 16-bit floats from being widened once a row, and takes four times
-as long. They stay in this file because Numba's disk cache notices changes in one file only.
+Where many rows see the same keys, as those of a group do, attention is two matrix products. For few
+rows it is two loops that hold keys in registers. All of these are LLVM's portable vector code:
+Numba's own vectoriser keeps neither a key in registers across query rows nor 16-bit floats from
+being widened once a row, and takes four times as long. They stay in this file because Numba's disk
+cache notices changes in one file only.
 """
 # ruff: noqa: ARG001 (an intrinsic gets the types of its arguments; the values come to `generate`)
 
@@ -18,29 +20,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[Any]
+from kernels.cpu_plan import SPLIT, Floats, Integers, Plan, compiled
+
 KV = npt.NDArray[Any]
 """A flat view of the KV memory: float32, or the bits of bfloat16 as uint16, or those of float16 as
 int16, since Numba has neither."""
 
-SPLIT = 256
-"""Keys in a split: a multiple of `_KEYS`, and never chosen by the batch."""
-
 _KEYS = 4
 """Keys, or values, that one pass over the query rows handles together."""
 
-
-_STACK = 12
+_STACK = 24
 """Rows from which on two matrix products pay."""
 
 _LANES = 16
@@ -70,117 +68,7 @@ class Options(NamedTuple):
     softcap: np.float32
 
 
-class Groups(NamedTuple):
-    """The arrays of `kernels.attention.PrefixGroups`."""
-
-    begins: Integers
-    ends: Integers
-    member_starts: Integers
-    members: Integers
-    private_starts: Integers
-
-
-class Plan(NamedTuple):
-    """The batch cut into items: (run of keys, split, KV head), in this order.
-
-    First come the runs of the groups, then one for every sequence: what is its own. The arrays are
-    per run, with a total at the end of each `first_...`, where nothing else is said. `cost` counts,
-    before each item and in all, pairs of a key and a query row.
-    """
-
-    num_groups: int
-    begin: Integers
-    end: Integers
-    table: Integers  # the row of the block tables that leads to the keys
-    first_token: Integers
-    first_item: Integers
-    first_row: Integers  # of partial results
-    tokens: Integers  # [first_token[-1]], the packed tokens whose queries read each run
-    positions: Integers  # [first_token[-1]], of each in its sequence
-    owner: Integers  # [num_items], run
-    cost: Integers  # [num_items + 1]
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _compiled(**options: Any) -> Callable[[_Function], _Function]:
-    decorate: Callable[[_Function], _Function] = njit(nogil=True, error_model="numpy", **options)
-    return decorate
-
-
-@_compiled(cache=True)
-def plan_items(
-    query_starts: Integers,
-    context_lens: Integers,
-    groups: Groups,
-    longest: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int,
-) -> Plan:
-    """Cut up the groups' runs and every sequence of at most `longest` queries."""
-    num_seqs, num_groups = context_lens.shape[0], groups.begins.shape[0]
-    num_runs = num_groups + num_seqs
-    begin, end = np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64)
-    table = np.zeros(num_runs, np.int64)
-    first_token = np.zeros(num_runs + 1, np.int64)
-    tokens = np.empty(groups.members.shape[0] + query_starts[-1], np.int64)
-    positions = np.empty(tokens.shape[0], np.int64)
-    count = 0
-    for run in range(num_groups):
-        begin[run], end[run] = groups.begins[run], groups.ends[run]
-        for member in groups.members[groups.member_starts[run] : groups.member_starts[run + 1]]:
-            tokens[count], positions[count] = query_starts[member], context_lens[member] - 1
-            count += 1
-        first_token[run + 1] = count
-        if begin[run] < end[run]:
-            table[run] = groups.members[groups.member_starts[run]]
-    for seq in range(num_seqs):
-        run = num_groups + seq
-        query_len = query_starts[seq + 1] - query_starts[seq]
-        table[run] = seq
-        if query_len <= longest:
-            begin[run], end[run] = groups.private_starts[seq], context_lens[seq]
-            if window > 0:
-                oldest = max(context_lens[seq] - query_len - window + 1, 0)
-                begin[run] = max(begin[run], oldest // SPLIT * SPLIT)
-            for query in range(query_len):
-                tokens[count] = query_starts[seq] + query
-                positions[count] = context_lens[seq] - query_len + query
-                count += 1
-        first_token[run + 1] = count
-    runs = (begin, end, table, first_token)
-    first_item, first_row, owner, cost = _cut(
-        begin, end, first_token, num_heads // num_kv_heads, num_kv_heads
-    )
-    return Plan(num_groups, *runs, first_item, first_row, tokens, positions, owner, cost)
-
-
-@_compiled()
-def _cut(
-    begin: Integers, end: Integers, first_token: Integers, group: int, num_kv_heads: int
-) -> tuple[Integers, Integers, Integers, Integers]:
-    """Where each run's items and partial rows start, and of each item its run and its cost."""
-    num_runs = begin.shape[0]
-    first_item, first_row = np.zeros(num_runs + 1, np.int64), np.zeros(num_runs + 1, np.int64)
-    for run in range(num_runs):
-        rows = (first_token[run + 1] - first_token[run]) * group
-        items = (end[run] - begin[run] + SPLIT - 1) // SPLIT * num_kv_heads if rows > 0 else 0
-        first_item[run + 1] = first_item[run] + items
-        first_row[run + 1] = first_row[run] + items * rows
-    owner = np.empty(first_item[-1], np.int64)
-    cost = np.zeros(first_item[-1] + 1, np.int64)
-    for run in range(num_runs):
-        rows = (first_token[run + 1] - first_token[run]) * group
-        for item in range(first_item[run], first_item[run + 1]):
-            owner[item] = run
-            start = begin[run] + (item - first_item[run]) // num_kv_heads * SPLIT
-            cost[item + 1] = cost[item] + min(end[run] - start, SPLIT) * rows
-    return first_item, first_row, owner, cost
-
-
-@_compiled(cache=True)
+@compiled(cache=True)
 def attend_part(
     part: int,
     num_parts: int,
@@ -227,65 +115,24 @@ def attend_part(
                 partial[row : row + num_rows],
                 statistics[row : row + num_rows],
             )
-        else:
-            _attend_split(
-                query[:, head * group : (head + 1) * group],
-                plan.tokens[tokens],
-                positions,
-                kv,
-                layout,
-                tables[plan.table[run]],
-                begin,
-                end,
-                head,
-                options,
-                partial[row : row + num_rows],
-                statistics[row : row + num_rows],
-            )
+            continue
+        _attend_split(
+            query[:, head * group : (head + 1) * group],
+            plan.tokens[tokens],
+            positions,
+            kv,
+            layout,
+            tables[plan.table[run]],
+            begin,
+            end,
+            head,
+            options,
+            partial[row : row + num_rows],
+            statistics[row : row + num_rows],
+        )
 
 
-@_compiled(cache=True)
-def merge_parts(
-    plan: Plan, num_kv_heads: int, partial: Floats, statistics: Floats, output: Floats
-) -> None:
-    """Fold all splits of all runs into the planned rows of `output`, [num_tokens, num_heads,
-    head_dim]."""
-    num_tokens, num_heads, head_dim = output.shape
-    group = num_heads // num_kv_heads
-    own = plan.tokens[plan.first_token[plan.num_groups] : plan.first_token[-1]]
-    merged = np.empty((num_tokens, num_heads, 2), np.float32)
-    for token in own:
-        output[token] = _ZERO
-        merged[token, :, 0], merged[token, :, 1] = np.float32(-np.inf), _ZERO
-    for run in range(plan.begin.shape[0]):
-        row = plan.first_row[run]
-        for item in range(plan.first_item[run + 1] - plan.first_item[run]):
-            head = item % num_kv_heads * group
-            for token in plan.tokens[plan.first_token[run] : plan.first_token[run + 1]]:
-                for member in range(head, head + group):
-                    _fold(
-                        output[token, member], merged[token, member], partial[row], statistics[row]
-                    )
-                    row += 1
-    for token in own:
-        for head in range(num_heads):
-            for dim in range(head_dim):
-                output[token, head, dim] /= merged[token, head, 1]
-
-
-@_compiled()
-def _fold(output: Floats, merged: Floats, partial: Floats, statistics: Floats) -> None:
-    """Add a part to an unnormalised row; beside both are their highest score and their sum."""
-    if statistics[1] == _ZERO:
-        return
-    highest = max(merged[0], statistics[0])
-    kept, added = _exp(merged[0] - highest), _exp(statistics[0] - highest)
-    for dim in range(output.shape[0]):
-        output[dim] = kept * output[dim] + added * partial[dim]
-    merged[0], merged[1] = highest, kept * merged[1] + added * statistics[1]
-
-
-@_compiled()
+@compiled()
 def _attend_split(
     query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
     tokens: Integers,  # [num_queries], which of the tokens attend here
@@ -329,7 +176,7 @@ def _attend_split(
     _add_values(scores, num_rows, head_dim, kv, offsets, end - begin, output)
 
 
-@_compiled()
+@compiled()
 def _attend_stack(
     query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
     tokens: Integers,  # [num_queries], which of the tokens attend here
@@ -366,7 +213,7 @@ def _attend_stack(
             output[row, dim] = attended[dim, row]
 
 
-@_compiled(fastmath={"contract", "nnan", "nsz"})
+@compiled(fastmath={"contract", "nnan", "nsz"})
 def _softmax_columns(scores: Floats, softcap: np.float32) -> tuple[Floats, Floats]:
     """Turn the scores [num_keys, width] of each column into unnormalised weights, in place; returns
     the columns' maxima and sums."""
@@ -387,7 +234,7 @@ def _softmax_columns(scores: Floats, softcap: np.float32) -> tuple[Floats, Float
     return highest, total
 
 
-@_compiled()
+@compiled()
 def _aligned(num_rows: int, num_columns: int) -> Floats:
     """An empty [num_rows, num_columns] at the start of a cache line: no vector straddles two."""
     size = num_rows * num_columns
@@ -396,7 +243,7 @@ def _aligned(num_rows: int, num_columns: int) -> Floats:
     return buffer[start : start + size].reshape(num_rows, num_columns)
 
 
-@_compiled()
+@compiled()
 def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layout) -> Integers:
     """Where keys `begin` to `end` of a sequence lie; the last is repeated for reads beyond it."""
     offsets = np.empty(end - begin + _KEYS + _AHEAD, np.int64)
@@ -413,7 +260,7 @@ def _key_offsets(table: Integers, begin: int, end: int, head: int, layout: Layou
     return offsets
 
 
-@_compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
+@compiled(fastmath={"contract", "reassoc", "nnan", "nsz"})
 def _softmax(scores: Floats, options: Options) -> tuple[Any, Any]:
     """Turn scores into unnormalised weights, in place; returns their maximum and their sum."""
     for key in range(scores.shape[0]):
@@ -439,7 +286,7 @@ _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _TAYLOR = tuple(np.float32(1 / math.factorial(order)) for order in range(8))
 
 
-@_compiled(fastmath={"contract", "nnan", "nsz"})
+@compiled(fastmath={"contract", "nnan", "nsz"})
 def _exp(x: Any) -> Any:
     """e ** x for x <= 0 to a unit or two in the last place; unlike `math.exp` it vectorises."""
     x = max(x, _LOWEST)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu_paged
+from kernels import cpu_plan
 from kernels.attention import Backend, attend
 from kernels.prefix_groups import GroupingRule
 from tests.kernels.batches import Paged, paged
@@ -45,7 +45,7 @@ def run(
     example: Paged,
     softcap: float | None = None,
     sliding_window: int | None = None,
-    backend: Backend | None = None,
+    backend: Backend = "cpu",
 ) -> torch.Tensor:
     query = example.query.double() if backend == "reference" else example.query
     return attend(
@@ -115,7 +115,7 @@ def test_any_tree_of_shared_blocks(
 
 @pytest.mark.parametrize("blocks", [15, 16, 17, 33])
 def test_runs_of_several_splits(blocks: int) -> None:
-    assert blocks * 16 > cpu_paged.SPLIT - 17
+    assert blocks * 16 > cpu_plan.SPLIT - 17
     seqs = [(blocks * 16 + own, 1) for own in (1, 20, 300)]
     assert_right(paged(seqs, forks={1: (0, blocks), 2: (0, blocks)}))
 
