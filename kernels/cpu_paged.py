@@ -88,47 +88,63 @@ def attend_part(
     head_dim], with sums not yet divided by their weights, and of `statistics`, [rows, 2], with the
     highest score and the sum of weights.
     """
-    group = query.shape[1] // num_kv_heads
     total = plan.cost[-1]
     for item in range(plan.owner.shape[0]):
         if plan.cost[item] * num_parts < total * part:
             continue
         if plan.cost[item] * num_parts >= total * (part + 1):
             break
-        run = plan.owner[item]
-        split, head = divmod(item - plan.first_item[run], num_kv_heads)
-        begin = plan.begin[run] + split * SPLIT
-        tokens = slice(plan.first_token[run], plan.first_token[run + 1])
-        num_rows = (tokens.stop - tokens.start) * group
-        row = plan.first_row[run] + (item - plan.first_item[run]) * num_rows
-        end = min(begin + SPLIT, plan.end[run])
-        positions = plan.positions[tokens]
-        windowed = options.window > 0 and positions[-1] - begin >= options.window
-        if num_rows >= _STACK and positions[0] >= end - 1 and not windowed:
-            _attend_stack(
-                query[:, head * group : (head + 1) * group],
-                plan.tokens[tokens],
-                kv,
-                _key_offsets(tables[plan.table[run]], begin, end, head, layout),
-                layout.value,
-                options,
-                partial[row : row + num_rows],
-                statistics[row : row + num_rows],
-            )
-            continue
+        _attend_item(
+            item, plan, query, kv, layout, num_kv_heads, tables, options, partial, statistics
+        )
+
+
+@compiled()
+def _attend_item(
+    item: int,
+    plan: Plan,
+    query: Floats,
+    kv: KV,
+    layout: Layout,
+    num_kv_heads: int,
+    tables: Integers,
+    options: Options,
+    partial: Floats,
+    statistics: Floats,
+) -> None:
+    run = plan.owner[item]
+    split, head = divmod(item - plan.first_item[run], num_kv_heads)
+    begin = plan.begin[run] + split * SPLIT
+    end = min(begin + SPLIT, plan.end[run])
+    tokens = plan.tokens[plan.first_token[run] : plan.first_token[run + 1]]
+    positions = plan.positions[plan.first_token[run] : plan.first_token[run + 1]]
+    group = query.shape[1] // num_kv_heads
+    num_rows = len(tokens) * group
+    row = plan.first_row[run] + (item - plan.first_item[run]) * num_rows
+    query = query[:, head * group : (head + 1) * group]
+    partial, statistics = partial[row : row + num_rows], statistics[row : row + num_rows]
+    first = begin
+    if options.window > 0:
+        first = max(begin, positions[0] - options.window + 1)
+    offsets = _key_offsets(tables[plan.table[run]], first, end, head, layout)
+    all_see_all = positions[0] >= end - 1
+    if options.window > 0:
+        all_see_all &= positions[-1] - options.window < first
+    if num_rows >= _STACK and all_see_all:
+        _attend_stack(query, tokens, kv, offsets, layout.value, options, partial, statistics)
+    else:
         _attend_split(
-            query[:, head * group : (head + 1) * group],
-            plan.tokens[tokens],
+            query,
+            tokens,
             positions,
-            kv,
-            layout,
-            tables[plan.table[run]],
-            begin,
+            first,
             end,
-            head,
+            kv,
+            offsets,
+            layout.value,
             options,
-            partial[row : row + num_rows],
-            statistics[row : row + num_rows],
+            partial,
+            statistics,
         )
 
 
@@ -137,22 +153,18 @@ def _attend_split(
     query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
     tokens: Integers,  # [num_queries], which of the tokens attend here
     positions: Integers,  # [num_queries]
-    kv: KV,
-    layout: Layout,
-    table: Integers,
-    begin: int,
+    begin: int,  # positions of the keys
     end: int,
-    head: int,
+    kv: KV,
+    offsets: Integers,  # of the keys
+    value: int,  # from a key to its value
     options: Options,
     output: Floats,  # [num_queries * group, head_dim], unnormalised
     statistics: Floats,  # [num_queries * group, 2] maximum and sum
 ) -> None:
-    """Attend queries, for one KV head, to the keys `begin` to `end` of a block table's row."""
+    """Attend a few rows, each to the keys that it sees."""
     _, group, head_dim = query.shape
     num_rows = tokens.shape[0] * group
-    if options.window > 0:
-        begin = max(begin, positions[0] - options.window + 1)
-    offsets = _key_offsets(table, begin, end, head, layout)
     rows, scores = _aligned(num_rows, head_dim), _aligned(num_rows, SPLIT)
     for row in range(num_rows):
         rows[row] = query[tokens[row // group], row % group]
@@ -172,20 +184,20 @@ def _attend_split(
         scores[row, : first - begin] = _ZERO
         scores[row, max(last - begin, 0) :] = _ZERO
     output[:] = _ZERO
-    offsets += layout.value
+    offsets += value
     _add_values(scores, num_rows, head_dim, kv, offsets, end - begin, output)
 
 
 @compiled()
 def _attend_stack(
-    query: Floats,  # [num_tokens, group, head_dim], the heads that share a KV head
-    tokens: Integers,  # [num_queries], which of the tokens attend here
+    query: Floats,  # as for `_attend_split`
+    tokens: Integers,
     kv: KV,
     offsets: Integers,
     value: int,
     options: Options,
-    output: Floats,  # [num_queries * group, head_dim], unnormalised
-    statistics: Floats,  # [num_queries * group, 2] maximum and sum
+    output: Floats,
+    statistics: Floats,
 ) -> None:
     """Attend many rows, which all see all of the keys: two matrix products around a softmax.
 
