@@ -86,6 +86,7 @@ class Metrics:
                 "swapped_in",
                 "host_hit_blocks",
                 "in_block_tokens",
+                "spared_keys",
                 "forks",
                 "copied_blocks",
                 "invariant_violations",

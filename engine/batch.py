@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ class BatchBuilder:
         self._tables = TableMirror()
         self._found: HostGroups | None = None
         self._groups: PrefixGroups | None = None
+        self._spared = 0
+        self.num_spared_keys = 0
+        """Keys that a layer has not read again since the start, because they were grouped."""
 
     def build(self, plan: StepPlan) -> Batch:
         """The batch of `plan`, with one logit row for each token that is drawn.
@@ -62,7 +65,19 @@ class BatchBuilder:
         if found is not self._found:
             self._found = found
             self._groups = None if found is None else found.to(self._device)
+            self._spared = 0 if found is None else found.num_spared_keys
+        self.num_spared_keys += self._spared
         return self._groups
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A runner that builds its batches with prefix groups."""
+
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        ...
 
 
 def pack(

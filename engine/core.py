@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from engine.ahead import Runner, Steps
+from engine.batch import Grouping
 from engine.block_pool import BlockPool, InvariantError
 from engine.config import EngineConfig
 from engine.host_tier import HostTier
@@ -147,6 +148,7 @@ class EngineCore:
             swapped_in=tiers.transfers.num_swapped_in,
             host_hit_blocks=roster.num_host_hits,
             in_block_tokens=roster.num_in_block_tokens,
+            spared_keys=self._runner.num_spared_keys if isinstance(self._runner, Grouping) else 0,
             tenants=self._tenant_stats(),
         )
 

@@ -221,4 +221,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     swapped_in: int = 0
     host_hit_blocks: int = 0
     in_block_tokens: int = 0
+    spared_keys: int = 0
+    """Keys that a layer's attention did not read again for sequences that share them."""
     tenants: dict[str, TenantStats] = {}

@@ -66,6 +66,11 @@ class ModelRunner:
         self._tokens = torch.empty(0, dtype=torch.int64)
         """Of the last step: what each row has drawn, on the device."""
 
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        return self._batches.num_spared_keys
+
     def execute(self, plan: StepPlan) -> Sampled:
         """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates."""
         return self._launch(plan).result()

@@ -137,6 +137,7 @@ class ScriptedEngine:
             swapped_in=11,
             host_hit_blocks=12,
             in_block_tokens=13,
+            spared_keys=14,
             blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
             tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
         )

@@ -88,7 +88,7 @@ def model(folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(autouse=True)
 def _short_runs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = GroupingRule(least_saved_keys=BLOCK_SIZE)
+    rule = GroupingRule(least_saved_keys=2)
     monkeypatch.setattr("engine.runner.rule_for", lambda device: rule)
 
 

@@ -142,7 +142,7 @@ def test_a_sliding_window_leaves_the_groups_aside() -> None:
 def test_groups_that_a_rule_has_thinned_out() -> None:
     example = paged(NESTED, forks=FORKS)
     expected = run(example, backend="reference")
-    thinned = example.grouped(GroupingRule(least_members=3, least_saved_keys=100))
+    thinned = example.grouped(GroupingRule(least_members=3, least_saved_keys=20))
     assert thinned.batch.groups is not None
     assert len(thinned.batch.groups.begins) < len(example.grouped().batch.groups.begins)  # type: ignore[union-attr]
     torch.testing.assert_close(run(thinned).double(), expected, rtol=2e-6, atol=2e-6)

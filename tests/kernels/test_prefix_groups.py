@@ -93,7 +93,7 @@ def test_groups_are_the_shared_runs_that_comparing_all_beginnings_finds(batch: B
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(batches(), st.integers(2, 4), st.integers(1, 30))
+@given(batches(), st.integers(2, 4), st.integers(0, 10))
 def test_every_key_is_read_once_and_in_order_whatever_the_rule(
     batch: Batch, least_members: int, least_saved_keys: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_every_key_is_read_once_and_in_order_whatever_the_rule(
         members = groups.members[first:last].tolist()
         assert members == sorted(set(members))
         assert len(members) >= least_members
-        assert (len(members) - 1) * (end - begin) >= least_saved_keys
+        assert (len(members) - 1) * (end - begin) >= least_saved_keys * len(members)
         blocks = batch.tables[members, begin // BLOCK_SIZE : end // BLOCK_SIZE]
         assert (blocks == blocks[0]).all()
         for row in members:
@@ -193,10 +193,18 @@ def test_prompts_are_no_members() -> None:
 
 def test_a_run_too_short_to_pay_is_read_with_those_behind_it() -> None:
     batch = decoding([1, 2, 3, 4, 10], [1, 2, 3, 4, 11], [1, 5, 12], [1, 5, 13])
-    paying = batch.find(GroupingRule(least_saved_keys=BLOCK_SIZE))
+    paying = batch.find(GroupingRule(least_saved_keys=1))
     assert listed(paying) == [(0, 1, [0, 1, 2, 3]), (1, 2, [2, 3]), (1, 4, [0, 1])]
-    one_key_more = batch.find(GroupingRule(least_saved_keys=BLOCK_SIZE + 1))
+    one_key_more = batch.find(GroupingRule(least_saved_keys=2))
     assert listed(one_key_more) == [(0, 2, [2, 3]), (0, 4, [0, 1])]
+
+
+def test_a_run_pays_by_what_each_member_saves() -> None:
+    rule = GroupingRule(least_members=3, least_saved_keys=128)
+    assert not rule.pays(num_members=2, num_reads=2, num_keys=10_000)
+    assert rule.pays(num_members=4, num_reads=4, num_keys=171)
+    assert not rule.pays(num_members=4, num_reads=4, num_keys=170)
+    assert not rule.pays(num_members=4, num_reads=2, num_keys=171), "most of it is saved further in"
 
 
 def test_spared_keys_count_what_members_after_the_first_do_not_read() -> None:
