@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.partywall-setup
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: setup serve test lint
+.PHONY: setup serve test lint gpu-check
 
 setup: $(STAMP)
 	@$(BIN)/python -m engine.weights > /dev/null
@@ -20,6 +20,15 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# On a machine with a CUDA device: checks what only that can show, and measures it, in minutes.
+# $(PYTHON) needs torch, triton, transformers, msgspec, numba, psutil, rich and pytest with its
+# timeout plugin; hypothesis, if the tests are to run. Nothing is installed, and no service is run.
+gpu-check:
+	$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "there is no CUDA device here"'
+	$(PYTHON) -m pytest tests/engine/test_graphs.py tests/engine/test_sampler.py
+	$(PYTHON) -m bench kernels --json gpu-kernels.json
+	$(PYTHON) -m bench gpu --json gpu.json
 
 # torch comes first and alone: with its version fixed, nothing later can pull in another build.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard kernels/native/*)

@@ -22,6 +22,7 @@ _MODULES = {
     "quantize": "bench.quantize",
     "step": "bench.step",
     "kernels": "bench.kernels",
+    "gpu": "bench.gpu",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

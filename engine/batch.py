@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.plan import StepPlan
+from engine.mirror import TableMirror
+from engine.plan import ScheduledChunk, StepPlan
 from kernels.attention import AttentionBatch, PrefixGroups
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
 
@@ -38,6 +39,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._device = device
         self._finder = None if rule is None else GroupFinder(block_size, rule)
+        self._tables = TableMirror()
         self._found: HostGroups | None = None
         self._groups: PrefixGroups | None = None
         self._spared = 0
@@ -45,11 +47,15 @@ class BatchBuilder:
         """Keys that a layer has not read again since the start, because they were grouped."""
 
     def build(self, plan: StepPlan) -> Batch:
-        """The batch of `plan`, with one logit row for each token that is drawn."""
+        """The batch of `plan`, with one logit row for each token that is drawn.
+
+        Where the host does not know a token, it is 0.
+        """
         chunks = plan.chunks
         ends = accumulate(chunk.count for chunk in chunks)
         rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
-        parts = [(c.sequence.token_ids, c.start, c.count, c.sequence.table.blocks) for c in chunks]
+        row = self._tables.row
+        parts = [(_token_ids(c), c.start, c.count, row(c.sequence.table)) for c in chunks]
         return pack(parts, rows, self._block_size, self._device, self._group)
 
     def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
@@ -75,7 +81,7 @@ class Grouping(Protocol):
 
 
 def pack(
-    parts: Rows[tuple[Rows[int], int, int, Rows[int]]],
+    parts: Rows[tuple[Rows[int], int, int, Rows[int] | Integers]],
     logit_rows: Rows[int],
     block_size: int,
     device: torch.device,
@@ -118,9 +124,20 @@ def pack(
     )
 
 
-def _block_tables(blocks: Rows[Rows[int]], used: Integers) -> npt.NDArray[np.int32]:
+class _Unknown(list[int]):
+    """Stands for the tokens of a sequence whose newest one the host does not know."""
+
+    def __getitem__(self, _: object) -> list[int]:  # type: ignore[override]
+        return [0]
+
+
+def _token_ids(chunk: ScheduledChunk) -> Rows[int]:
+    return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids
+
+
+def _block_tables(blocks: Rows[Rows[int] | Integers], used: Integers) -> npt.NDArray[np.int32]:
     """The first `used` blocks of every row, padded with 0."""
     tables = np.zeros((len(blocks), int(used.max())), np.int32)
-    kept = chain.from_iterable(map(islice, blocks, used.tolist()))
-    tables[np.arange(tables.shape[1]) < used[:, None]] = np.fromiter(kept, np.int32, used.sum())
+    for row, own, count in zip(tables, blocks, used.tolist(), strict=True):
+        row[:count] = own[:count]
     return tables

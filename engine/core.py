@@ -1,12 +1,14 @@
-"""The engine loop: schedule, run, commit; and the messages in between."""
+"""The engine loop: schedule, run, commit; and the messages in between.
+
+`engine.ahead` says when a step is planned: after the one before it, or while that is computed.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-import zmq
-
+from engine.ahead import Runner, Steps
 from engine.batch import Grouping
 from engine.block_pool import BlockPool, InvariantError
 from engine.config import EngineConfig
@@ -39,15 +41,10 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.tiers import Tiers
 
+if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
+    import zmq
+
 _log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """What the engine loop needs of a model."""
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan`; draw a token for each sampler in order, or list its candidates."""
-        ...
 
 
 class EngineCore:
@@ -69,7 +66,8 @@ class EngineCore:
         )
         self.scheduler = Scheduler(tiers, config, info.hash_extras)
         self._runner = runner
-        self._steps = 0
+        self._steps = Steps(self.scheduler)
+        self._num_steps = 0
         self._prompt_tokens = 0
         self._output_tokens = 0
         self._violations = 0
@@ -77,7 +75,7 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """Whether `step` would have nothing to do."""
-        return self.scheduler.is_idle
+        return self.scheduler.is_idle and not self._steps
 
     def submit(self, request: EngineRequest) -> list[TokenDelta]:
         """Queue a request that `engine.admission.check_request` has let through.
@@ -94,26 +92,26 @@ class EngineCore:
         return list(map(_last_delta, self.scheduler.abort(request_id, index)))
 
     def step(self) -> list[TokenDelta]:
-        """Compute one step. A step that fails ends every running request with an error.
+        """Take over one step, computed now or launched before. Starts the next one if it can.
 
-        Whatever the model raises must not end the loop: other tenants' requests come after.
+        A step that fails ends every running request with an error: whatever the model raises must
+        not end the loop, other tenants' requests come after.
         """
-        self._steps += 1
-        failed: list[TokenDelta] = []
+        self._num_steps += 1
+        error: Exception | None = None
+        computed: tuple[StepPlan, Sampled] | None = None
         try:
-            plan = self.scheduler.plan()
-            failed = list(map(_last_delta, self.scheduler.take_failed()))
-            if failed and not plan.chunks:
-                return failed
-            assert plan.chunks, "live requests, but nothing to compute"
-            sampled = self._runner.execute(plan)
-        except Exception as error:  # noqa: BLE001
-            _log.exception("step %d failed", self._steps)
-            ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
-            return failed + list(map(_last_delta, ended))
-        logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
-        news = self.scheduler.commit(plan, sampled)
-        return failed + [self._delta(sequence, logprobs.get(id(sequence))) for sequence in news]
+            self._steps.begin(self._runner)
+        except Exception as raised:  # noqa: BLE001
+            error = raised
+        news = list(map(_last_delta, self.scheduler.take_failed()))
+        try:
+            computed = self._steps.finish()  # launched before the one that has failed, it counts
+        except Exception as raised:  # noqa: BLE001
+            error = error or raised
+        if computed is not None:
+            news += self._take_over(*computed)
+        return news if error is None else news + self._fail(error)
 
     def check(self) -> None:
         """Verify the books; a violation is logged and counted, it never stops the engine."""
@@ -134,7 +132,7 @@ class EngineCore:
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
             peak_blocks_in_use=pool.peak_in_use,
-            steps=self._steps,
+            steps=self._num_steps,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=roster.num_cached_tokens,
             output_tokens=self._output_tokens,
@@ -154,6 +152,19 @@ class EngineCore:
             tenants=self._tenant_stats(),
         )
 
+    def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:
+        """What a computed step means to readers."""
+        logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
+        news = self.scheduler.commit(plan, sampled)
+        return [self._delta(sequence, logprobs.get(id(sequence))) for sequence in news]
+
+    def _fail(self, error: Exception) -> list[TokenDelta]:
+        """End every request, because a step has failed."""
+        _log.error("step %d failed", self._num_steps, exc_info=error)
+        self._steps.forget()
+        ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
+        return list(map(_last_delta, ended))
+
     def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
         """What a sampled token, or what a beam search has come to, is to its reader, counted."""
         if sequence.sampling.max_tokens == 0:
@@ -164,7 +175,8 @@ class EngineCore:
                 searched_tokens=sequence.num_searched,
                 cached_tokens=sequence.first_hit or 0,
             )
-        first = sequence.num_tokens - 1 if sequence.score is None else sequence.num_prompt_tokens
+        # A token, or with a score whole hypotheses.
+        first = -1 if sequence.score is None else sequence.num_prompt_tokens
         token_ids = sequence.token_ids[first:]
         self._output_tokens += len(token_ids)
         return TokenDelta(

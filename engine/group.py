@@ -93,12 +93,12 @@ class SequenceGroup:
     @property
     def decoding(self) -> list[Sequence]:
         """The sequences of which only the newest token is left to compute."""
-        if not self.prefill:
-            return self.sequences
         return [
             sequence
             for sequence in self.sequences
-            if sequence not in self.prefill and sequence not in self.candidates
+            if sequence.may_decode
+            and sequence not in self.prefill
+            and sequence not in self.candidates
         ]
 
     @property
@@ -108,7 +108,7 @@ class SequenceGroup:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: the prompt once, and what each sequence has generated."""
+        """The prompt once, and what each sequence has generated."""
         outputs = sum(sequence.num_output_tokens for sequence in self.sequences)
         return len(self.request.prompt) + outputs
 
@@ -120,7 +120,7 @@ class SequenceGroup:
     @property
     def is_spared(self) -> bool:
         """Whether it is back from a preemption for so short that it is not preempted again."""
-        return self.num_output_tokens < self.spared_output
+        return self.spared_output > 0 and self.num_output_tokens < self.spared_output
 
     def room(self, num_held: int, output: int, block_size: int) -> int:
         """Blocks beyond `num_held` that it may come to hold, if it generates up to `output`.
@@ -141,8 +141,9 @@ class SequenceGroup:
         """Verify the counters of a running group. Raises `AssertionError`."""
         for sequence in self.sequences:
             assert 0 <= sequence.num_cached <= sequence.num_computed <= sequence.num_tokens
-            uncomputed = 0 if sequence in self.candidates else 1
-            assert sequence.num_uncomputed == uncomputed or sequence in self.prefill
+            is_computed = sequence in self.candidates or sequence.finish_reason is not None
+            expected = (0, 1) if is_computed else (1,)
+            assert sequence.num_uncomputed in expected or sequence in self.prefill
         assert all(sequence in self.sequences for sequence in self.prefill)
         assert not self.candidates or self.prefill, "beams wait for nothing"
 
@@ -157,10 +158,10 @@ class SequenceGroup:
 
     def finish(self, reason: FinishReason, error: str | None = None) -> list[Sequence]:
         """End what goes on; returns one sequence for each index that ends by it."""
-        ended = self.unfinished if self.search is None else self._outputs()
+        ended = self.unfinished
         for sequence in ended:
             sequence.finish_reason, sequence.error = reason, error
-        return ended
+        return ended if self.search is None else self._outputs()
 
     def found(self) -> list[Sequence]:
         """What a beam search has ended with, best first, as sequences that are over."""

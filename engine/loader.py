@@ -13,10 +13,12 @@ from engine.calibration import calibrate
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.graphs import DecodeGraphs, Record
 from engine.model import PagedModel, load_model, model_fingerprint
+from engine.padding import Padder, row_buckets
 from engine.recovery import FREE_COPIES, CostModel
 from engine.request import EngineInfo
-from engine.runner import ModelRunner
+from engine.runner import AheadRunner, ModelRunner
 from engine.threads import compute_threads
 from kernels import native
 
@@ -25,6 +27,8 @@ _GPU_MEMORY_SHARE = 0.85
 _CPU_STEP_TOKENS = 128
 """A CPU is busy with few tokens already; more would only make everyone wait for longer steps."""
 _GPU_STEP_TOKENS = 2048
+_RECORDING_SECONDS = 20.0
+"""At start; other graphs are recorded when they are first needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,31 @@ def load_core(config: EngineConfig) -> EngineCore:
     Raises `EngineError` if the model cannot be served or the memory holds no block.
     """
     parts = load_parts(config)
+    return EngineCore(parts.config, parts.info, make_runner(parts), parts.costs)
+
+
+def make_runner(parts: Parts) -> ModelRunner:
+    """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
+    config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
-    prefix_grouping = config.prefix_grouping and not config.batch_invariant
-    runner = ModelRunner(parts.model, costs, prefix_grouping)
-    return EngineCore(parts.config, parts.info, runner, parts.costs)
+    grouping = config.prefix_grouping and not config.batch_invariant
+    if parts.model.device.type != "cuda":
+        return ModelRunner(parts.model, costs, grouping)
+    graphs = make_graphs(parts)
+    graphs.warm_up(_RECORDING_SECONDS)
+    return AheadRunner(parts.model, costs, grouping, graphs)
+
+
+def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
+    """Graphs for as many rows as may run at once; see `DecodeGraphs` for `record`."""
+    model, info = parts.model, parts.info
+    padder = Padder(
+        row_buckets(info.max_running_sequences),
+        info.block_size,
+        null_block=info.num_blocks,
+        max_context=info.max_context_tokens,
+    )
+    return DecodeGraphs(model.forward, padder, model.device, record)
 
 
 def load_parts(config: EngineConfig) -> Parts:
@@ -61,13 +86,14 @@ def load_parts(config: EngineConfig) -> Parts:
     native.set_threads(compute_threads(config.threads))
     model = load_model(config)
     block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
+    # One block more, for rows that only fill a batch up, is nobody's.
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
     num_host_blocks = config.host_memory_bytes // block_bytes
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
     if config.host_memory_bytes and not num_host_blocks:
         raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
-    model.allocate(num_blocks)
+    model.allocate(num_blocks + 1)
     model.allocate_host(num_host_blocks)
     step_tokens = _step_tokens(config, model.device)
     info = _info(config, model)
@@ -97,7 +123,7 @@ def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
 
 
 def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
-    num_blocks = len(model.memory)
+    num_blocks = len(model.memory) - 1
     text = model.weights.config
     limit = num_blocks * config.block_size
     limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)

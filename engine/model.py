@@ -18,6 +18,7 @@ from mmap import mmap
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from engine.decoder import FusedDecoder, fuse
 from engine.eager import EagerDecoder
 from engine.errors import EngineError, UnsupportedModel
 from engine.families import Unfamiliar
+from engine.staging import upload
 from kernels.attention import prepare
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.linear import Quantization
@@ -95,11 +97,18 @@ class PagedModel:
     dimensions of a head, quantized ones with a scale behind them (`kernels.kv_format`).
     """
 
-    def __init__(self, weights: Weights, block_size: int, kv_dtype: KvDtype = "auto") -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        block_size: int,
+        kv_dtype: KvDtype = "auto",
+        batch_invariant: bool = False,
+    ) -> None:
         """Over `weights`, which several may share; without memory until it is allocated."""
         self.weights = weights
         self.block_size = block_size
         self.kv_dtype: KvDtype = kv_dtype
+        self._batch_invariant = batch_invariant
         self.layout = weights.layout
         self.device = weights.device
         self.dtype = weights.dtype
@@ -161,7 +170,8 @@ class PagedModel:
     @torch.inference_mode()
     def copy_blocks(self, copies: Rows[tuple[int, int]]) -> None:
         """Copy the KV of whole blocks, all (source, target) pairs in one call."""
-        sources, targets = torch.tensor(copies, device=self.device).unbind(1)
+        (pairs,) = upload([np.array(copies, dtype=np.int64)], self.device)
+        sources, targets = pairs.unbind(1)
         self.memory.index_copy_(0, targets, self.memory.index_select(0, sources))
 
     @torch.inference_mode()
@@ -252,7 +262,7 @@ def _load(
     )
     del model, eager
     _return_memory(device)
-    paged = PagedModel(weights, config.block_size, config.kv_dtype)
+    paged = PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
     error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
     return paged, error.item()
 

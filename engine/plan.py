@@ -16,7 +16,12 @@ class ScheduledChunk:
     start: int
     count: int
     samplers: tuple[Sequence, ...]
-    """Who draws a token from the chunk's last row, if it ends at the newest known token."""
+    """Who draws a token from the chunk's last row, if it ends at the newest token."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its only token is one that the step launched before draws."""
+        return self.start >= len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

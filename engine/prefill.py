@@ -130,7 +130,7 @@ class PrefillPlanner:
         return has_room
 
     def _make_room(self, admission: Admission, price: float, chunks: list[ScheduledChunk]) -> bool:
-        """Preempt those who have to yield to the group, if it fits then."""
+        """Preempt those who have to yield to the group, if it fits then and they can be."""
         if self.fits(admission):
             return True
         roster = self._roster
@@ -143,6 +143,9 @@ class PrefillPlanner:
             planned | spared,
         )
         if not victims or not self.fits(admission, victims):
+            return False
+        if roster.is_ahead:
+            roster.must_settle = True
             return False
         fewest = bisect_left(
             range(len(victims)), True, key=lambda n: self.fits(admission, victims[:n])

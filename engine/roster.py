@@ -31,6 +31,11 @@ class Roster:
         self.accounts = Accounts()
         self.live: dict[str, SequenceGroup] = {}
         self.running: dict[str, SequenceGroup] = {}
+        self.is_ahead = False
+        """Whether tokens of launched steps are not known yet. Then nobody can be preempted: what
+        comes back is laid out by its tokens."""
+        self.must_settle = False
+        """Whether somebody would have been preempted, but for that."""
         self.failed: list[Sequence] = []
         """Sequences that have ended while a step was planned, and are still to be reported."""
         self.num_preemptions = 0
@@ -136,6 +141,7 @@ class Roster:
 
     def preempt(self, group: SequenceGroup) -> None:
         """Take a running group's blocks; it waits before the others of its tenant."""
+        assert not self.is_ahead, "what waits is known to the last token"
         self.num_preemptions += 1
         group.was_preempted = True
         saved = self._save(group)

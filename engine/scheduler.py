@@ -7,11 +7,15 @@ sequences: its blocks go back to the pool (where they stay findable), and it com
 `engine.recovery` decides, swapped or computed again; then it runs for a while before it can be
 preempted again. So a full cache slows requests down and does not fail them. Only a request that
 would not fit even alone, beside pinned prompts and other tenants' reserves, ends with an error.
+
+A step may be planned while the one before it is under way (`launched`): everything is known of what
+that one computes but its tokens. Steps are carried out in the order of their plans, so blocks can
+be handed on at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -51,6 +55,7 @@ class Scheduler:
         self._config = config
         self._extras = hash_extras
         self._num_arrived = 0
+        self._under_way: deque[StepPlan] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -110,6 +115,10 @@ class Scheduler:
         for group in list(self.roster.live.values()):
             ended += self.roster.end(group, "error", error)
         self.roster.transfers.abandon()
+        for plan in self._under_way:
+            self.tiers.host.forget(slot for _, slot in plan.transfers.swap_outs)
+        self._under_way.clear()
+        self.roster.is_ahead = False
         # Blocks became findable when the failed step was planned; their contents never came.
         # Pinned blocks are older: the step that computed them has succeeded.
         self.pool.forget_all(keep=self.pins.references)
@@ -136,11 +145,40 @@ class Scheduler:
         Blocks that the step will fill become findable at once: within a step all KV is written
         before any of it is read, so a request admitted later in the same plan may already share
         what an earlier one is about to compute.
+
+        There is nothing to compute if tokens that are under way have to be known first. Other
+        plans may find that, too, and hold back what is to be preempted: `must_settle` says so.
         """
-        decoding, prefill = self.prefill.plan(self._grow_decoding())
+        self.roster.must_settle = False
+        growing = self._grow_decoding()
+        if self.roster.must_settle:
+            return StepPlan([])
+        decoding, prefill = self.prefill.plan(growing)
         chunks = list(map(_next_token, decoding)) + prefill
         # Without anything to compute there is no step; what is to be moved waits for the next one.
         return StepPlan(chunks, self.roster.transfers.take() if chunks else Transfers())
+
+    @property
+    def must_settle(self) -> bool:
+        """Whether the next plan needs to know the tokens of every step before it."""
+        return self.roster.must_settle
+
+    def launched(self, plan: StepPlan) -> None:
+        """A step is under way: what is planned from now on comes after it.
+
+        Its tokens are not known before `commit`. Beams cannot do without theirs.
+        """
+        self._under_way.append(plan)
+        self.roster.is_ahead = True
+        for sampler in plan.samplers:
+            sampler.num_drawn += 1
+        self.roster.transfers.settle()
+        self.pool.heads.settle()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take_failed` has something to tell."""
+        return bool(self.roster.failed)
 
     def take_failed(self) -> list[Sequence]:
         """The sequences that have ended since the last call because they will never fit."""
@@ -150,26 +188,30 @@ class Scheduler:
     def commit(self, plan: StepPlan, sampled: Sampled) -> list[Sequence]:
         """Take over a computed step. `sampled` has one token per sampler of the plan, in order.
 
-        Returns the sequences that have news: a new token, or their end.
+        Steps are taken over in the order of their plans. Tokens of sequences that have ended while
+        the step was under way mean nothing. Returns the sequences that have news: a new token, or
+        their end.
         """
-        self.roster.transfers.settle()
+        if self._under_way:
+            self._land(plan)
+        else:
+            self.roster.transfers.settle()
         rows = enumerate(sampled.token_ids)
         news: list[Sequence] = []
         for chunk in plan.chunks:
-            group = self.running[chunk.sequence.request_id]
             for sequence in chunk.samplers:
                 row, token_id = next(rows)
+                if sequence.finish_reason is not None:
+                    continue
+                group = self.running[sequence.request_id]
                 if group.search is None:
                     self._take(group, sequence, token_id)
                     news.append(sequence)
                 else:
                     news += self._search(group, group.search, sequence, sampled.candidates[row])
-            computed = (chunk.sequence, *chunk.samplers)
-            finished = [sequence for sequence in computed if sequence.finish_reason is not None]
-            for sequence in dict.fromkeys(finished):
-                if self._is_done(group, sequence):
-                    sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
-                    self.roster.drop(group, sequence)
+            for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
+                if sequence.finish_reason is not None:
+                    self._let_go(sequence)
         self.pool.heads.settle()
         return news
 
@@ -211,6 +253,24 @@ class Scheduler:
             self._extras,
             self._config.prefix_cache and request.cache,
         )
+
+    def _land(self, plan: StepPlan) -> None:
+        """The tokens of the oldest step that is under way are known."""
+        assert self._under_way[0] is plan, "steps are taken over in order"
+        self._under_way.popleft()
+        self.roster.is_ahead = bool(self._under_way)
+        for sampler in plan.samplers:
+            if sampler.finish_reason is None:
+                sampler.num_drawn -= 1
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Let a finished sequence give its blocks back, unless it has, or they are still needed."""
+        group = self.running.get(sequence.request_id)
+        if group is None or sequence not in group.sequences:
+            return
+        if self._is_done(group, sequence):
+            sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
+            self.roster.drop(group, sequence)
 
     def _take(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
         """Take over a drawn token; it ends a request for a prompt alone, and means nothing else."""
@@ -295,6 +355,8 @@ class Scheduler:
         for group, sequence in decoding:
             if sequence.table.needed(sequence.num_tokens) and group.request_id in self.running:
                 self._grow(group, sequence)
+            if self.roster.must_settle:
+                break
         return [sequence for group, sequence in decoding if group.request_id in self.running]
 
     def _grow(self, group: SequenceGroup, sequence: Sequence) -> None:
@@ -307,22 +369,23 @@ class Scheduler:
         needed = sequence.table.needed(sequence.num_tokens)
         while True:
             limit = account.share.max_blocks
-            if (
+            is_over = (
                 limit is not None
                 and len(account.running) > 1
                 and len(account.held) + needed + self._promised(account.running, group) > limit
-            ):
-                victim = self._victim(account.running)
-            elif self.pool.can_allocate(
+            )
+            if not is_over and self.pool.can_allocate(
                 needed + self._promised(self.running.values(), group), account.tenant
             ):
                 self.roster.grow(group, sequence)
                 return
-            elif len(self.running) == 1:
+            if self.roster.is_ahead:
+                self.roster.must_settle = True
+                return
+            if not is_over and len(self.running) == 1:
                 self.roster.fail(group)
                 return
-            else:
-                victim = self._victim(self.running.values())
+            victim = self._victim(account.running if is_over else self.running.values())
             self.roster.preempt(victim)
             if victim is group:
                 return

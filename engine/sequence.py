@@ -18,7 +18,9 @@ class Sequence:
     """One of a request's continuations; `index` tells them apart.
 
     Three lengths tell it all: `0 <= num_cached <= num_computed <= num_tokens`. `num_cached` is set
-    at admission, `num_computed` when a step is planned, `num_tokens` when a token is appended.
+    at admission, `num_computed` when a step is planned, `num_tokens` when a token is drawn. Steps
+    may be launched before the tokens of those before them are known: these have their places, in
+    blocks as well, and are counted, but only what `token_ids` holds is hashed.
     """
 
     request: EngineRequest
@@ -27,6 +29,9 @@ class Sequence:
     sampling: SamplingParams = field(init=False)
     """How its tokens are chosen; the seed is its own."""
     token_ids: list[int] = field(init=False)
+    """The known tokens: the prompt and what has been generated."""
+    num_drawn: int = 0
+    """Tokens behind those that launched steps draw, and that are not known yet."""
     num_cached: int = 0
     num_computed: int = 0
     first_hit: int | None = field(init=False)
@@ -54,8 +59,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: the prompt and what has been generated."""
-        return len(self.token_ids)
+        """The prompt and what has been generated, known or not."""
+        return len(self.token_ids) + self.num_drawn
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -69,23 +74,41 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose KV has not been computed."""
+        """Tokens whose KV no step computes so far."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def may_decode(self) -> bool:
+        """Whether its newest token is to be computed, were it admitted and its prompt computed.
+
+        Not if a launched step does that, nor if a token which is not known yet is its last one.
+        """
+        if self.num_drawn and self.num_output_tokens >= self.sampling.max_tokens:
+            return False
+        return self.num_uncomputed > 0
 
     def compute(self, count: int) -> int:
         """Count `count` more tokens as computed: a step does it. Returns where they start."""
         start = self.num_computed
         self.num_computed += count
-        self.table.seal(self.token_ids, self.num_computed)
+        if self.num_computed <= len(self.token_ids):
+            self.table.seal(self.token_ids, self.num_computed)
         return start
 
     def append(self, token_id: int) -> None:
-        """Add a generated token and decide whether it is the last."""
+        """Add a generated token and decide whether it is the last; then nothing behind it counts.
+
+        A step that computes its KV may have been launched.
+        """
         self.token_ids.append(token_id)
         if token_id in self.sampling.stop_token_ids:
             self.finish_reason = "stop"
-        elif self.num_output_tokens >= self.sampling.max_tokens:
+        elif len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens:
             self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self.num_drawn = 0
+        if self.num_computed >= len(self.token_ids):
+            self.table.seal(self.token_ids, len(self.token_ids))
 
     def fork(self) -> Sequence:
         """Another sequence that begins with the same tokens, in the same blocks."""

@@ -21,7 +21,8 @@ from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
 from bench.scripted import scripted_core
 from bench.workload import question
-from engine.core import EngineCore, Runner
+from engine.ahead import Runner
+from engine.core import EngineCore
 from engine.plan import StepPlan
 from engine.request import BeamParams, EngineRequest, SamplingParams
 from engine.runner import ModelRunner

@@ -9,7 +9,7 @@ from bench.baselines.memory import MemoryUse
 from bench.baselines.server import Step, TracedRequest
 from bench.cost_model import StepShape
 from bench.scripted import scripted_core
-from engine.core import Runner
+from engine.ahead import Runner
 from engine.plan import ScheduledChunk, StepPlan
 from engine.request import EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled

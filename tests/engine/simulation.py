@@ -7,7 +7,7 @@ stale block or a lost write changes the output, just as it would with a real mod
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -21,6 +21,8 @@ from engine.plan import StepPlan
 from engine.recovery import FREE_COPIES, CostModel, Policy
 from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
 from engine.sampler import Sampled
+from engine.sequence import Sequence
+from engine.transfers import Transfers
 
 VOCAB = 997
 EOS = 3
@@ -62,6 +64,17 @@ def expected_hypotheses(prompt: list[int], max_tokens: int, beam: BeamParams) ->
     return search.hypotheses
 
 
+class Work(NamedTuple):
+    """What a runner reads of a plan when it is launched; the rest is on the device."""
+
+    transfers: Transfers
+    writes: list[tuple[Sequence, int, list[int], list[int]]]
+    """Of each chunk: whose it is, where it starts, its known tokens, and its blocks."""
+    draws: list[tuple[Sequence, Sequence, int, list[int], list[int]]]
+    """Of each sampler: itself, whose row it draws from, behind how many tokens, its known tokens
+    and its blocks."""
+
+
 class SimulatedRunner:
     """Writes each token into its slot, then computes from what the block table shows.
 
@@ -72,32 +85,82 @@ class SimulatedRunner:
         self.memory = np.full((num_blocks, block_size), -1)
         self.host_memory = np.full((num_host_blocks, block_size), -1)
         self.block_size = block_size
+        self._newest: dict[Sequence, int] = {}
 
     def execute(self, plan: StepPlan) -> Sampled:
-        transfers = plan.transfers
+        return self.compute(self.read(plan))
+
+    def read(self, plan: StepPlan) -> Work:
+        writes, draws = [], []
+        for chunk in plan.chunks:
+            one, end = chunk.sequence, chunk.start + chunk.count
+            writes.append((one, chunk.start, one.token_ids[chunk.start : end], one.table.blocks[:]))
+            draws += [
+                (sampler, one, end, sampler.token_ids[:], sampler.table.blocks[:])
+                for sampler in chunk.samplers
+            ]
+            assert all(sampler.num_tokens == end for sampler in chunk.samplers)
+            assert one.num_drawn == end - len(one.token_ids) or end < one.num_tokens
+        return Work(plan.transfers, writes, draws)
+
+    def compute(self, work: Work) -> Sampled:
+        """Needs the work alone: sequences tell whose token the step before has drawn, no more."""
+        transfers = work.transfers
         _move(self.memory, self.host_memory, transfers.swap_outs)
         _move(self.host_memory, self.memory, transfers.swap_ins)
         _move(self.memory, self.memory, transfers.copies)
         filled = [block for _, block in transfers.swap_ins + transfers.copies]
         assert len(set(filled)) == len(filled), "two transfers into one block"
-        for chunk in plan.chunks:
-            for position in range(chunk.start, chunk.start + chunk.count):
-                block = chunk.sequence.table.blocks[position // self.block_size]
-                token = chunk.sequence.token_ids[position]
-                self.memory[block, position % self.block_size] = token
+        for sequence, start, tokens, blocks in work.writes:
+            # A chunk without known tokens is the newest token, which the step before has drawn.
+            for position, token in enumerate(tokens or [self._newest[sequence]], start):
+                self.memory[blocks[position // self.block_size], position % self.block_size] = token
+        known = {sequence: start + len(tokens) for sequence, start, tokens, _ in work.writes}
+        drawn: dict[Sequence, int] = {}
         tokens: list[int] = []
         listed: dict[int, list[Candidate]] = {}
-        for chunk in plan.chunks:
-            for sampler in chunk.samplers:
-                seen = self.memory[sampler.table.blocks].reshape(-1)
-                history = seen[: chunk.start + chunk.count].tolist()
-                assert history == sampler.token_ids, "the KV memory shows other tokens"
-                assert history == chunk.sequence.token_ids, "it draws from another one's row"
-                beam = sampler.request.beam
-                if beam is not None:
-                    listed[len(tokens)] = candidates(history, num_candidates(beam, (EOS,)))
-                tokens.append(next_token(history, sampler.index))
+        for sampler, sequence, end, token_ids, blocks in work.draws:
+            history = self.memory[blocks].reshape(-1)[:end].tolist()
+            newest = [self._newest[sampler]] if len(token_ids) < end else []
+            assert history == token_ids + newest, "the KV memory shows other tokens"
+            assert known[sequence] == end - len(newest), "it draws from another one's row"
+            beam = sampler.request.beam
+            if beam is not None:
+                listed[len(tokens)] = candidates(history, num_candidates(beam, (EOS,)))
+            tokens.append(next_token(history, sampler.index))
+            drawn[sampler] = tokens[-1]
+        self._newest = drawn
         return Sampled(tokens, [None] * len(tokens), listed)
+
+
+class LateRunner(SimulatedRunner):
+    """Computes a step when its result is wanted, as late as can be, but in the order of launches.
+
+    `launches` tells of each launch how many steps before it were not computed yet.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        super().__init__(num_blocks, block_size, num_host_blocks)
+        self.queue: list[LateStep] = []
+        self.launches: list[int] = []
+
+    def launch(self, plan: StepPlan) -> LateStep:
+        self.launches.append(len(self.queue))
+        self.queue.append(LateStep(self, self.read(plan)))
+        return self.queue[-1]
+
+
+class LateStep:
+    def __init__(self, runner: LateRunner, work: Work) -> None:
+        self._runner = runner
+        self._work = work
+
+    def result(self) -> Sampled:
+        while True:
+            step = self._runner.queue.pop(0)
+            sampled = self._runner.compute(step._work)
+            if step is self:
+                return sampled
 
 
 def _move(source: np.ndarray, target: np.ndarray, moves: list[tuple[int, int]]) -> None:
@@ -122,8 +185,9 @@ def simulated_core(
     recovery: Policy = "auto",
     min_run_tokens: int = 4,
     costs: CostModel = FREE_COPIES,
+    runs_ahead: bool = False,
 ) -> EngineCore:
-    """An engine core around the simulated model."""
+    """An engine core around the simulated model; its steps come late if they are run ahead."""
     config = EngineConfig(
         model_path="simulated",
         block_size=block_size,
@@ -148,7 +212,9 @@ def simulated_core(
         eos_token_ids=(EOS,),
         hash_extras=b"simulated",
     )
-    runner = SimulatedRunner(num_blocks, block_size, num_host_blocks)
+    runner = (LateRunner if runs_ahead else SimulatedRunner)(
+        num_blocks, block_size, num_host_blocks
+    )
     return EngineCore(config, info, runner, costs)
 
 

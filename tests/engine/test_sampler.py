@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -15,10 +16,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from engine import noise as engine_noise
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
+from engine.noise import gumbel, noise_bits, noise_states
 from engine.request import BeamParams, EngineRequest, Namespaces, SamplingParams
-from engine.sampler import gumbel, sample
+from engine.sampler import Sampled
+from engine.sampler import sample as launch
 from engine.sequence import Sequence
 
 VOCAB = 40
@@ -37,6 +41,14 @@ def sequence(prompt: list[int], output: list[int], **sampling: object) -> Sequen
     for token in output:
         result.append(token)
     return result
+
+
+def sample(scores: torch.Tensor, rows: list[Sequence]) -> Sampled:
+    return launch(scores, rows).result()
+
+
+def noise(seeds: list[int], positions: Iterable[int], size: int) -> np.ndarray:
+    return gumbel(torch.from_numpy(noise_states(seeds, list(positions))), size).numpy()
 
 
 def beam(prompt: list[int], output: list[int], **sampling: object) -> Sequence:
@@ -125,17 +137,17 @@ def test_a_draw_depends_on_seed_and_position_not_on_batch_mates(
 
 
 def test_noise_is_gumbel_and_independent_over_seeds_positions_and_tokens() -> None:
-    noise = gumbel([42] * 200, range(200), 300).numpy()
-    expected = np.exp(-np.exp(-np.sort(noise.ravel())))
-    seen = np.arange(noise.size) / noise.size
-    assert np.abs(expected - seen).max() < 1.95 / noise.size**0.5  # Kolmogorov-Smirnov, p = 0.001
+    one = noise([42] * 200, range(200), 300)
+    expected = np.exp(-np.exp(-np.sort(one.ravel())))
+    seen = np.arange(one.size) / one.size
+    assert np.abs(expected - seen).max() < 1.95 / one.size**0.5  # Kolmogorov-Smirnov, p = 0.001
     pairs = [
-        (noise[:-1], noise[1:]),
-        (noise[:, :-1], noise[:, 1:]),
-        (noise, gumbel([43] * 200, range(200), 300).numpy()),
+        (one[:-1], one[1:]),
+        (one[:, :-1], one[:, 1:]),
+        (one, noise([43] * 200, range(200), 300)),
     ]
-    for one, other in pairs:
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+    for first, second in pairs:
+        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.02
 
 
 def test_rounding_hardly_ever_changes_a_draw() -> None:
@@ -196,3 +208,60 @@ def test_a_search_wider_than_the_vocabulary_gets_all_of_it() -> None:
     row = beam([1], [], temperature=0)
     row.request = msgspec.structs.replace(row.request, beam=BeamParams(num_beams=VOCAB))
     assert len(sample(logits(10), [row]).candidates[0]) == VOCAB
+
+
+def splitmix(state: int, count: int) -> list[int]:
+    """The generator as its authors wrote it, over Python's own integers."""
+    mask, values = 2**64 - 1, []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        value = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        values.append(value ^ (value >> 31))
+    return values
+
+
+@given(
+    seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4),
+    position=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_noise_has_the_same_bits_on_every_device(seeds: list[int], position: int) -> None:
+    states = torch.from_numpy(noise_states(seeds, [position] * len(seeds)))
+    for seed, start in zip(seeds, states.tolist(), strict=True):
+        assert start % 2**64 == splitmix(splitmix(seed, 1)[0] + position * 0x9E3779B97F4A7C15, 1)[0]
+    bits = noise_bits(states, 70)
+    assert torch.equal(bits, engine_noise._bits_in_torch(states, 70)), "as a GPU computes them"
+    expected = [splitmix(start, 70) for start in states.tolist()]
+    assert [[value % 2**64 for value in row] for row in bits.tolist()] == expected
+
+
+def test_a_token_that_only_the_device_knows_counts_like_any_other() -> None:
+    options: list[dict[str, object]] = [
+        {"temperature": 0, "repetition_penalty": 1.7},
+        {"temperature": 0.9, "frequency_penalty": 1.1, "presence_penalty": 0.4, "seed": 3},
+        {"temperature": 0, "presence_penalty": 3.0},
+        {"temperature": 1.2, "top_k": 7, "top_p": 0.9, "min_p": 0.01, "seed": 5},
+        {"temperature": 0},
+    ]
+    for trial in range(20):
+        scores = logits(trial, len(options))
+        newest = scores.topk(2).indices[:, trial % 2]
+        known = [sequence([1, 2], [3], **option) for option in options]
+        hidden = [sequence([1, 2], [3], **option) for option in options]
+        for one, other, token in zip(known, hidden, newest.tolist(), strict=True):
+            one.append(token)
+            other.num_drawn += 1
+        assert launch(scores, hidden, newest).result() == sample(scores, known)
+
+
+def test_nothing_of_a_draw_is_read_before_its_result() -> None:
+    rows = [
+        beam([1], [5], temperature=0),
+        sequence([1], [4], temperature=0.8, top_p=0.9, logprobs=2, logit_bias={3: 1.0}),
+        sequence([1], [4], temperature=0, repetition_penalty=1.2, logprobs=0),
+    ]
+    meta = torch.empty(3, VOCAB, device="meta")
+    with pytest.raises(NotImplementedError):
+        meta.argmax(-1).tolist()
+    launch(meta, rows, torch.empty(3, dtype=torch.int64, device="meta"))

@@ -12,7 +12,8 @@ from hypothesis.stateful import (
 )
 
 from engine.admission import check_request
-from engine.core import EngineCore, Runner
+from engine.ahead import Runner
+from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.eviction_order import Eviction
 from engine.plan import StepPlan
@@ -182,6 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     prefix_cache = True
     fairness: Literal["vtc", "fcfs"] = "vtc"
     eviction: Eviction = "arc"
+    runs_ahead = False
 
     @initialize(
         seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
@@ -202,6 +204,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             recovery=self.rng.choice(["auto", "swap", "recompute"]),
             min_run_tokens=self.rng.randint(1, 8),
             costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget)),
+            runs_ahead=self.runs_ahead,
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
