@@ -15,6 +15,7 @@ _MODULES = {
     "fairness": "bench.fairness",
     "isolation": "bench.isolation",
     "sockets": "bench.sockets",
+    "socket-overhead": "bench.socket_overhead",
     "trace": "bench.trace",
     "recovery": "bench.recovery",
     "reuse": "bench.reuse",
