@@ -15,7 +15,7 @@ from app.generation import Generation
 from app.history import History, SocketHistory, Turn, pack_ids
 from app.metrics import Metrics
 from app.presence import Presence
-from app.streams import StreamLog
+from app.streams import Reader, StreamLog
 from app.suspension import SuspendedRun
 from app.turns import Prompt
 from app.wire_events import Event, ResponseResource, encode_json
@@ -145,6 +145,11 @@ class ResponseRun:
         """
         check_position(after, self._stream.next_number)
         return self._stream.follow(after)
+
+    async def feed(self, after: int, reader: Reader) -> None:
+        """Give `reader` those events as they come, to the end. Raises what `follow` raises."""
+        check_position(after, self._stream.next_number)
+        await self._stream.feed(after, reader)
 
     def cancel(self) -> None:
         """End the response here; its stream goes on to its terminal event."""

@@ -44,11 +44,11 @@ class Detokenizer:
             text = self._decoder.push(token_ids)
             self._emitted.append(text)
             return text
-        out: list[str] = []
-        for token_id in token_ids:
-            if not self.stopped:
-                out.append(self._release(self._decoder.push((token_id,)), final=False))
-        return "".join(out)
+        return "".join(
+            self._release(self._decoder.push((token_id,)), final=False)
+            for token_id in token_ids
+            if not self.stopped
+        )
 
     def finish(self) -> str:
         """No more tokens will come; returns the text that was held back."""
