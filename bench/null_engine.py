@@ -38,6 +38,8 @@ from engine.request import EngineInfo, EngineRequest, EngineStats, TokenDelta
 LOG_VARIABLE = "NULL_ENGINE_LOG"
 _CONTEXT_TOKENS = 1_000_000
 _TEXT = "The wall between the two gardens is old and dry; roses climb over it from both sides. " * 4
+_GATHERING_SECONDS = 0.25
+"""How long no request must have come before the first step: what is measured is a steady pace."""
 _SPIN_SECONDS = 0.001
 """A poll sleeps for whole milliseconds; the rest of the wait for a step is spent looking."""
 
@@ -94,8 +96,8 @@ class NullEngine:
 
     def _begin(self, request: EngineRequest) -> None:
         self._period = request.sampling.seed / 1e6
-        if not self._left:
-            self._due = time.monotonic() + self._period
+        if not self._emitted.steps:
+            self._due = time.monotonic() + _GATHERING_SECONDS
         self._left[request.request_id] = request.sampling.max_tokens
         self._emitted.first[request.request_id] = len(self._emitted.steps)
 

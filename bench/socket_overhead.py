@@ -28,7 +28,7 @@ from rich.table import Table
 
 from bench.figures import percentile
 from bench.frame_reader import Streaming, open_socket, stream_all
-from bench.machine import warn_if_busy
+from bench.machine import LoadWatch, warn_if_busy
 from bench.null_engine import LOG_VARIABLE, Emitted
 from bench.registry import BenchError, Result, parameters
 from bench.service import Service, running_service
@@ -39,7 +39,8 @@ FIGURES: Final = {
     "added_ms_p50": "from a step's emission to a client's having its delta, at half that pace, "
     "median, ms",
     "added_ms_p99": "the same, 99th percentile",
-    "core_share_at_half": "share of its core that the service took at that half pace",
+    "cpu_us_per_delta": "processor time of the service for each delta, at that half pace, "
+    "starting and ending the answers included, us",
 }
 _FALLEN_BEHIND_SECONDS: Final = 0.05
 """A service that keeps up ends a run without a backlog; one that does not is later every second."""
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> Result:
         "deltas_per_s_per_core": reached.deltas_per_s,
         "added_ms_p50": statistics.median(one.added_ms(50) for one in halves),
         "added_ms_p99": statistics.median(one.added_ms(99) for one in halves),
-        "core_share_at_half": statistics.median(one.core_share for one in halves),
+        "cpu_us_per_delta": statistics.median(one.cpu_s for one in halves) * 1e6,
     }
     reported = parameters(options, foreign_load_percent=foreign, pinned=pinned)
     return Result(reported, figures, [_table([*load.runs[1:]])])
@@ -90,7 +91,9 @@ class _Run:
     """As the engine has emitted them."""
     added: list[float]
     """Seconds, of every delta, in the order in which they were emitted."""
-    core_share: float
+    cpu_s: float
+    """Processor time of the service for each delta."""
+    foreign_percent: float
 
     @property
     def kept_up(self) -> bool:
@@ -125,13 +128,13 @@ class _Load:
             "seed": round(period * 1e6),
             "store": False,
         }
-        used, started = self._cpu_seconds(), time.monotonic()
+        used, watch = self._cpu_seconds(), LoadWatch()
         streams = stream_all(self._sockets, body, self._seconds + _PATIENCE_SECONDS)
-        share = (self._cpu_seconds() - used) / (time.monotonic() - started)
+        used, foreign = self._cpu_seconds() - used, watch.foreign_percent()
         emitted = self._emitted(len(self.runs))
-        steps = emitted.steps
-        pace = len(streams) * (len(steps) - 1) / (steps[-1] - steps[0])
-        self.runs.append(_Run(pace, _added(emitted, streams, tokens), share))
+        pace = len(streams) * (tokens - 1) / (emitted.steps[-1] - emitted.steps[0])
+        added = _added(emitted, streams, tokens)
+        self.runs.append(_Run(pace, added, used / len(added), foreign))
         return self.runs[-1]
 
     def close(self) -> None:
@@ -221,10 +224,11 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 def _table(runs: Sequence[_Run]) -> Table:
-    columns = ("deltas/s", "kept up", "added ms p50", "p99", "share of the core")
+    columns = ("deltas/s", "kept up", "added ms p50", "p99", "us a delta", "foreign load")
     table = Table(*columns, title="socket-overhead", title_justify="left")
     for one in runs:
         added = (f"{one.added_ms(percent):.2f}" for percent in (50, 99))
         kept = "yes" if one.kept_up else "no"
-        table.add_row(f"{one.deltas_per_s:,.0f}", kept, *added, f"{one.core_share:.0%}")
+        cost, foreign = f"{one.cpu_s * 1e6:.1f}", f"{one.foreign_percent:.0f} %"
+        table.add_row(f"{one.deltas_per_s:,.0f}", kept, *added, cost, foreign)
     return table
