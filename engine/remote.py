@@ -8,7 +8,6 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -38,8 +37,6 @@ from engine.running_stream import RunningStream
 _log = logging.getLogger(__name__)
 _STATS_TIMEOUT_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 5.0
-_DELTAS_A_TURN = 16
-"""What becomes of them is written to the sockets at the end of a turn of the event loop."""
 _RESTART_DELAYS_SECONDS = (0.1, 1.0, 5.0, 15.0, 30.0)
 
 
@@ -80,8 +77,6 @@ class RemoteEngine:
         self._starts = 0
         self._started = asyncio.Condition()
         self._streams: dict[str, RunningStream] = {}
-        self._deltas: deque[TokenDelta] = deque()
-        """Received and not passed on yet."""
         self._probes: dict[int, asyncio.Future[EngineStats]] = {}
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -214,8 +209,7 @@ class RemoteEngine:
                 status = await self._engine.wait()
             finally:
                 reader.cancel()
-            await self._receive()
-            self._deliver()
+            await self._deliver()
             _log.error("the engine died with status %s; starting it again", status)
             self._disconnect()
             self._close_socket()
@@ -242,17 +236,13 @@ class RemoteEngine:
             deadline.cancel()
 
     async def _read(self) -> None:
-        """Deliver what arrives, a few deltas a turn: the first need not wait for the last."""
         assert self._socket is not None
         while True:
             await self._socket.poll()
-            await self._receive()
-            while self._deltas:
-                self._deliver(_DELTAS_A_TURN)
-                await asyncio.sleep(0)
+            await self._deliver()
 
-    async def _receive(self) -> None:
-        """Take what has arrived. Never suspends, so a cancelled reader loses no message."""
+    async def _deliver(self) -> None:
+        """Pass on what has arrived. Never suspends, so a cancelled reader loses no message."""
         assert self._socket is not None
         while True:
             try:
@@ -260,20 +250,14 @@ class RemoteEngine:
             except zmq.Again:
                 return
             if isinstance(message, Deltas):
-                self._deltas.extend(message.deltas)
+                for delta in message.deltas:
+                    stream = self._streams.get(delta.request_id)
+                    if stream is not None:
+                        stream.push(delta)
             elif isinstance(message, ProbeReply):
                 reply = self._probes.get(message.probe_id)
                 if reply is not None and not reply.done():
                     reply.set_result(message.stats)
-
-    def _deliver(self, most: int | None = None) -> None:
-        """Pass on the deltas that have been received, or the first of them."""
-        deltas = self._deltas
-        for _ in range(len(deltas) if most is None else min(most, len(deltas))):
-            delta = deltas.popleft()
-            stream = self._streams.get(delta.request_id)
-            if stream is not None:
-                stream.push(delta)
 
     def _send(self, message: ToEngine) -> None:
         # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
