@@ -20,6 +20,7 @@ _MODULES = {
     "recovery": "bench.recovery",
     "reuse": "bench.reuse",
     "paper": "bench.paper",
+    "peers": "bench.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 
