@@ -71,4 +71,3 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         """As the store keeps it."""
         return msgspec.msgpack.encode(self)
-

@@ -188,8 +188,6 @@ class Choice(Sent, kw_only=True):
     score: float | UnsetType = UNSET
 
 
-
-
 class ChatCompletion(Sent, kw_only=True):
     """The answer to a request without `stream`."""
 

@@ -70,9 +70,7 @@ class Usage(Sent, kw_only=True):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = msgspec.field(
-        default_factory=OutputTokensDetails
-    )
+    output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
     total_tokens: int
 
 

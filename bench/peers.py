@@ -63,6 +63,7 @@ FIGURES: Final = {
     f"{name}_SERVER": f"{meaning}; SERVER is `{_OURS}` or a peer's name"
     for name, meaning in _OF_EACH.items()
 }
+_IN_ROUNDS: Final = ("output_tokens_per_s", "ttft_ms_p50", "itl_ms_p50")
 _SAMPLE_SECONDS: Final = 0.2
 
 
@@ -95,8 +96,8 @@ def run(options: argparse.Namespace) -> Result:
     for name, (figure, _) in _RATIOS.items():
         for peer in servers[1:]:
             figures[f"{name}_{peer.name}"] = _ratio(servers[0], peer, figure)
-    reported = parameters(options, foreign_load_percent=foreign)
-    return Result(reported, figures, [_table(servers, figures)])
+    reported = parameters(options, peers=str(options.peers), foreign_load_percent=foreign)
+    return Result(reported, figures, [_table(servers, figures), _rounds_table(servers)])
 
 
 @dataclass(frozen=True)
@@ -230,15 +231,20 @@ def _table(servers: Sequence[_Server], figures: dict[str, float]) -> Table:
     for name in [*_OF_EACH, *_RATIOS]:
         cells = (figures.get(f"{name}_{column}") for column in columns)
         table.add_row(name, *("" if cell is None else f"{cell:,.2f}" for cell in cells))
-    for server in servers:
-        for number, round_ in enumerate(server.rounds):
-            rate, load = round_["output_tokens_per_s"], round_.get("foreign_load_percent")
-            seen = "not known" if load is None else f"{load:.0f} %"
+    return table
+
+
+def _rounds_table(servers: Sequence[_Server]) -> Table:
+    columns = ("round", "server", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "foreign load")
+    table = Table(*columns, title="rounds", title_justify="left")
+    for number in range(len(servers[0].rounds)):
+        for server in servers:
+            found = server.rounds[number]
+            load = found.get("foreign_load_percent")
             table.add_row(
-                f"round {number}, {server.name}",
-                *(
-                    f"{rate:,.1f} tokens/s, foreign load {seen}" if c == server.name else ""
-                    for c in columns
-                ),
+                str(number),
+                server.name,
+                *(f"{found[name]:,.1f}" for name in _IN_ROUNDS),
+                "not known" if load is None else f"{load:.0f} %",
             )
     return table

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=64, help="sockets that stream at once")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each run")
     parser.add_argument("--first-rate", type=int, default=4000, help="deltas/s of the first run")
+    parser.add_argument("--last-rate", type=int, default=100_000, help="deltas/s that suffice")
     parser.add_argument("--rounds", type=int, default=3, help="runs at half the reached pace")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer is used")
 
@@ -71,7 +72,9 @@ def run(options: argparse.Namespace) -> Result:
         load = _Load(service, log, options.streams, options.seconds)
         stack.callback(load.close)
         load.run(options.first_rate / 2)  # what the first requests load is loaded then
-        reached = _reach(load, options.first_rate)
+        if options.last_rate < options.first_rate:
+            raise BenchError("--last-rate is below --first-rate")
+        reached = _reach(load, options.first_rate, options.last_rate)
         halves = [load.run(reached.deltas_per_s / 2) for _ in range(options.rounds)]
     figures = {
         "deltas_per_s_per_core": reached.deltas_per_s,
@@ -170,21 +173,23 @@ def _added(emitted: Emitted, streams: Sequence[Streaming], tokens: int) -> list[
     return [late for _, late in sorted(found)]
 
 
-def _reach(load: _Load, first: float) -> _Run:
+def _reach(load: _Load, first: float, last: float) -> _Run:
     """The fastest run that kept up: in coarse steps, then between the last two in fine ones."""
     best: _Run | None = None
     pace, step = first, _COARSE
-    while True:
+    while pace <= last:
         found = load.run(pace)
         if found.kept_up:
             best = found
         elif best is None:
             raise BenchError(f"the service does not keep up with {first:.0f} deltas/s")
         elif step == _FINE:
-            return best
+            break
         else:
             pace, step = best.deltas_per_s, _FINE
         pace *= step
+    assert best is not None
+    return best
 
 
 @contextmanager
