@@ -125,9 +125,8 @@ class NullEngine:
 
 
 def _stats(running: int) -> EngineStats:
-    names = EngineStats.__struct_fields__
-    zeros = dict.fromkeys((name for name in names if name != "tenants"), 0)
-    return EngineStats(**(zeros | {"running": running}))
+    zeros = dict.fromkeys(set(EngineStats.__struct_fields__) - {"tenants"}, 0)
+    return msgspec.convert(zeros | {"running": running}, EngineStats)
 
 
 def _info(config: EngineConfig, vocab_size: int) -> EngineInfo:

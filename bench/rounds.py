@@ -21,7 +21,7 @@ from engine.weights import resolve_model
 
 _WARM_UP_TOKENS = 8
 
-Tenants = Sequence[tuple[str, str]]
+Tenants = list[tuple[str, str]]
 """API key and system prompt of each."""
 
 

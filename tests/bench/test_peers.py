@@ -62,9 +62,9 @@ def test_servers_take_turns_and_are_compared(
 def test_a_peer_that_does_not_start_tells_why() -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no weights here')"]
     peer = Peer(name="broken", url=f"http://127.0.0.1:{free_port()}", model="m", command=command)
-    with pytest.raises(BenchError, match=r"broken ended with status 1:\n.*no weights here"):
-        with running_peer(peer):
-            pass
+    told = r"broken ended with status 1:\n.*no weights here"
+    with pytest.raises(BenchError, match=told), running_peer(peer):
+        pass
 
 
 def test_a_peer_that_never_answers_is_stopped() -> None:
@@ -76,9 +76,8 @@ def test_a_peer_that_never_answers_is_stopped() -> None:
         command=command,
         ready_timeout_seconds=0.3,
     )
-    with pytest.raises(BenchError, match="mute is not ready"):
-        with running_peer(peer):
-            pass
+    with pytest.raises(BenchError, match="mute is not ready"), running_peer(peer):
+        pass
 
 
 @pytest.mark.parametrize(
