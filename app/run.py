@@ -11,21 +11,22 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from app.admin_token import load_admin_token, write_private
-from app.context import Service
 from app.limits import ServiceLimits
 from app.server import bind, run_server, service_url
-from app.service import create_app
 from app.settings import Settings
 from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
-from app.tokenizer import load_tokenizer
 from engine.config import EngineConfig
 from engine.process import ProcessEngine
 from engine.weights import resolve_model
 from tenants.store import TenantStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from app.context import Service
 
 _FAREWELL_SECONDS = 2.0
 _POLL_SECONDS = 0.05
@@ -100,6 +101,9 @@ async def run_service(
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )
+        progress(f"loading {settings.model}")
+        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
+        engine_started = _start(engine, stack)
         stores = await stack.enter_async_context(
             open_stores(
                 settings,
@@ -107,9 +111,10 @@ async def run_service(
                 tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
             )
         )
-        progress(f"loading {settings.model}")
-        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
-        tokenizer = await _start_engine(engine, folder, stack)
+        tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
+        from app.service import create_app
+
+        await engine_started
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
         app = create_app(
             engine,
@@ -172,10 +177,8 @@ def _cancelled_by_signals() -> Iterator[contextlib.ExitStack]:
         yield handlers
 
 
-async def _start_engine(
-    engine: ProcessEngine, folder: Path, stack: contextlib.AsyncExitStack
-) -> PreTrainedTokenizerBase:
-    """Start the engine, which the stack will close, and load the tokenizer meanwhile."""
+def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:
+    """Start the engine, which the stack will close, however far it has come."""
     start = asyncio.create_task(engine.start())
 
     async def close() -> None:
@@ -184,9 +187,18 @@ async def _start_engine(
         await engine.close()
 
     stack.push_async_callback(close)
-    tokenizer = await asyncio.to_thread(load_tokenizer, folder)
-    await start
-    return tokenizer
+    return start
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer; what makes the application is imported on the way.
+
+    Together that takes more than a second, in which the engine starts already.
+    """
+    import app.service  # noqa: F401
+    from app.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder)
 
 
 async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
