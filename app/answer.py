@@ -96,15 +96,14 @@ class Answer:
         status = _STATUS_OF_OUTCOME[generation.outcome]
         failure = generation.failure
         output = [] if self.item_id is None else [self._message(self.item_id, generation)]
-        self.resource = self.resource.model_copy(
-            update={
-                "status": status,
-                "completed_at": int(time.time()) if status == "completed" else None,
-                "output": output,
-                "incomplete_details": _details(generation.outcome),
-                "error": failure and ResponseFailure(code=failure.code, message=failure.message),
-                "usage": usage_of(generation),
-            }
+        self.resource = msgspec.structs.replace(
+            self.resource,
+            status=status,
+            completed_at=int(time.time()) if status == "completed" else None,
+            output=output,
+            incomplete_details=_details(generation.outcome),
+            error=failure and ResponseFailure(code=failure.code, message=failure.message),
+            usage=usage_of(generation),
         )
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 
@@ -142,8 +141,3 @@ def usage_of(generation: Generation) -> Usage:
         output_tokens=output,
         total_tokens=prompt + output,
     )
-
-
-def encode_resource(resource: ResponseResource) -> bytes:
-    """A response as JSON."""
-    return msgspec.json.encode(resource.model_dump())

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
-import msgspec
+from msgspec import UNSET
 
 from app.context import Service
 from app.decoding import Decoding
@@ -17,7 +17,6 @@ from app.line import Line, Piece
 from app.turns import engine_request, output_budget
 from app.wire_chat import (
     AnswerMessage,
-    BeamChoice,
     ChatBody,
     ChatChunk,
     ChatCompletion,
@@ -27,7 +26,7 @@ from app.wire_chat import (
     ChunkChoice,
     PromptTokensDetails,
 )
-from app.wire_events import TokenLogprob
+from app.wire_events import TokenLogprob, encode_json
 from tenants.records import Principal
 
 
@@ -127,7 +126,7 @@ class Completion:
             ],
             usage=self._usage(),
         )
-        return msgspec.json.encode(completion.model_dump())
+        return encode_json(completion)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The completion as server-sent chunks; a failure is the last one, and carries an error."""
@@ -144,7 +143,7 @@ class Completion:
         try:
             self._finish()
         except ApiError as error:
-            yield _data(msgspec.json.encode(error.body()))
+            yield _data(encode_json(error.body()))
             return
         if self._reports_usage:
             yield self._chunk(None)
@@ -163,15 +162,13 @@ class Completion:
 
     def _choice(self, index: int, line: Line, logprobs: list[TokenLogprob]) -> Choice:
         assert line.end is not None
-        choice = Choice(
+        return Choice(
             index=index,
             message=AnswerMessage(content=line.text),
             logprobs=self._logprobs(logprobs),
             finish_reason=line.end,
+            score=UNSET if line.score is None else line.score,
         )
-        if line.score is None:
-            return choice
-        return BeamChoice(**dict(choice), score=line.score)
 
     def _growth(self, piece: Piece) -> ChunkChoice:
         return ChunkChoice(
@@ -190,10 +187,9 @@ class Completion:
             created=self._created,
             model=self._service.names.model_id,
             choices=[choice] if choice is not None else [],
-            usage=self._usage() if choice is None else None,
+            usage=UNSET if not self._reports_usage else self._usage() if choice is None else None,
         )
-        excluded = None if self._reports_usage else {"usage"}
-        return _data(msgspec.json.encode(chunk.model_dump(exclude=excluded)))
+        return _data(encode_json(chunk))
 
     def _finish(self) -> None:
         """Account for the end. Raises `ApiError` where it is a failure."""

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Literal
 
-import msgspec
-
 from app.answer import usage_of
 from app.context import Service
 from app.errors import ApiError, invalid_request
@@ -26,6 +24,7 @@ from app.wire_events import (
     CompactedResource,
     Compaction,
     InputPart,
+    encode_json,
 )
 from app.wire_responses import CompactBody, MessageItem
 from tenants.records import Principal
@@ -91,7 +90,7 @@ async def compact(
         output=[*kept, item],
         usage=usage_of(generation),
     )
-    return msgspec.json.encode(resource.model_dump()), ticket.headers
+    return encode_json(resource), ticket.headers
 
 
 class _Summary:

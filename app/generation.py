@@ -56,7 +56,9 @@ class Generation:
         self._metrics = metrics
         self._interruption: Interruption | None = None
         self._deltas: AsyncGenerator[TokenDelta, None] | None = None
-        self._waiting: asyncio.Timeout | None = None
+        self._reader: asyncio.Task[object] | None = None
+        self._is_waiting = False
+        self._first_run = request.num_generated == 0
         self._started = perf_counter()
         self._last_tokens: dict[int, float] = {}
         self._searched_tokens = 0
@@ -72,7 +74,10 @@ class Generation:
         """Why it ended, once it has; that of the first line where all have come to their ends."""
         if self._interruption is not None:
             return self._interruption
-        return None if any(line.end is None for line in self.lines) else self.lines[0].end
+        for line in self.lines:
+            if line.end is None:
+                return None
+        return self.lines[0].end
 
     @property
     def output_tokens(self) -> int:
@@ -94,6 +99,7 @@ class Generation:
         Errors of the engine set `outcome`, since the stream has begun. What a suspended generation
         holds back stays so.
         """
+        self._reader = asyncio.current_task()
         try:
             while self.outcome is None:
                 delta = await self._next_delta()
@@ -141,8 +147,10 @@ class Generation:
     def _interrupt(self, how: Interruption, failure: ApiError | None = None) -> None:
         if self.outcome is None:
             self._interruption, self.failure = how, failure
-            if self._waiting is not None:
-                self._waiting.reschedule(asyncio.get_running_loop().time())
+            if self._is_waiting:
+                assert self._reader is not None
+                self._is_waiting = False
+                self._reader.cancel()
 
     async def _settle(self) -> None:
         """Account for the tokens; an earlier generation has paid for its own and the prompt."""
@@ -154,21 +162,27 @@ class Generation:
         await self.ticket.settle(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
 
     async def _next_delta(self) -> TokenDelta | None:
-        """The next delta, or `None` once the generation was ended from outside."""
+        """The next delta, or `None` once the generation was ended from outside.
+
+        That cancels the wait like `asyncio.timeout` does, whose costs come once for every token.
+        """
         assert self._deltas is not None
-        request_id = self.request.request_id
+        assert self._reader is not None
+        self._is_waiting = True
         try:
-            async with asyncio.timeout(None) as self._waiting:
-                delta = await anext(self._deltas)
-            return delta if self.outcome is None else None
-        except TimeoutError:
+            delta = await anext(self._deltas)
+            return delta if self._interruption is None else None
+        except asyncio.CancelledError:
+            if self._is_waiting or self._reader.uncancel() > 0:
+                raise  # this is not, or not only, our own
             return None
         except StopAsyncIteration:
             error = "the engine ended the request without a reason"
         except EngineError as problem:
             error = str(problem)
         finally:
-            self._waiting = None
+            self._is_waiting = False
+        request_id = self.request.request_id
         return TokenDelta(request_id=request_id, finish_reason="error", error=error)
 
     async def _take(self, delta: TokenDelta) -> list[Piece]:
@@ -180,7 +194,7 @@ class Generation:
         if delta.finish_reason == "error":
             message = delta.error or "The engine stopped while the response was running."
             self.fail(ApiError(500, message, code="server_error"))
-        if not self.request.num_generated:
+        if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if delta.searched_tokens:
             self.ticket.first_token()
@@ -206,6 +220,5 @@ class Generation:
             self._metrics.time_to_first_token.observe(now - self._started)
         if before is not None:
             tokens = len(delta.token_ids)
-            for _ in range(tokens):
-                self._metrics.inter_token_latency.observe((now - before) / tokens)
+            self._metrics.inter_token_latency.observe((now - before) / tokens, tokens)
         self._last_tokens[delta.index] = now

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -44,6 +43,22 @@ class _Entry:
         self.cancelled = True
         if self.run is not None:
             self.run.cancel()
+
+
+class _Lane:
+    """A reader of streams: the outbox, with the lane's name on every event."""
+
+    def __init__(self, outbox: Outbox, stream_id: str | None) -> None:
+        self._outbox = outbox
+        self._stream_id = stream_id
+
+    def offer(self, event: bytes) -> bool:
+        """See `app.streams.Reader`."""
+        return self._outbox.offer(on_lane(event, self._stream_id))
+
+    async def send(self, event: bytes) -> None:
+        """See `app.streams.Reader`. Raises `ReaderLeft`."""
+        await self._outbox.send(on_lane(event, self._stream_id))
 
 
 class Lanes:
@@ -163,9 +178,7 @@ class Lanes:
         try:
             after = await self._begin(entry)
             assert entry.run is not None
-            async with aclosing(entry.run.follow(after)) as events:
-                async for event in events:
-                    await self._outbox.send(on_lane(event, message.stream_id))
+            await entry.run.feed(after, _Lane(self._outbox, message.stream_id))
             failed = entry.run.resource.status == "failed"
         except ReaderLeft:
             raise

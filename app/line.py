@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from app.logprobs import TokenTexts
@@ -16,15 +16,14 @@ from engine.request import SamplingParams, TokenDelta
 LineEnd = Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Text that became safe to show, with the log-probabilities of its tokens where asked for.
 
     `index` is its line's. The last piece of a line says how it ended, and may add nothing else.
     """
 
     text: str
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = []
     index: int = 0
     end: LineEnd | None = None
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from app.wire_events import TokenLogprob, TopLogprob
 from engine.request import TokenLogprobs
-
-
-@lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's printable stand-in of every byte (Radford et al., 2019), inverted."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
-    return alphabet
+from engine.token_bytes import spelled_bytes
 
 
 class TokenTexts:
@@ -48,7 +38,4 @@ class TokenTexts:
         token = str(self._tokenizer.convert_ids_to_tokens(token_id))
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
-        alphabet = _byte_alphabet()
-        if all(character in alphabet for character in token):
-            return bytes(alphabet[character] for character in token)
-        return None
+        return spelled_bytes(token)

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine.request import EngineStats
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Latencies(Collector):
+    """A histogram of seconds that can be observed for every token: it takes no lock."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._counts = [0] * (len(_LATENCY_BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Account for a latency that was met so many times. To be called from the event loop."""
+        self._counts[bisect_left(_LATENCY_BUCKETS, seconds)] += times
+        self._sum += seconds * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """See `prometheus_client.registry.Collector`."""
+        bounds = [*map(floatToGoString, _LATENCY_BUCKETS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(
+            self._name, self._documentation, buckets=buckets, sum_value=self._sum
+        )
 
 
 class Metrics:
@@ -36,17 +64,11 @@ class Metrics:
             ("kind",),
             registry=self.registry,
         )
-        self.time_to_first_token = Histogram(
-            "partywall_time_to_first_token_seconds",
-            "From handing a request to the engine to its first token.",
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+        self.time_to_first_token = self._latencies(
+            "time_to_first_token", "From handing a request to the engine to its first token."
         )
-        self.inter_token_latency = Histogram(
-            "partywall_inter_token_latency_seconds",
-            "Between two tokens of one response.",
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+        self.inter_token_latency = self._latencies(
+            "inter_token_latency", "Between two tokens of one response."
         )
         self.limited = Counter(
             "partywall_limited",
@@ -129,3 +151,8 @@ class Metrics:
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"partywall_{name}", documentation, registry=self.registry)
+
+    def _latencies(self, name: str, documentation: str) -> Latencies:
+        latencies = Latencies(f"partywall_{name}_seconds", documentation)
+        self.registry.register(latencies)
+        return latencies

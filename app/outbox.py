@@ -38,6 +38,12 @@ class Outbox:
         self._replies: list[bytes] = []  # an empty deque weighs ten times as much
         self._replying: asyncio.Task[None] | None = None
         self._gone = False
+        extension = socket.scope.get("extensions", {}).get("partywall.write")
+        self._write: Callable[[bytes], bool] = _never if extension is None else extension["write"]
+
+    def offer(self, event: bytes) -> bool:
+        """Send an event if nobody waits and the reader keeps up; whether it was sent."""
+        return not self._gone and not self._turn.locked() and self._write(event)
 
     async def send(self, event: bytes) -> None:
         """Send an event. Raises `ReaderLeft`."""
@@ -89,3 +95,8 @@ class Outbox:
             # Starlette says RuntimeError for a send after the close message.
             self._gone = True
             raise ReaderLeft from None
+
+
+def _never(_: bytes) -> bool:
+    """Of a server that writes only while one waits."""
+    return False

@@ -9,16 +9,16 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.answer import Answer, encode_resource
+from app.answer import Answer
 from app.errors import ApiError, internal_error, invalid_request
 from app.generation import Generation
 from app.history import History, SocketHistory, Turn, pack_ids
 from app.metrics import Metrics
 from app.presence import Presence
-from app.streams import StreamLog
+from app.streams import Reader, StreamLog
 from app.suspension import SuspendedRun
 from app.turns import Prompt
-from app.wire_events import Event, ResponseResource, encode_event
+from app.wire_events import Event, ResponseResource, encode_json
 from tenants.errors import StoreUnavailable
 from tenants.records import Principal
 from tenants.suspended import SuspendedResponses
@@ -48,7 +48,7 @@ class Keeper:
             shared_owner=self.prompt.shared_owner,
             system=self.prompt.system,
             end_user=self.end_user,
-            response=encode_resource(resource),
+            response=encode_json(resource),
         )
         if resource.store:
             await self.history.save(self.tenant_id, resource.id, turn)
@@ -136,7 +136,7 @@ class ResponseRun:
 
     def snapshot(self) -> bytes:
         """The response so far, as JSON."""
-        return encode_resource(self.resource)
+        return encode_json(self.resource)
 
     def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
         """The encoded events with numbers greater than `after`, as they come.
@@ -145,6 +145,11 @@ class ResponseRun:
         """
         check_position(after, self._stream.next_number)
         return self._stream.follow(after)
+
+    async def feed(self, after: int, reader: Reader) -> None:
+        """Give `reader` those events as they come, to the end. Raises what `follow` raises."""
+        check_position(after, self._stream.next_number)
+        await self._stream.feed(after, reader)
 
     def cancel(self) -> None:
         """End the response here; its stream goes on to its terminal event."""
@@ -221,7 +226,7 @@ class ResponseRun:
     def _append(self, *events: Event) -> None:
         for event in events:
             event.sequence_number = self._stream.next_number
-            self._stream.append(encode_event(event))
+            self._stream.append(encode_json(event))
 
     def _abandoned(self) -> None:
         self.discard() if self.ended else self.cancel()

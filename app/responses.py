@@ -197,7 +197,7 @@ class Responses:
             check_position(after, len(kept.events))
             request = renewed(kept.request, principal, kept.prompt)
             check_request(request, info)
-            answer, held = kept.answer, kept.held_logprobs
+            answer, held = kept.answer, kept.held
             generation = await self._generation(
                 principal, request, kept.stop, cached_tokens=kept.cached_tokens, held=held
             )

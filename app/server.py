@@ -2,7 +2,9 @@
 
 A reader that stops reading keeps `send` waiting for ever, and closing its transport politely waits
 for the same full buffer. So every scope carries a way to drop its transport:
-`scope["extensions"]["partywall.abort"]["abort"]()`.
+`scope["extensions"]["partywall.abort"]["abort"]()`. That of a WebSocket also carries a way to send
+a text message without waiting, `["partywall.write"]["write"](message: bytes) -> bool`: whether it
+was sent, which it is not where the reader is behind or the socket is not open.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from struct import Struct
 from types import FrameType
 from typing import Any
 
@@ -21,12 +24,17 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
+from websockets.protocol import State
 
 from app.settings import Settings
 
 ABORT_EXTENSION = "partywall.abort"
+WRITE_EXTENSION = "partywall.write"
 _CLOSE_GRACE_SECONDS = 1.0
-
+_TEXT_FRAME = 0x81
+"""A whole message, unmasked (RFC 6455, section 5.2): extensions are not negotiated."""
+_MEDIUM_HEADER = Struct("!BBH")
+_LONG_HEADER = Struct("!BBQ")
 _CLOSE_SECONDS = 5
 
 Hook = Callable[[], Awaitable[None]]
@@ -52,6 +60,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self.close_sent:
             extensions: dict[str, Any] = self.scope["extensions"]
             extensions[ABORT_EXTENSION] = {"abort": self.transport.abort}
+            extensions[WRITE_EXTENSION] = {"write": self.write_text}
+
+    def write_text(self, message: bytes) -> bool:
+        """Send a text message (UTF-8) as one frame, if that needs no waiting."""
+        # It is OPEN from the end of the handshake to the first close frame.
+        if self.conn.state is not State.OPEN or not self.writable.is_set() or self.disconnected:
+            return False
+        length = len(message)
+        if length < 126:
+            header = bytes((_TEXT_FRAME, length))
+        elif length < 65536:
+            header = _MEDIUM_HEADER.pack(_TEXT_FRAME, 126, length)
+        else:
+            header = _LONG_HEADER.pack(_TEXT_FRAME, 127, length)
+        self.transport.write(header + message)
+        return True
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send; a refused upgrade is complete, which uvicorn would log as an error."""
@@ -115,6 +139,40 @@ class Server(uvicorn.Server):
     def _abort_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A bound socket that does not listen yet, so that a taken port is known before a long start.
+
+    Raises `OSError`, which names the address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(settings, error) from error
+    return listener
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> OSError:
+    return OSError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}")
+
+
+def service_url(settings: Settings, listener: socket.socket) -> str:
+    """The URL at which a client on this machine reaches the service."""
+    scheme = "https" if settings.uses_tls else "http"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = local.get(settings.host, settings.host)
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 async def run_server(

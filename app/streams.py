@@ -5,8 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 _REPLAYED_AT_ONCE = 64
+
+
+class Reader(Protocol):
+    """Whoever takes a stream's events, one after the other."""
+
+    def offer(self, event: bytes) -> bool:
+        """Take an event if that needs no waiting; whether it was taken. Raises nothing."""
+        ...
+
+    async def send(self, event: bytes) -> None:
+        """Take an event as soon as possible."""
+        ...
+
+
+class _Follower:
+    """A reader, the next event for it, and what resumes it once it is behind."""
+
+    def __init__(self, reader: Reader, number: int) -> None:
+        self.reader = reader
+        self.number = number
+        self.behind = asyncio.Event()
 
 
 class StreamLog:
@@ -25,6 +47,7 @@ class StreamLog:
         self._events = list(events)
         self._ended = False
         self._news = asyncio.Event()
+        self._live: list[_Follower] = []
         self._grace_seconds = grace_seconds
         self._abandoned: Callable[[], None] | None = abandoned
         self._readers = 0
@@ -42,19 +65,45 @@ class StreamLog:
         return self._events
 
     def append(self, event: bytes) -> None:
-        """Add the next event and wake the readers."""
+        """Add the next event: readers that keep up have it at once, the others are woken."""
         self._events.append(event)
+        for follower in self._live.copy():
+            if follower.reader.offer(event):
+                follower.number += 1
+            else:
+                self._leave_behind(follower)
         self._wake()
 
     def end(self) -> None:
         """No more events will come: readers that have the last one are done."""
         self._ended = True
+        for follower in self._live.copy():
+            self._leave_behind(follower)
         self._wake()
 
     def close(self) -> None:
         """Call `abandoned` no more."""
         self._abandoned = None
         self._stop_timer()
+
+    async def feed(self, after: int, reader: Reader) -> None:
+        """Give `reader` every event with a number greater than `after`, as they come, to the end.
+
+        An event that it takes when offered has needed no turn of the event loop.
+        """
+        follower = _Follower(reader, after + 1)
+        with self._reading():
+            while True:
+                await self._catch_up(follower)
+                if self._ended:
+                    return
+                follower.behind.clear()
+                self._live.append(follower)
+                try:
+                    await follower.behind.wait()
+                finally:
+                    if follower in self._live:
+                        self._live.remove(follower)
 
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
         """Every event with a number greater than `after` (-1: all), as they come, to the end.
@@ -74,6 +123,20 @@ class StreamLog:
                 if self._ended:
                     return
                 await self._news.wait()
+
+    async def _catch_up(self, follower: _Follower) -> None:
+        """Give a reader all that there is; a long replay lets others run."""
+        while follower.number < len(self._events):
+            event = self._events[follower.number]
+            follower.number += 1
+            if event is not None and not follower.reader.offer(event):
+                await follower.reader.send(event)
+            if follower.number % _REPLAYED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _leave_behind(self, follower: _Follower) -> None:
+        self._live.remove(follower)
+        follower.behind.set()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

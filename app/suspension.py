@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from app.answer import Answer
@@ -27,10 +25,10 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     end_user: str | None
     stop: list[str]
     cached_tokens: int
-    resource: dict[str, Any]
+    resource: ResponseResource
     item_id: str | None
-    logprobs: list[dict[str, Any]]
-    held: list[dict[str, Any]]
+    logprobs: list[TokenLogprob]
+    held: list[TokenLogprob]
     events: list[bytes | None]
 
     @classmethod
@@ -53,10 +51,10 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             end_user=end_user,
             stop=list(generation.stop),
             cached_tokens=generation.cached_tokens,
-            resource=answer.resource.model_dump(),
+            resource=answer.resource,
             item_id=answer.item_id,
-            logprobs=[logprob.model_dump() for logprob in answer.logprobs],
-            held=[logprob.model_dump() for logprob in line.held],
+            logprobs=answer.logprobs,
+            held=line.held,
             events=[*events, None],
         )
 
@@ -68,18 +66,8 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def answer(self) -> Answer:
         """The response as it was before the restart was told."""
-        resource = ResponseResource.model_validate(self.resource)
-        return Answer(resource, self.item_id, _logprobs(self.logprobs))
-
-    @property
-    def held_logprobs(self) -> list[TokenLogprob]:
-        """Of tokens whose text was not safe to show yet."""
-        return _logprobs(self.held)
+        return Answer(self.resource, self.item_id, self.logprobs)
 
     def encode(self) -> bytes:
         """As the store keeps it."""
         return msgspec.msgpack.encode(self)
-
-
-def _logprobs(documents: list[dict[str, Any]]) -> list[TokenLogprob]:
-    return [TokenLogprob.model_validate(document) for document in documents]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
@@ -17,7 +19,7 @@ from app.wire import (
     declining,
     text_or_list,
 )
-from app.wire_events import TokenLogprob
+from app.wire_events import Sent, TokenLogprob
 
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
@@ -126,14 +128,14 @@ class ChatBody(SamplingFields):
     web_search_options: Declined = None
 
 
-class PromptTokensDetails(Wire):
+class PromptTokensDetails(Sent, kw_only=True):
     """`cached_tokens` of the prompt were found in the cache."""
 
     cached_tokens: int
     audio_tokens: int = 0
 
 
-class CompletionTokensDetails(Wire):
+class CompletionTokensDetails(Sent, kw_only=True):
     """This service hides no reasoning tokens."""
 
     reasoning_tokens: int = 0
@@ -142,17 +144,19 @@ class CompletionTokensDetails(Wire):
     rejected_prediction_tokens: int = 0
 
 
-class ChatUsage(Wire):
+class ChatUsage(Sent, kw_only=True):
     """Token counts of one completion."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+    completion_tokens_details: CompletionTokensDetails = msgspec.field(
+        default_factory=CompletionTokensDetails
+    )
 
 
-class ChoiceLogprobs(Wire):
+class ChoiceLogprobs(Sent, kw_only=True):
     """Log-probabilities of the tokens of a choice or chunk."""
 
     content: list[TokenLogprob]
@@ -162,7 +166,7 @@ class ChoiceLogprobs(Wire):
 FinishReason = Literal["stop", "length"]
 
 
-class AnswerMessage(Wire):
+class AnswerMessage(Sent, kw_only=True):
     """The assistant's message."""
 
     role: Literal["assistant"] = "assistant"
@@ -170,38 +174,33 @@ class AnswerMessage(Wire):
     refusal: None = None
 
 
-class Choice(Wire):
-    """One of the answers of a completion."""
+class Choice(Sent, kw_only=True):
+    """One of the answers of a completion.
+
+    Hypotheses of a beam search come best first, with their `score`: the sum of the tokens'
+    log-probabilities over the length to the power of `length_penalty`.
+    """
 
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason
+    score: float | UnsetType = UNSET
 
 
-class BeamChoice(Choice):
-    """One hypothesis of a beam search; the best one comes first.
-
-    `score` is the sum of its tokens' log-probabilities over its length to the power of
-    `length_penalty`.
-    """
-
-    score: float
-
-
-class ChatCompletion(Wire):
+class ChatCompletion(Sent, kw_only=True):
     """The answer to a request without `stream`."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[BeamChoice | Choice]
+    choices: list[Choice]
     usage: ChatUsage
     service_tier: Literal["default"] = "default"
 
 
-class ChunkChoice(Wire):
+class ChunkChoice(Sent, kw_only=True):
     """What one chunk adds to one answer; `delta` holds only the keys that are new."""
 
     index: int
@@ -210,8 +209,11 @@ class ChunkChoice(Wire):
     finish_reason: FinishReason | None = None
 
 
-class ChatChunk(Wire):
-    """One chunk of a streamed completion."""
+class ChatChunk(Sent, kw_only=True):
+    """One chunk of a streamed completion.
+
+    Where the usage is asked for, all chunks have the field, and the last one its value.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -219,4 +221,4 @@ class ChatChunk(Wire):
     model: str
     choices: list[ChunkChoice]
     service_tier: Literal["default"] = "default"
-    usage: ChatUsage | None = None
+    usage: ChatUsage | UnsetType | None = UNSET

@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from pydantic import Field
-
-from app.wire import Wire
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class TopLogprob(Wire):
+class Sent(msgspec.Struct):
+    """What only leaves the service: it is written as fast as can be, and not validated."""
+
+
+class TopLogprob(Sent, kw_only=True):
     """A likely alternative to a token."""
 
     token: str
@@ -25,22 +26,22 @@ class TopLogprob(Wire):
     logprob: float
 
 
-class TokenLogprob(TopLogprob):
+class TokenLogprob(TopLogprob, kw_only=True):
     """A generated token and its alternatives, natural-log probabilities."""
 
     top_logprobs: list[TopLogprob]
 
 
-class TextPart(Wire):
+class TextPart(Sent, kw_only=True):
     """The text of an output message."""
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[dict[str, Any]] = Field(default_factory=list)
-    logprobs: list[TokenLogprob] = Field(default_factory=list)
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[TokenLogprob] = []
 
 
-class OutputMessage(Wire):
+class OutputMessage(Sent, kw_only=True):
     """The assistant's message."""
 
     type: Literal["message"] = "message"
@@ -50,43 +51,43 @@ class OutputMessage(Wire):
     content: list[TextPart]
 
 
-class InputTokensDetails(Wire):
+class InputTokensDetails(Sent, kw_only=True):
     """`cached_tokens` of the prompt were found in the cache; writes are not billed apart."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(Wire):
+class OutputTokensDetails(Sent, kw_only=True):
     """This service hides no reasoning tokens."""
 
     reasoning_tokens: int = 0
 
 
-class Usage(Wire):
+class Usage(Sent, kw_only=True):
     """Token counts of one response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    output_tokens_details: OutputTokensDetails = msgspec.field(default_factory=OutputTokensDetails)
     total_tokens: int
 
 
-class ResponseFailure(Wire):
+class ResponseFailure(Sent, kw_only=True):
     """Why a response failed: the code of the error that ended it."""
 
     code: str
     message: str
 
 
-class IncompleteDetails(Wire):
+class IncompleteDetails(Sent, kw_only=True):
     """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens", "service_restart"]
 
 
-class ResponseResource(Wire):
+class ResponseResource(Sent, kw_only=True):
     """The response object."""
 
     id: str
@@ -100,12 +101,12 @@ class ResponseResource(Wire):
     previous_response_id: str | None
     instructions: str | None
     prompt: dict[str, Any] | None
-    output: list[OutputMessage] = Field(default_factory=list)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    output: list[OutputMessage] = []
+    tools: list[dict[str, Any]] = []
     tool_choice: Literal["auto", "none"] = "auto"
     truncation: Literal["disabled"] = "disabled"
     parallel_tool_calls: bool = True
-    text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
+    text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
     temperature: float
     top_p: float
     presence_penalty: float
@@ -124,14 +125,14 @@ class ResponseResource(Wire):
     prompt_cache_key: str | None
 
 
-class InputPart(Wire):
+class InputPart(Sent, kw_only=True):
     """The text of a message that a compaction kept."""
 
     type: Literal["input_text"] = "input_text"
     text: str
 
 
-class CompactedMessage(Wire):
+class CompactedMessage(Sent, kw_only=True):
     """A system message that a compaction kept word for word."""
 
     type: Literal["message"] = "message"
@@ -141,7 +142,7 @@ class CompactedMessage(Wire):
     content: list[InputPart]
 
 
-class Compaction(Wire):
+class Compaction(Sent, kw_only=True):
     """The sealed summary of a conversation."""
 
     type: Literal["compaction"] = "compaction"
@@ -149,7 +150,7 @@ class Compaction(Wire):
     encrypted_content: str
 
 
-class CompactedResource(Wire):
+class CompactedResource(Sent, kw_only=True):
     """A compacted conversation: its output is the input of the next request."""
 
     id: str
@@ -168,21 +169,21 @@ LifecycleKind = Literal[
 ]
 
 
-class Event(Wire):
+class Event(Sent, kw_only=True):
     """One event of a stream; `sequence_number` counts from 0 within its response."""
 
     type: str
     sequence_number: int = 0
 
 
-class LifecycleEvent(Event):
+class LifecycleEvent(Event, kw_only=True):
     """The response as a whole changed."""
 
     type: LifecycleKind
     response: ResponseResource
 
 
-class ItemEvent(Event):
+class ItemEvent(Event, kw_only=True):
     """An output item began or ended."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
@@ -190,7 +191,7 @@ class ItemEvent(Event):
     item: OutputMessage
 
 
-class PartEvent(Event):
+class PartEvent(Event, kw_only=True):
     """A content part began or ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
@@ -200,7 +201,7 @@ class PartEvent(Event):
     part: TextPart
 
 
-class TextDelta(Event):
+class TextDelta(Event, kw_only=True):
     """More text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
@@ -208,10 +209,10 @@ class TextDelta(Event):
     output_index: int = 0
     content_index: int = 0
     delta: str
-    logprobs: list[TokenLogprob] = Field(default_factory=list)
+    logprobs: list[TokenLogprob] = []
 
 
-class TextDone(Event):
+class TextDone(Event, kw_only=True):
     """The text is whole."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
@@ -219,12 +220,11 @@ class TextDone(Event):
     output_index: int = 0
     content_index: int = 0
     text: str
-    logprobs: list[TokenLogprob] = Field(default_factory=list)
+    logprobs: list[TokenLogprob] = []
 
 
-def encode_event(event: Event) -> bytes:
-    """An event as JSON."""
-    return msgspec.json.encode(event.model_dump())
+encode_json = msgspec.json.Encoder().encode
+"""Anything that is sent, as JSON."""
 
 
 def event_type(encoded: bytes) -> bytes:

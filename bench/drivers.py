@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
@@ -65,15 +66,23 @@ class DriverError(Exception):
 
 
 class HttpDriver:
-    """OpenAI-compatible chat completions, streamed as server-sent events."""
+    """OpenAI-compatible chat completions, streamed as server-sent events.
 
-    def __init__(self, url: str, model: str) -> None:
+    `omits` are fields that the server refuses; with `new_connections` none is used twice.
+    """
+
+    def __init__(
+        self, url: str, model: str, *, omits: Collection[str] = (), new_connections: bool = False
+    ) -> None:
         self._model = model
+        self._omits = omits
         self._client = httpx.AsyncClient(
             base_url=url,
             timeout=None,
             trust_env=False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=0 if new_connections else None
+            ),
         )
 
     async def ask(self, ask: Ask, timing: Timing) -> None:
@@ -90,6 +99,7 @@ class HttpDriver:
             "stream": True,
             "stream_options": {"include_usage": True},
         } | _user(ask)
+        body = {name: value for name, value in body.items() if name not in self._omits}
         headers = {"authorization": f"Bearer {ask.api_key}"}
         timing.sent_at = perf_counter()
         try:

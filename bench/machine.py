@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -49,6 +51,49 @@ def warn_if_busy() -> float:
             file=sys.stderr,
         )
     return foreign
+
+
+class LoadWatch:
+    """How busy this machine is with what is not the bench's, from the making of this on.
+
+    This process and its descendants are the bench's own.
+    """
+
+    def __init__(self) -> None:
+        self._since = self._now()
+
+    def foreign_percent(self) -> float:
+        """Of all cores' time; what a descendant used that has ended counts as foreign."""
+        before, now = self._since, self._now()
+        seconds = (now.at - before.at) * (os.cpu_count() or 1)
+        foreign = (now.busy - before.busy) - (now.own - before.own)
+        return max(0.0, foreign / seconds * 100) if seconds else 0.0
+
+    @staticmethod
+    def _now() -> _CpuSeconds:
+        times = psutil.cpu_times()
+        busy = times.user + times.nice + times.system + times.irq + times.softirq
+        return _CpuSeconds(time.monotonic(), busy, tree_cpu_seconds(os.getpid()))
+
+
+@dataclass(frozen=True)
+class _CpuSeconds:
+    at: float
+    busy: float
+    own: float
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Processor time that a process and its descendants have used."""
+    root = psutil.Process(pid)
+    total = 0.0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            continue
+        total += used.user + used.system
+    return total
 
 
 def tree_rss_mib(pid: int) -> float:

@@ -15,6 +15,7 @@ _MODULES = {
     "fairness": "bench.fairness",
     "isolation": "bench.isolation",
     "sockets": "bench.sockets",
+    "socket-overhead": "bench.socket_overhead",
     "trace": "bench.trace",
     "recovery": "bench.recovery",
     "reuse": "bench.reuse",
@@ -23,6 +24,7 @@ _MODULES = {
     "step": "bench.step",
     "kernels": "bench.kernels",
     "gpu": "bench.gpu",
+    "peers": "bench.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

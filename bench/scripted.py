@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.ahead import Runner
 from engine.config import EngineConfig
-from engine.core import EngineCore, Runner
+from engine.core import EngineCore
 from engine.request import EngineInfo
 
 _MAX_RUNNING = 64

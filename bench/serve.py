@@ -12,23 +12,31 @@ import argparse
 import asyncio
 import re
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Final
 
 import httpx
 from rich.table import Table
 
-from bench.drivers import Ask, Driver, DriverError, HttpDriver, Timing, WebSocketDriver
-from bench.figures import percentile
+from bench.drivers import Driver, HttpDriver, WebSocketDriver
 from bench.machine import warn_if_busy
-from bench.registry import BenchError, Result, parameters
+from bench.registry import Result, parameters
+from bench.rounds import (
+    Tenants,
+    add_load_arguments,
+    registered,
+    round_of_asks,
+    send_round,
+    summary,
+    system_prompts,
+    token_counter,
+    warm_up,
+)
 from bench.service import Service, running_service, served_model
-from bench.workload import CountTokens, question, system_prompt
-from engine.weights import DEFAULT_MODEL, resolve_model
+from bench.workload import CountTokens
+from engine.weights import DEFAULT_MODEL
 
 _BASE: Final = {
     "output_tokens_per_s": "generated tokens a second, all requests together",
@@ -52,22 +60,16 @@ FIGURES: Final = (
     }
     | {_SPEEDUP: "with --compare-cache: ttft_ms_p50_off / ttft_ms_p50_on"}
 )
-_WARM_UP_TOKENS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--tenants", type=int, default=4, help="tenants")
-    parser.add_argument("--requests", type=int, default=8, help="requests of each tenant a round")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests under way at once")
-    parser.add_argument("--system-tokens", type=int, default=512, help="tokens of a system prompt")
-    parser.add_argument("--output-tokens", type=int, default=64, help="tokens of an answer")
+    add_load_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are their medians")
     parser.add_argument("--transport", choices=("http", "websocket"), default="http")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model served, and its tokenizer")
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
     parser.add_argument("--kv-memory", default="auto", help="memory of the KV cache")
-    parser.add_argument("--timeout-seconds", type=float, default=120.0, help="for one request")
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--no-prefix-cache", action="store_true", help="serve without prefix cache")
     cache.add_argument(
@@ -81,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     """Start what is to be measured, load it in rounds, and sum up."""
     foreign = warn_if_busy()
-    count = _token_counter(options.model)
+    count = token_counter(options.model)
     with ExitStack() as stack:
         sides = _sides(options, stack, count)
         asyncio.run(_measure(sides, options))
@@ -96,8 +98,7 @@ class _Side:
     name: str
     url: str
     model: str
-    tenants: list[tuple[str, str]]
-    """API key and system prompt of each."""
+    tenants: Tenants
     service: Service | None
     rounds: list[dict[str, float]] = field(default_factory=list)
     peak_kv_blocks: float | None = None
@@ -120,10 +121,7 @@ class _Side:
 
 
 def _sides(options: argparse.Namespace, stack: ExitStack, count: CountTokens) -> list[_Side]:
-    systems = [
-        system_prompt(f"tenant-{number}", options.system_tokens, count)
-        for number in range(options.tenants)
-    ]
+    systems = system_prompts(options, count)
     if options.url is not None:
         url = options.url.rstrip("/").removesuffix("/v1")
         tenants = [(options.api_key, system) for system in systems]
@@ -136,21 +134,10 @@ def _sides(options: argparse.Namespace, stack: ExitStack, count: CountTokens) ->
     sides = []
     for name, flags in wanted.items():
         service = stack.enter_context(running_service([*common, *flags]))
-        tenants = [
-            (service.create_tenant(f"tenant-{number}", system), system)
-            for number, system in enumerate(systems)
-        ]
+        tenants = registered(service, systems)
         model = served_model(service.url, tenants[0][0])
         sides.append(_Side(name, service.url, model, tenants, service))
     return sides
-
-
-def _token_counter(model: str) -> CountTokens:
-    from transformers import AutoTokenizer
-
-    folder = resolve_model(model, progress=lambda line: print(line, file=sys.stderr))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 async def _measure(sides: Sequence[_Side], options: argparse.Namespace) -> None:
@@ -159,15 +146,11 @@ async def _measure(sides: Sequence[_Side], options: argparse.Namespace) -> None:
     drivers: list[Driver] = [make(side.url, side.model) for side in sides]
     try:
         for side, driver in zip(sides, drivers, strict=True):
-            asks = _asks(side, 1, _WARM_UP_TOKENS, "warm-up")
-            timings, _ = await _round(driver, asks, options)
-            failed = next((timing.error for timing in timings if timing.error), None)
-            if failed is not None:
-                raise BenchError(f"the warm-up failed: {failed}")
+            await warm_up(driver, side.tenants, options)
         for number in range(options.rounds):
             for side, driver in zip(sides, drivers, strict=True):
-                asks = _asks(side, options.requests, options.output_tokens, f"round {number}")
-                side.rounds.append(_summarize(*await _round(driver, asks, options)))
+                asks = round_of_asks(side.tenants, options, f"round {number}")
+                side.rounds.append(summary(*await send_round(driver, asks, options)))
         for side in sides:
             side.peak_kv_blocks = await _peak_blocks(side.url)
             if side.service is not None:
@@ -175,64 +158,6 @@ async def _measure(sides: Sequence[_Side], options: argparse.Namespace) -> None:
     finally:
         for driver in drivers:
             await driver.close()
-
-
-def _asks(side: _Side, requests: int, output_tokens: int, label: str) -> list[Ask]:
-    """A round's requests, the tenants taking turns."""
-    return [
-        Ask(
-            api_key=api_key,
-            system=system,
-            question=question(f"{label}, {number}.{tenant}"),
-            output_tokens=output_tokens,
-        )
-        for number in range(requests)
-        for tenant, (api_key, system) in enumerate(side.tenants)
-    ]
-
-
-async def _round(
-    driver: Driver, asks: Sequence[Ask], options: argparse.Namespace
-) -> tuple[list[Timing], float]:
-    """Send all requests, `concurrency` at a time; returns their timings and the wall time."""
-    waiting = list(reversed(asks))
-    timings: list[Timing] = []
-
-    async def work() -> None:
-        while waiting:
-            ask, timing = waiting.pop(), Timing()
-            timings.append(timing)
-            try:
-                async with asyncio.timeout(options.timeout_seconds):
-                    await driver.ask(ask, timing)
-            except (DriverError, OSError, TimeoutError) as error:
-                timing.error = f"{type(error).__name__}: {error}"
-            else:
-                if timing.output_tokens != ask.output_tokens or not timing.arrivals:
-                    timing.error = f"{timing.output_tokens} tokens instead of {ask.output_tokens}"
-
-    started = perf_counter()
-    await asyncio.gather(*(work() for _ in range(options.concurrency)))
-    return timings, perf_counter() - started
-
-
-def _summarize(timings: Sequence[Timing], wall_seconds: float) -> dict[str, float]:
-    """A round's figures. Raises `BenchError` if nothing succeeded."""
-    good = [timing for timing in timings if timing.error is None]
-    if not good:
-        raise BenchError(f"every request failed; the first: {timings[0].error}")
-    ttfts = [timing.ttft_seconds for timing in good]
-    gaps = [gap for timing in good for gap in timing.gaps_seconds]
-    prompt = sum(timing.prompt_tokens for timing in good)
-    return {
-        "output_tokens_per_s": sum(timing.output_tokens for timing in good) / wall_seconds,
-        "ttft_ms_p50": percentile(ttfts, 50) * 1000,
-        "ttft_ms_p99": percentile(ttfts, 99) * 1000,
-        "itl_ms_p50": percentile(gaps, 50) * 1000,
-        "itl_ms_p99": percentile(gaps, 99) * 1000,
-        "prompt_hit_ratio": sum(timing.cached_tokens for timing in good) / max(1, prompt),
-        "errors": float(len(timings) - len(good)),
-    }
 
 
 async def _peak_blocks(url: str) -> float | None:

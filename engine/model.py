@@ -12,7 +12,7 @@ import gc
 import logging
 import math
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from mmap import mmap
 from pathlib import Path
@@ -177,6 +177,9 @@ class PagedModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
+        if self._batch_invariant:
+            attention = replace(batch.attention, batch_invariant=True)
+            batch = replace(batch, attention=attention)
         return self.weights.decoder.forward(batch, self.memory)
 
 

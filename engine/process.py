@@ -24,6 +24,9 @@ _PR_SET_PDEATHSIG = 1
 class ProcessEngine(RemoteEngine):
     """An engine in a child process, which dies with its parent however that dies."""
 
+    program = "engine.process"
+    """The child's module; see its `main`."""
+
     def __init__(self, config: EngineConfig, rebuild_seconds: float = 60.0) -> None:
         super().__init__(self._spawn, rebuild_seconds)
         self._config = config
@@ -34,7 +37,7 @@ class ProcessEngine(RemoteEngine):
         return self._engine.pid if isinstance(self._engine, _Child) else None
 
     async def _spawn(self, address: str) -> RunningEngine:
-        command = [sys.executable, "-m", "engine.process", address, str(os.getpid())]
+        command = [sys.executable, "-m", self.program, address, str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
             *command,
             msgspec.json.encode(self._config).decode(),
@@ -57,7 +60,7 @@ class _Child:
             self._process.kill()
 
 
-def _die_with(parent_pid: int) -> None:
+def die_with(parent_pid: int) -> None:
     """Ask the kernel to end this process with its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -67,7 +70,7 @@ def _die_with(parent_pid: int) -> None:
 def main() -> None:
     """Entry point of the child: `python -m engine.process ADDRESS PARENT_PID CONFIG_JSON`."""
     address, parent_pid, config_json = sys.argv[1:]
-    _die_with(int(parent_pid))
+    die_with(int(parent_pid))
     # Ctrl-C reaches the whole terminal; the service decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")

@@ -127,7 +127,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
-class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of sequence `index` of a request; its last delta carries `finish_reason`.
 
     A request is over when each of its `num_outputs` indices is; one that fails or is aborted ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import msgspec
 
@@ -17,7 +18,9 @@ class RunningStream:
 
     def __init__(self, request: EngineRequest) -> None:
         self._request = request
-        self._deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._deltas: deque[TokenDelta] = deque()
+        self._news: asyncio.Future[None] | None = None
         self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
         self._cached_tokens = request.cached_tokens
         self._open = set(range(request.num_outputs)).difference(request.ended)
@@ -32,11 +35,14 @@ class RunningStream:
     @property
     def is_read(self) -> bool:
         """Whether it has ended and nothing is left to read."""
-        return self.has_ended and self._deltas.empty()
+        return not self._open and not self._deltas
 
     async def next(self) -> TokenDelta:
-        """The next delta, as soon as there is one."""
-        return await self._deltas.get()
+        """The next delta, as soon as there is one. For one reader."""
+        while not self._deltas:
+            self._news = self._loop.create_future()
+            await self._news
+        return self._deltas.popleft()
 
     def push(self, delta: TokenDelta) -> None:
         """Take over what an engine has produced."""
@@ -48,7 +54,9 @@ class RunningStream:
             self._deaths = 0
         if delta.finish_reason is not None:
             self._open.remove(delta.index)
-        self._deltas.put_nowait(delta)
+        self._deltas.append(delta)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def end(self, reason: FinishReason, error: str | None = None, index: int | None = None) -> None:
         """End the stream from this side, or one sequence of it, where it has not ended already."""

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.admin_token import AdminToken
 from app.limits import ServiceLimits
+from app.server import HttpProtocol, WebSocketProtocol
 from app.service import create_app
 from app.stores import Stores
 from tenants.connection import GuardedRedis, open_redis
@@ -150,7 +151,9 @@ def limits() -> ServiceLimits:
 @contextlib.asynccontextmanager
 async def serving(app: Starlette) -> AsyncIterator[str]:
     """The app behind a real uvicorn on a free port of the loopback interface."""
-    config = uvicorn.Config(app, port=0, log_level="warning", ws="websockets-sansio")
+    config = uvicorn.Config(
+        app, port=0, log_level="warning", http=HttpProtocol, ws=WebSocketProtocol
+    )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from app.metrics import Metrics
 from tests.app.conftest import MODEL, World, eventually
 
 
@@ -46,6 +47,18 @@ async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     assert "partywall_streams_running 0.0" in text
     world.engine.down = True
     assert "partywall_engine_up 0.0" in (await get(world, "/metrics")).text
+
+
+def test_latencies_are_a_histogram_of_all_that_was_observed() -> None:
+    metrics = Metrics()
+    for seconds, times in ((0.004, 1), (0.005, 2), (0.3, 3), (100.0, 1)):
+        metrics.inter_token_latency.observe(seconds, times)
+    read = metrics.registry.get_sample_value
+    name = "partywall_inter_token_latency_seconds"
+    counts = [read(f"{name}_bucket", {"le": le}) for le in ("0.005", "0.2", "0.5", "30.0", "+Inf")]
+    assert counts == [3, 3, 6, 6, 7]
+    assert read(f"{name}_count") == 7
+    assert read(f"{name}_sum") == pytest.approx(100.914)
 
 
 async def test_metrics_show_how_many_tasks_the_loop_has(world: World) -> None:

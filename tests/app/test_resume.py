@@ -17,7 +17,7 @@ from app.errors import ApiError
 from app.history import History
 from app.limits import ServiceLimits
 from app.response_run import ResponseRun
-from app.wire_events import TextDelta, encode_event, event_type, on_lane
+from app.wire_events import TextDelta, encode_json, event_type, on_lane
 from tests.app.conftest import World, eventually
 from tests.app.test_responses_ws import TERMINAL, Raw, socket
 
@@ -402,7 +402,7 @@ async def test_responses_of_a_tenant_without_a_cache_are_stored_only_if_asked(
 
 
 def test_an_encoded_event_tells_its_type_and_takes_a_lane() -> None:
-    encoded = encode_event(TextDelta(item_id="x", delta='","stream_id":"y"'))
+    encoded = encode_json(TextDelta(item_id="x", delta='","stream_id":"y"'))
     assert event_type(encoded) == b"response.output_text.delta"
     assert on_lane(encoded, None) == encoded
     assert json.loads(on_lane(encoded, 'a"b')) == json.loads(encoded) | {"stream_id": 'a"b'}

@@ -14,13 +14,16 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.listener import bind, service_url
-from app.server import ABORT_EXTENSION, run_server
+from app.server import ABORT_EXTENSION, WRITE_EXTENSION, bind, run_server, service_url
 from app.settings import Settings, load_settings
 
 
 def settings(**given: Any) -> Settings:
     return load_settings(port=0, drain_seconds=1, **given)
+
+
+SIZES = (0, 1, 125, 126, 65_535, 65_536)
+"""Around those at which a frame's header grows."""
 
 
 class Probe:
@@ -32,6 +35,7 @@ class Probe:
         self.stopped = False
         self.lingers = False
         self.draining = asyncio.Event()
+        self.written: list[bool] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -58,8 +62,15 @@ class Probe:
             scope["extensions"][ABORT_EXTENSION]["abort"]()
         elif scope["path"] == "/flood":
             flood = asyncio.create_task(self._flood(send))
+        elif scope["path"] == "/write":
+            write = scope["extensions"][WRITE_EXTENSION]["write"]
+            self.written += [write(b"x" * size) for size in SIZES]
+            while self.written[-1]:
+                self.written.append(write(bytes(100_000)))
         message = await receive()
         await self.disconnects.put(message["code"])
+        if scope["path"] == "/write":
+            self.written.append(write(b"too late"))
         if flood is not None:
             flood.cancel()
 
@@ -135,6 +146,17 @@ async def test_a_websocket_can_drop_its_connection(probe: Probe) -> None:
             with pytest.raises(ConnectionClosed) as caught:
                 await socket.recv()
         assert caught.value.rcvd is None
+
+
+async def test_messages_are_written_at_once_until_the_reader_is_behind(probe: Probe) -> None:
+    async with running(probe, settings()) as url:
+        address = url.replace("http", "ws") + "/write"
+        async with connect(address, proxy=None, compression=None) as socket:
+            sizes = [len(await socket.recv()) for _ in SIZES]
+        await probe.disconnects.get()
+    assert sizes == list(SIZES)
+    assert probe.written[: len(SIZES)] == [True] * len(SIZES)
+    assert probe.written[-2:] == [False, False], "it was behind, and then it had left"
 
 
 async def test_a_refused_upgrade_is_no_error_in_the_log(

@@ -30,6 +30,68 @@ async def test_every_reader_gets_every_event_after_its_own_number() -> None:
     assert await read(log, 2) == []
 
 
+class Taker:
+    """Takes what is offered while it is `free`; otherwise once it is let go on."""
+
+    def __init__(self) -> None:
+        self.free = True
+        self.offered: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.room = asyncio.Event()
+
+    def offer(self, event: bytes) -> bool:
+        if self.free:
+            self.offered.append(event)
+        return self.free
+
+    async def send(self, event: bytes) -> None:
+        await self.room.wait()
+        self.sent.append(event)
+
+
+async def test_a_reader_that_keeps_up_has_an_event_before_append_returns() -> None:
+    log, taker = StreamLog(LONG, lambda: None, [b"0", None]), Taker()
+    log.append(b"2")
+    feeding = asyncio.create_task(log.feed(-1, taker))
+    await asyncio.sleep(0)
+    assert taker.offered == [b"0", b"2"]
+    log.append(b"3")
+    assert taker.offered == [b"0", b"2", b"3"]
+    log.end()
+    await feeding
+
+
+async def test_a_reader_that_is_behind_gets_every_event_in_order_once_it_can() -> None:
+    log, taker, other = StreamLog(LONG, lambda: None), Taker(), Taker()
+    feeding = [asyncio.create_task(log.feed(-1, one)) for one in (taker, other)]
+    await asyncio.sleep(0)
+    log.append(b"0")
+    taker.free = False
+    log.append(b"1")
+    log.append(b"2")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (taker.offered, taker.sent) == ([b"0"], [])
+    taker.room.set()
+    taker.free = True
+    log.append(b"3")
+    log.end()
+    await asyncio.gather(*feeding)
+    assert taker.sent == [b"1"]
+    assert taker.offered == [b"0", b"2", b"3"]
+    assert other.offered == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_reader_that_leaves_is_offered_nothing_more() -> None:
+    log, taker = StreamLog(LONG, lambda: None), Taker()
+    feeding = asyncio.create_task(log.feed(-1, taker))
+    await asyncio.sleep(0)
+    feeding.cancel()
+    await asyncio.wait({feeding})
+    log.append(b"0")
+    assert taker.offered == []
+
+
 async def test_what_is_not_for_replay_keeps_its_number() -> None:
     log = StreamLog(LONG, lambda: None, [b"0", None])
     assert log.next_number == 2

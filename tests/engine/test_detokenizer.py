@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from app.tokenizer import load_tokenizer
 from engine.detokenizer import Detokenizer
+from engine.token_bytes import token_bytes
+from engine.weights import DEFAULT_MODEL, resolve_model
 
 END = 256
 
@@ -21,6 +24,22 @@ def tokenizer() -> PreTrainedTokenizerBase:
     fast = PreTrainedTokenizerFast(tokenizer_object=backend)
     fast.add_special_tokens({"eos_token": "<|im_end|>"})
     return fast
+
+
+@pytest.fixture(scope="module")
+def spaced() -> PreTrainedTokenizerBase:
+    """Words that lose their space at the start of a text, bytes for whatever is no word."""
+    words = ["▁a", "▁b", "a", "b", ",", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "a"))
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -75,3 +94,43 @@ def test_the_end_of_turn_token_is_not_text(tokenizer: PreTrainedTokenizerBase) -
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push([*encode(tokenizer, "bye"), END]) == "bye"
     assert detokenizer.finish() == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, 5 + 255), max_size=30), seed=st.integers(0, 1000))
+def test_tokens_that_depend_on_their_neighbours_are_decoded_beside_them(
+    spaced: PreTrainedTokenizerBase, ids: list[int], seed: int
+) -> None:
+    whole = spaced.decode(ids)
+    if "�" in whole:
+        return  # bytes that are no text may be replaced one by one or together
+    rng, detokenizer, shown = random.Random(seed), Detokenizer(spaced), ""
+    while ids:
+        count = rng.randrange(1, 4)
+        shown += detokenizer.push(ids[:count])
+        ids = ids[count:]
+    assert shown + detokenizer.finish() == whole
+
+
+@pytest.fixture(scope="module")
+def real() -> PreTrainedTokenizerBase:
+    return load_tokenizer(resolve_model(DEFAULT_MODEL))
+
+
+def test_every_token_of_the_real_tokenizer_has_the_bytes_that_it_decodes_to(
+    real: PreTrainedTokenizerBase,
+) -> None:
+    table = token_bytes(real)
+    assert table is not None
+    texts = real.batch_decode([[token] for token in range(len(real))], skip_special_tokens=True)
+    assert [table[token].decode(errors="replace") for token in range(len(real))] == texts
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, 49_151), max_size=30))
+def test_any_tokens_of_the_real_tokenizer_join_to_what_it_decodes_them_to(
+    real: PreTrainedTokenizerBase, ids: list[int]
+) -> None:
+    detokenizer = Detokenizer(real)
+    shown = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
+    assert shown == real.decode(ids, skip_special_tokens=True)

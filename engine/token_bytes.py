@@ -1,0 +1,59 @@
+"""The exact bytes of tokens, for tokenizers whose tokens spell bytes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerBase
+
+
+class TokenBytes(dict[int, bytes]):
+    """What each token adds to the bytes of a text, looked up once; special tokens add nothing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        super().__init__({token_id: b"" for token_id, token in added.items() if token.special})
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id) or ""
+        spelled = spelled_bytes(token)
+        self[token_id] = token.encode() if spelled is None else spelled
+        return self[token_id]
+
+
+@lru_cache(maxsize=2)
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes | None:
+    """The table of a byte-level BPE; `None` for any other tokenizer.
+
+    With it a text is its tokens' bytes joined, whatever stands beside them. Elsewhere a token may
+    be written differently at the start of a text, or lose a space beside another.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if (
+        backend is None
+        or not isinstance(backend.decoder, decoders.ByteLevel)
+        or not isinstance(backend.model, models.BPE)
+        or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
+    ):
+        return None
+    return TokenBytes(backend)
+
+
+def spelled_bytes(token: str) -> bytes | None:
+    """The bytes that a token of byte-level BPE spells; `None` where it spells none."""
+    alphabet = _byte_alphabet()
+    if all(character in alphabet for character in token):
+        return bytes(alphabet[character] for character in token)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's printable stand-in of every byte (Radford et al., 2019), inverted."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet

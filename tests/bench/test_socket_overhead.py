@@ -1,0 +1,57 @@
+"""The service's own cost: the null engine behind it, and clients that only count frames."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from websockets.frames import Frame, Opcode
+
+from bench import __main__ as cli
+from bench import socket_overhead
+from bench.frame_reader import Streaming
+from bench.registry import BenchError
+
+
+def test_every_delta_is_traced_from_the_engine_to_its_client(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "figures.json"
+    given = ["socket-overhead", "--model", str(model), "--json", str(out)]
+    given += ["--streams", "4", "--seconds", "0.3", "--rounds", "1", "--first-rate", "100"]
+    given += ["--last-rate", "100"]
+    monkeypatch.setattr("sys.argv", ["bench", *given])
+    monkeypatch.setattr("bench.socket_overhead.warn_if_busy", lambda: 0.0)
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    assert found.keys() == socket_overhead.FIGURES.keys()
+    assert 0 < found["added_ms_p50"] <= found["added_ms_p99"]
+    assert found["deltas_per_s_per_core"] > 0
+
+
+def frame(payload: dict[str, object]) -> bytes:
+    return Frame(Opcode.TEXT, json.dumps(payload, separators=(",", ":")).encode()).serialize(
+        mask=False
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_frames_are_counted_however_they_are_cut(size: int) -> None:
+    created = {"type": "response.created", "response": {"id": "resp_1", "text": "x" * 70_000}}
+    delta = {"type": "response.output_text.delta", "delta": "x" * 200}
+    short = {"type": "response.output_text.delta", "delta": "x"}
+    data = b"".join(map(frame, (created, delta, short, {"type": "response.completed"})))
+    with socket.socket() as unused:
+        stream = Streaming(unused)
+        for start in range(0, len(data), size):
+            stream.take(data[start : start + size], float(start))
+    assert stream.response_id == "resp_1"
+    assert len(stream.arrivals) == 2
+    assert stream.ended
+
+
+def test_an_answer_that_fails_ends_the_bench() -> None:
+    with socket.socket() as unused, pytest.raises(BenchError, match="overloaded"):
+        Streaming(unused).take(frame({"type": "error", "error": "overloaded"}), 0.0)
