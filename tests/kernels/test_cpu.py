@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu, cpu_paged, cpu_plan
+from kernels import cpu, cpu_paged
 from kernels.attention import attend, prepare, write_kv
 from tests.kernels.batches import Paged, paged
 
@@ -98,8 +98,8 @@ def test_any_batch_agrees_with_the_reference(
 def test_contexts_of_several_splits_agree_with_the_reference(
     dtype: torch.dtype, sliding_window: int | None
 ) -> None:
-    edges = [(cpu_plan.SPLIT * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
-    runs = [(cpu_plan.SPLIT + 2, 5), (700, cpu.LONGEST_SHORT_RUN), (600, 60)]
+    edges = [(cpu_paged.SPLIT * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
+    runs = [(cpu_paged.SPLIT + 2, 5), (700, cpu.LONGEST_SHORT_RUN), (600, 60)]
     assert_right(paged(edges + runs, dtype=dtype), sliding_window)
 
 
@@ -180,7 +180,8 @@ def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
 
 
 def _compiled_variants() -> int:
-    functions = (cpu_plan.plan_items, cpu_paged.attend_part, cpu_plan.merge_parts)
+    plan = cpu.cpu_plan
+    functions = (plan.plan_items, cpu_paged.attend_part, plan.merge_parts)
     return sum(len(function.signatures) for function in functions)  # type: ignore[attr-defined]
 
 
