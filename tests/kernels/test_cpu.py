@@ -201,7 +201,8 @@ def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
 
 
 def _compiled_variants() -> int:
-    functions = (cpu_plan.plan_items, cpu_paged.attend_part, cpu_plan.merge_parts)
+    plan = cpu.cpu_plan
+    functions = (plan.plan_items, cpu_paged.attend_part, plan.merge_parts)
     return sum(len(function.signatures) for function in functions)  # type: ignore[attr-defined]
 
 

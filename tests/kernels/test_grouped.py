@@ -41,11 +41,16 @@ FORKS = {
 }
 
 
+BACKENDS: list[Backend] = ["cpu"]
+
+on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
 def run(
+    backend: Backend,
     example: Paged,
     softcap: float | None = None,
     sliding_window: int | None = None,
-    backend: Backend = "cpu",
 ) -> torch.Tensor:
     query = example.query.double() if backend == "reference" else example.query
     return attend(
@@ -59,30 +64,32 @@ def run(
     )
 
 
-def assert_right(example: Paged, softcap: float | None = None) -> None:
-    """The reference with and without groups, and the CPU's kernel with them, say the same."""
-    expected = run(example, softcap, backend="reference")
+def assert_right(backend: Backend, example: Paged, softcap: float | None = None) -> None:
+    """The reference with and without groups, and the backend with them, say the same."""
+    expected = run("reference", example, softcap)
     grouped = example.grouped()
-    by_parts = run(grouped, softcap, backend="reference")
+    by_parts = run("reference", grouped, softcap)
     torch.testing.assert_close(by_parts, expected, rtol=1e-12, atol=1e-12)
     tolerance = TOLERANCE[example.query.dtype]
-    actual = run(grouped, softcap)
+    actual = run(backend, grouped, softcap)
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@on_every_backend
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_nested_groups_among_strangers_and_prompts(
-    dtype: torch.dtype, softcap: float | None
+    backend: Backend, dtype: torch.dtype, softcap: float | None
 ) -> None:
     example = paged(NESTED, dtype=dtype, forks=FORKS)
     groups = example.grouped().batch.groups
     assert groups is not None
     runs = list(zip(groups.begins.tolist(), groups.ends.tolist(), strict=True))
     assert sorted(runs) == [(0, 48), (48, 112), (48, 128), (112, 128), (128, 192)]
-    assert_right(example, softcap)
+    assert_right(backend, example, softcap)
 
 
+@on_every_backend
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     data=st.data(),
@@ -94,6 +101,7 @@ def test_nested_groups_among_strangers_and_prompts(
     seed=st.integers(0, 1000),
 )
 def test_any_tree_of_shared_blocks(
+    backend: Backend,
     data: st.DataObject,
     heads: tuple[int, int],
     head_dim: int,
@@ -110,45 +118,47 @@ def test_any_tree_of_shared_blocks(
         computed = data.draw(st.sampled_from([1, 1, 1, more * block_size]))
         seqs.append(((shared + more) * block_size + computed - 1, computed))
         forks[seq] = (source, shared)
-    assert_right(paged(seqs, *heads, head_dim, block_size, dtype, seed, forks), softcap)
+    example = paged(seqs, *heads, head_dim, block_size, dtype, seed, forks)
+    assert_right(backend, example, softcap)
 
 
+@on_every_backend
 @pytest.mark.parametrize("blocks", [15, 16, 17, 33])
-def test_runs_of_several_splits(blocks: int) -> None:
+def test_runs_of_several_splits(backend: Backend, blocks: int) -> None:
     assert blocks * 16 > cpu_plan.SPLIT - 17
     seqs = [(blocks * 16 + own, 1) for own in (1, 20, 300)]
-    assert_right(paged(seqs, forks={1: (0, blocks), 2: (0, blocks)}))
+    assert_right(backend, paged(seqs, forks={1: (0, blocks), 2: (0, blocks)}))
 
 
-def test_a_shared_run_is_read_from_its_first_members_row_alone() -> None:
+@on_every_backend
+def test_a_shared_run_is_read_from_its_first_members_row_alone(backend: Backend) -> None:
     example = paged([(100, 1), (110, 1), (120, 1)], forks={1: (0, 6), 2: (0, 6)}).grouped()
-    expected = run(example)
+    expected = run(backend, example)
     tables = example.batch.block_tables.clone()
     tables[1:, :6] = -1
     blind = replace(example, batch=replace(example.batch, block_tables=tables))
-    assert torch.equal(run(blind), expected)
+    assert torch.equal(run(backend, blind), expected)
 
 
-def test_a_sliding_window_leaves_the_groups_aside() -> None:
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_a_sliding_window_leaves_the_groups_aside(backend: Backend) -> None:
     example = paged(NESTED, forks=FORKS)
-    expected = run(example, sliding_window=40)
-    assert torch.equal(run(example.grouped(), sliding_window=40), expected)
-    by_reference = run(example, sliding_window=40, backend="reference")
-    torch.testing.assert_close(expected.double(), by_reference, rtol=2e-6, atol=2e-6)
-    grouped = run(example.grouped(), sliding_window=40, backend="reference")
-    assert torch.equal(grouped, by_reference)
+    expected = run(backend, example, sliding_window=40)
+    assert torch.equal(run(backend, example.grouped(), sliding_window=40), expected)
 
 
-def test_groups_that_a_rule_has_thinned_out() -> None:
+@on_every_backend
+def test_groups_that_a_rule_has_thinned_out(backend: Backend) -> None:
     example = paged(NESTED, forks=FORKS)
-    expected = run(example, backend="reference")
+    expected = run("reference", example)
     thinned = example.grouped(GroupingRule(least_members=3, least_saved_keys=20))
     assert thinned.batch.groups is not None
     assert len(thinned.batch.groups.begins) < len(example.grouped().batch.groups.begins)  # type: ignore[union-attr]
-    torch.testing.assert_close(run(thinned).double(), expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(run(backend, thinned).double(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_a_group_without_a_run_is_padding() -> None:
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_a_group_without_a_run_is_padding(backend: Backend) -> None:
     example = paged(NESTED, forks=FORKS).grouped()
     groups = example.batch.groups
     assert groups is not None
@@ -161,8 +171,7 @@ def test_a_group_without_a_run_is_padding() -> None:
         ),
     )
     with_padding = replace(example, batch=replace(example.batch, groups=padded))
-    for backend in ("cpu", "reference"):
-        assert torch.equal(run(with_padding, backend=backend), run(example, backend=backend))
+    assert torch.equal(run(backend, with_padding), run(backend, example))
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
@@ -172,6 +181,6 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     results = []
     for count in (1, 4):
         torch.set_num_threads(count)
-        results.append(run(example))
+        results.append(run("cpu", example))
     torch.set_num_threads(threads)
     assert torch.equal(*results)
