@@ -230,11 +230,30 @@ static void attend_part(void *context, int part, int num_parts) {
     free(scratch);
 }
 
+/* Where the partial results of one row lie: a query of a sequence, and a head. Returns how many. */
+static int64_t find_partials(const pw_plan *plan, int64_t seq, int64_t query, int64_t head,
+                             const float **sums, float **statistics) {
+    const pw_attention *call = plan->call;
+    const int64_t group = call->num_heads / call->num_kv_heads;
+    int64_t count = 0;
+    for (int64_t i = plan->first[seq]; i < plan->first[seq + 1]; i++) {
+        const pw_run *run = plan->contributions[i].run;
+        int64_t place = run->first_partial + head / group * run->num_rows +
+                        (plan->contributions[i].query + query) * group + head % group;
+        for (int64_t split = 0; split < run->num_splits; split++, count++) {
+            sums[count] = plan->sums + place * call->head_dim;
+            statistics[count] = plan->statistics + place * 2;
+            place += call->num_kv_heads * run->num_rows;
+        }
+    }
+    return count;
+}
+
 /* Merge the rows of some sequences. */
 static void merge_part(void *context, int part, int num_parts) {
     pw_plan *plan = context;
     const pw_attention *call = plan->call;
-    const int64_t group = call->num_heads / call->num_kv_heads;
+    const int64_t row_bytes = call->head_dim * (call->type == PW_F32 ? 4 : 2);
     const float **sums = malloc((size_t)plan->most_parts * 2 * sizeof *sums);
     if (sums == NULL) {
         plan->failed = 1;
@@ -242,24 +261,16 @@ static void merge_part(void *context, int part, int num_parts) {
     }
     float **statistics = (float **)(sums + plan->most_parts);
     for (int64_t seq = part; seq < call->num_seqs; seq += num_parts) {
-        const pw_run *own = &plan->runs[plan->num_runs - call->num_seqs + seq];
-        for (int64_t row = 0; own->first_partial >= 0 && row < own->num_rows * call->num_kv_heads; row++) {
-            const int64_t query = row / call->num_heads, head = row % call->num_heads;
-            int64_t count = 0;
-            for (int64_t i = plan->first[seq]; i < plan->first[seq + 1]; i++) {
-                const pw_run *run = plan->contributions[i].run;
-                int64_t place = run->first_partial + head / group * run->num_rows +
-                                (plan->contributions[i].query + query) * group + head % group;
-                for (int64_t split = 0; split < run->num_splits; split++, count++) {
-                    sums[count] = plan->sums + place * call->head_dim;
-                    statistics[count] = plan->statistics + place * 2;
-                    place += call->num_kv_heads * run->num_rows;
-                }
+        if (plan->runs[plan->num_runs - call->num_seqs + seq].first_partial < 0) {
+            continue; /* stored when its one part was done */
+        }
+        const int64_t start = call->query_starts[seq], end = call->query_starts[seq + 1];
+        char *output = (char *)call->output + start * call->num_heads * row_bytes;
+        for (int64_t query = 0; query < end - start; query++) {
+            for (int64_t head = 0; head < call->num_heads; head++, output += row_bytes) {
+                const int64_t count = find_partials(plan, seq, query, head, sums, statistics);
+                plan->code->merge[call->type](call, sums, statistics, count, output);
             }
-            const int64_t element = call->type == PW_F32 ? 4 : 2;
-            const int64_t target = ((own->first_token + query) * call->num_heads + head);
-            char *output = (char *)call->output + target * call->head_dim * element;
-            plan->code->merge[call->type](call, sums, statistics, count, output);
         }
     }
     free(sums);

@@ -1,9 +1,9 @@
-/* The code for AVX-512 with products of bfloat16: attention with those, the rest as without. */
+/* The code for AVX-512 with products of bfloat16: attention by those, the rest as without. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma"))), \
-                             apply_to = function)
+#pragma clang attribute push(                                                         \
+    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma"))), apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma")
 #endif

@@ -19,7 +19,7 @@ if not native.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
 
 from kernels import native_attention
-from kernels.attention import PrefixGroups
+from kernels.attention import PrefixGroups, attend
 from tests.kernels.batches import Paged, paged
 from tests.kernels.test_cpu import MIXED, TOLERANCE, assert_right, run
 
@@ -149,7 +149,7 @@ def test_an_empty_batch_is_no_work() -> None:
 def test_tiles_that_compute_nonsense_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def attend(query: Tensor, *_: object) -> Tensor:
+    def wrong(query: Tensor, *_: object) -> Tensor:
         return query + (limits[-1] == "amx")
 
     limits: list[str] = []
@@ -157,10 +157,23 @@ def test_tiles_that_compute_nonsense_are_not_used(
     monkeypatch.setattr(native, "limit_level", limits.append)
     native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
     assert limits[-1] == "amx"
-    monkeypatch.setattr(native_attention, "attend", attend)
+    monkeypatch.setattr(native_attention, "attend", wrong)
     native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
     assert limits[-1] == "avx512_bf16"
     assert "AMX gives wrong results" in caplog.text
+
+
+def test_attention_goes_without_a_library_that_was_not_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    example = paged(MIXED)
+    expected = attend(example.query, example.kv, example.batch, scale=0.1, backend="cpu")
+    with_library = attend(example.query, example.kv, example.batch, scale=0.1)
+    assert torch.equal(run("native", example, scale=0.1), with_library)
+    monkeypatch.setattr(native, "_library", None)
+    without = attend(example.query, example.kv, example.batch, scale=0.1)
+    assert torch.equal(without, expected)
+    torch.testing.assert_close(without, with_library, rtol=4e-6, atol=4e-6)
 
 
 def test_numba_stays_out_where_the_library_is_built() -> None:
