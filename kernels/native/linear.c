@@ -132,7 +132,8 @@ PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t
                 .operand_stride = width * size_of[kernel->operand_type]},
         .kernel = kernel,
     };
-    if (kernel->operand_type != type || width != weights->in_features) {
+    const bool as_it_is = kernel->operand_type == type && width == weights->in_features;
+    if (!as_it_is || weights->type == PW_INT8) {
         const size_t operand_bytes = (size_t)(rows * task.job.operand_stride);
         task.operand = scratch(operand_bytes + (size_t)rows * sizeof(float) + 64);
         task.job.operand = task.operand;

@@ -9,12 +9,16 @@
 
 enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8 };
 
-enum { PW_STRIP = 16 }; /* output columns that lie together in memory */
+enum {
+    PW_STRIP = 16, /* output columns that lie together in memory */
+    PW_BLOCK = 64, /* inputs that are rotated together; see linear_rows.h */
+};
 
 /* A matrix [out_features, in_features], packed in strips of 16 output columns: a strip is `words`
  * rows of 16 words of 4 bytes, and a word holds the 1 (float32), 2 (bfloat16) or 4 (int8) weights
  * of its column for neighbouring inputs. Vector and tile instructions alike want them so. `words`
- * is a multiple of 16; whatever lies beyond in_features and out_features is 0. */
+ * is a multiple of 16; whatever lies beyond in_features and out_features is 0. Weights in int8 are
+ * rotated, block by block. */
 typedef struct {
     int64_t in_features;
     int64_t out_features;
