@@ -46,8 +46,9 @@ typedef struct {
 typedef struct {
     int64_t operand_type; /* float32, bfloat16, or int8 moved up by 128 to have no sign */
     int64_t strips;       /* that are computed together */
-    /* Writes rows [first, last) of the operand. */
-    void (*prepare)(const pw_linear_job *job, char *operand, int64_t first, int64_t last);
+    /* Writes rows [first, last) of the operand; a row in float32 fits into `spare`. */
+    void (*prepare)(const pw_linear_job *job, char *operand, float *spare, int64_t first,
+                    int64_t last);
     /* Computes strips [first, last) of all rows; strip `after` is probably this thread's next. */
     void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
 } pw_linear_kernel;

@@ -24,6 +24,7 @@ static inline __attribute__((always_inline)) uint16_t NAME(narrow)(float value) 
 }
 
 typedef float NAME(sixteen) __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t NAME(magnitudes) __attribute__((vector_size(64), aligned(4), may_alias));
 
 /* One stage of a Hadamard transform of 16 values: sums and differences of partners. */
 #define PW_PARTNERS(v, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ...)                        \
@@ -34,7 +35,7 @@ typedef float NAME(sixteen) __attribute__((vector_size(64), aligned(4), may_alia
  * (QuaRot, arXiv 2404.00456, section 3): an outlier is spread over the block, and the scale that
  * holds it no longer rounds its neighbours away. Products of rows and weights that are both rotated
  * are those of the originals. */
-TARGET static void NAME(rotate)(float *values) {
+static inline __attribute__((always_inline)) TARGET void NAME(rotate)(float *values) {
     NAME(sixteen) v[4];
     for (int i = 0; i < 4; i++) {
         v[i] = *(const NAME(sixteen) *)(values + 16 * i);
@@ -82,44 +83,35 @@ static inline __attribute__((always_inline)) TARGET void NAME(read_block)(
 
 /* One row as int8 with a scale of its own, moved up by 128. The largest magnitude becomes 127.
  * Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits of a float32. */
-TARGET static float NAME(quantize)(const pw_linear_job *job, int64_t row, uint8_t *out,
-                                   int64_t width) {
-    union {
-        float values[PW_BLOCK];
-        uint32_t bits[PW_BLOCK];
-    } block __attribute__((aligned(64)));
-    union {
-        uint32_t bits[PW_STRIP];
-        float values[PW_STRIP];
-    } largest = {0};
+TARGET static float NAME(quantize)(const pw_linear_job *job, int64_t row, float *values,
+                                   uint8_t *out, int64_t width) {
+    NAME(magnitudes) largest = {0};
     for (int64_t start = 0; start < width; start += PW_BLOCK) {
-        NAME(read_block)(job, row, start, block.values);
-        for (int64_t i = 0; i < PW_BLOCK; i++) {
-            const uint32_t magnitude = block.bits[i] & 0x7fffffff;
-            uint32_t *most = &largest.bits[i % PW_STRIP];
-            *most = magnitude > *most ? magnitude : *most;
+        NAME(read_block)(job, row, start, values + start);
+        for (int64_t i = start; i < start + PW_BLOCK; i += 16) {
+            const NAME(magnitudes) next = *(NAME(magnitudes) *)(values + i) & 0x7fffffff;
+            const NAME(magnitudes) larger = next > largest;
+            largest = (next & larger) | (largest & ~larger);
         }
     }
-    for (int64_t i = 1; i < PW_STRIP; i++) {
-        if (largest.bits[i] > largest.bits[0]) {
-            largest.bits[0] = largest.bits[i];
-        }
+    union {
+        int32_t bits;
+        float value;
+    } most = {0}, shifted;
+    for (int i = 0; i < 16; i++) {
+        most.bits = largest[i] > most.bits ? largest[i] : most.bits;
     }
-    const float most = largest.values[0], inverse = most < 1e-30f ? 0 : 127.0f / most;
-    for (int64_t start = 0; start < width; start += PW_BLOCK) {
-        NAME(read_block)(job, row, start, block.values);
-        for (int64_t i = 0; i < PW_BLOCK; i++) {
-            block.values[i] = block.values[i] * inverse + 12582912.0f;
-        }
-        for (int64_t i = 0; i < PW_BLOCK; i++) {
-            out[start + i] = (uint8_t)(block.bits[i] + 128);
-        }
+    const float inverse = most.value < 1e-30f ? 0 : 127.0f / most.value;
+    for (int64_t i = 0; i < width; i++) {
+        shifted.value = values[i] * inverse + 12582912.0f;
+        out[i] = (uint8_t)(shifted.bits + 128);
     }
-    return most / 127.0f;
+    return most.value / 127.0f;
 }
 
 PW_UNUSED TARGET static void NAME(prepare_floats)(const pw_linear_job *job, char *operand,
-                                                  int64_t first, int64_t last) {
+                                                  float *spare, int64_t first, int64_t last) {
+    (void)spare;
     const int64_t width = job->operand_stride / (int64_t)sizeof(float);
     float block[PW_BLOCK] __attribute__((aligned(64)));
     for (int64_t row = first; row < last; row++) {
@@ -132,8 +124,9 @@ PW_UNUSED TARGET static void NAME(prepare_floats)(const pw_linear_job *job, char
     }
 }
 
-PW_UNUSED TARGET static void NAME(prepare_halves)(const pw_linear_job *job, char *operand, int64_t first,
-                                        int64_t last) {
+PW_UNUSED TARGET static void NAME(prepare_halves)(const pw_linear_job *job, char *operand,
+                                                  float *spare, int64_t first, int64_t last) {
+    (void)spare;
     const int64_t count = job->weights->in_features;
     const int64_t width = job->operand_stride / (int64_t)sizeof(uint16_t);
     for (int64_t row = first; row < last; row++) {
@@ -149,17 +142,17 @@ PW_UNUSED TARGET static void NAME(prepare_halves)(const pw_linear_job *job, char
     }
 }
 
-PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char *operand, int64_t first,
-                                       int64_t last) {
+PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char *operand,
+                                                 float *spare, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         uint8_t *out = (uint8_t *)operand + row * job->operand_stride;
-        job->row_scales[row] = NAME(quantize)(job, row, out, job->operand_stride);
+        job->row_scales[row] = NAME(quantize)(job, row, spare, out, job->operand_stride);
     }
 }
 
 /* Turns the sums of some rows and strips into outputs: scales them back, adds the bias, rounds. The
  * sums are float32, or int32 of quantized rows; a row of them is `stride` long. */
-static inline __attribute__((always_inline)) void NAME(finish)(
+static inline __attribute__((always_inline)) TARGET void NAME(finish)(
     const pw_linear_job *job, const void *sums, int64_t stride, const bool integers, int64_t row,
     int64_t rows, int64_t strip, int64_t strips) {
     const pw_linear_weights *weights = job->weights;
