@@ -6,9 +6,8 @@ every number of rows. It sums each output in the order of the inputs, so that a 
 depends on its batch-mates, nor on the number of threads.
 
 With `quantization="int8"` weights are rounded to 8 bits with a scale for each output, and rows of
-activations with a scale for each row, in the product itself ("W8A8"; the scales as in LLM.int8(),
-arXiv 2208.07339, section 2, and in ZeroQuant, arXiv 2206.01861, section 4.1). Machines without
-instructions for int8 quantize the weights alone.
+activations with a scale for each row, in the product itself ("W8A8"; the scales as in ZeroQuant,
+arXiv 2206.01861, section 4.1). Machines without instructions for int8 quantize the weights alone.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from kernels import native
 Quantization = Literal["none", "int8"]
 
 _STRIP = 16  # output columns that are packed side by side
+_BLOCK = 64  # inputs that are rotated together
 _WORDS = 16  # to whose multiple a column is padded: 4 bytes each
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -82,7 +82,7 @@ class _Packed:
         self.out_features = sum(map(len, weights))
         scales = zeros = None
         if quantization == "int8":
-            matrix, scales = _quantize(weights)
+            matrix, scales = _quantize(weights, rotated=True)
             zeros = _whole_strips(matrix.sum(1, dtype=torch.int32).mul_(128))
             scales = _whole_strips(scales)
         else:
@@ -147,7 +147,7 @@ class _Int8:
     ) -> None:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(map(len, weights))
-        self._weight, self._scales = _quantize(weights)
+        self._weight, self._scales = _quantize(weights, rotated=False)
         self._bias = bias
         self._batch_invariant = batch_invariant
         self.nbytes = self._weight.nbytes + self._scales.nbytes
@@ -202,21 +202,33 @@ def _stack_biases(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) ->
     )
 
 
-def _quantize(weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _quantize(weights: Sequence[Tensor], *, rotated: bool) -> tuple[Tensor, Tensor]:
     """Round to nearest in int8, a scale for each row: (int8 [rows, columns], float32 [rows])."""
     columns = weights[0].shape[1]
-    rows = sum(map(len, weights))
-    matrix, scales = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows)
     step = max(1, _QUANTIZED_TOGETHER // columns)
-    start = 0
+    matrices, scales = [], []
     for part in (part for weight in weights for part in torch.split(weight.detach(), step)):
-        values = part.to(torch.float32, copy=True)
+        values = _rotate(part) if rotated else part.float()
         scale = values.abs().amax(1).div_(127)
-        rounded = values.div_(scale.clamp_min(1e-30)[:, None]).round_()
-        matrix[start : start + len(part)] = rounded
-        scales[start : start + len(part)] = scale
-        start += len(part)
-    return matrix, scales
+        matrices.append(values.div(scale.clamp_min(1e-30)[:, None]).round_().to(torch.int8))
+        scales.append(scale)
+    return torch.cat(matrices), torch.cat(scales)
+
+
+def _rotate(matrix: Tensor) -> Tensor:
+    """Each block of 64 inputs times a Hadamard matrix, as the library does with activations.
+
+    In float32, with zeros for the inputs that fill up the last block. The product is that of the
+    originals, but neither factor has outliers any more that would make the scales of int8 coarse
+    (QuaRot, arXiv 2404.00456, section 3).
+    """
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    rotation = torch.ones(1, 1)
+    while len(rotation) < _BLOCK:
+        rotation = torch.kron(pair, rotation)
+    padded = functional.pad(matrix.float(), (0, -matrix.shape[1] % _BLOCK))
+    rotated = padded.view(-1, _BLOCK) @ rotation.div_(_BLOCK**0.5)
+    return rotated.view(padded.shape)
 
 
 def _whole_strips(values: Tensor) -> Tensor:

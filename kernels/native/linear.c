@@ -63,27 +63,35 @@ typedef struct {
     pw_linear_job job;
     const pw_linear_kernel *kernel;
     char *operand;
+    float *spare; /* a row for each part of the preparation */
+    int64_t width; /* of a row, padding included */
 } task_context;
 
-enum { ROWS_IN_PART = 16, PARTS_PER_THREAD = 4, LEAST_PART = 1 << 19 /* multiply-adds */ };
+enum {
+    PARTS_PER_THREAD = 4,
+    LEAST_PART = 1 << 19,      /* multiply-adds worth being handed over */
+    LEAST_PREPARED = 1 << 12,  /* inputs worth being handed over */
+};
+
+static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
 
 static void prepare_part(void *context, int part, int num_parts) {
     const task_context *task = context;
     const int64_t rows = task->job.rows;
-    task->kernel->prepare(&task->job, task->operand, rows * part / num_parts,
-                          rows * (part + 1) / num_parts);
+    task->kernel->prepare(&task->job, task->operand, task->spare + part * task->width,
+                          rows * part / num_parts, rows * (part + 1) / num_parts);
 }
 
 static int64_t first_strip(const task_context *task, int64_t part, int64_t num_parts) {
     const int64_t strips = (task->job.weights->out_features + PW_STRIP - 1) / PW_STRIP;
     const int64_t groups = (strips + task->kernel->strips - 1) / task->kernel->strips;
     const int64_t strip = groups * part / num_parts * task->kernel->strips;
-    return strip < strips ? strip : strips;
+    return at_most(strip, strips);
 }
 
 static void compute_part(void *context, int part, int num_parts) {
     const task_context *task = context;
-    const int64_t after = part + pw_threads() < num_parts ? part + pw_threads() : part;
+    const int64_t after = at_most(part + pw_threads(), num_parts - 1);
     task->kernel->compute(&task->job, first_strip(task, part, num_parts),
                           first_strip(task, part + 1, num_parts),
                           first_strip(task, after, num_parts));
@@ -93,13 +101,11 @@ static void compute_part(void *context, int part, int num_parts) {
  * being handed over. */
 static int count_parts(const task_context *task) {
     const pw_linear_weights *weights = task->job.weights;
-    const int64_t groups =
-        (weights->out_features + PW_STRIP * task->kernel->strips - 1) / (PW_STRIP * task->kernel->strips);
+    const int64_t group = PW_STRIP * task->kernel->strips;
+    const int64_t groups = (weights->out_features + group - 1) / group;
     const int64_t work = weights->in_features * weights->out_features * (task->job.rows + 8);
-    int64_t parts = (int64_t)pw_threads() * PARTS_PER_THREAD;
-    parts = parts < work / LEAST_PART ? parts : work / LEAST_PART;
-    parts = parts < groups ? parts : groups;
-    return parts < 1 ? 1 : (int)parts;
+    const int64_t most = at_most(groups, (int64_t)pw_threads() * PARTS_PER_THREAD);
+    return (int)at_most(most, work / LEAST_PART + 1);
 }
 
 /* Memory of the calling thread for operands; grows to what its largest product needs. */
@@ -119,11 +125,11 @@ static char *scratch(size_t bytes) {
 }
 
 PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
-                        const void *inputs, void *outputs) {
+                         const void *inputs, void *outputs) {
+    static const int64_t size_of[] = {4, 2, 1}, per_word[] = {1, 2, 4};
     if (rows == 0) {
         return;
     }
-    static const int64_t size_of[] = {4, 2, 1}, per_word[] = {1, 2, 4};
     const pw_linear_kernel *kernel = choose_kernel(weights->type);
     const int64_t width = weights->words * per_word[weights->type];
     task_context task = {
@@ -131,13 +137,18 @@ PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t
                 .outputs = outputs, .operand = inputs,
                 .operand_stride = width * size_of[kernel->operand_type]},
         .kernel = kernel,
+        .width = width,
     };
-    if (kernel->operand_type != type || width != weights->in_features) {
-        const size_t operand_bytes = (size_t)(rows * task.job.operand_stride);
-        task.operand = scratch(operand_bytes + (size_t)rows * sizeof(float) + 64);
-        task.job.operand = task.operand;
-        task.job.row_scales = (float *)(task.operand + (operand_bytes + 63) / 64 * 64);
-        pw_parallel(prepare_part, &task, (int)((rows + ROWS_IN_PART - 1) / ROWS_IN_PART));
+    const bool as_it_is = kernel->operand_type == type && width == weights->in_features;
+    if (!as_it_is || weights->type == PW_INT8) {
+        const int64_t parts = at_most(rows, rows * width / LEAST_PREPARED + 1);
+        const size_t scales_bytes = ((size_t)rows * sizeof(float) + 63) / 64 * 64;
+        const size_t spare_bytes = (size_t)(parts * width) * sizeof(float);
+        char *memory = scratch(scales_bytes + spare_bytes + (size_t)(rows * task.job.operand_stride));
+        task.job.row_scales = (float *)memory;
+        task.spare = (float *)(memory + scales_bytes);
+        task.job.operand = task.operand = memory + scales_bytes + spare_bytes;
+        pw_parallel(prepare_part, &task, (int)parts);
     }
     pw_parallel(compute_part, &task, count_parts(&task));
 }

@@ -9,12 +9,16 @@
 
 enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8 };
 
-enum { PW_STRIP = 16 }; /* output columns that lie together in memory */
+enum {
+    PW_STRIP = 16, /* output columns that lie together in memory */
+    PW_BLOCK = 64, /* inputs that are rotated together; see linear_rows.h */
+};
 
 /* A matrix [out_features, in_features], packed in strips of 16 output columns: a strip is `words`
  * rows of 16 words of 4 bytes, and a word holds the 1 (float32), 2 (bfloat16) or 4 (int8) weights
  * of its column for neighbouring inputs. Vector and tile instructions alike want them so. `words`
- * is a multiple of 16; whatever lies beyond in_features and out_features is 0. */
+ * is a multiple of 16; whatever lies beyond in_features and out_features is 0. Weights in int8 are
+ * rotated, block by block. */
 typedef struct {
     int64_t in_features;
     int64_t out_features;
@@ -42,8 +46,9 @@ typedef struct {
 typedef struct {
     int64_t operand_type; /* float32, bfloat16, or int8 moved up by 128 to have no sign */
     int64_t strips;       /* that are computed together */
-    /* Writes rows [first, last) of the operand. */
-    void (*prepare)(const pw_linear_job *job, char *operand, int64_t first, int64_t last);
+    /* Writes rows [first, last) of the operand; a row in float32 fits into `spare`. */
+    void (*prepare)(const pw_linear_job *job, char *operand, float *spare, int64_t first,
+                    int64_t last);
     /* Computes strips [first, last) of all rows; strip `after` is probably this thread's next. */
     void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
 } pw_linear_kernel;

@@ -23,73 +23,110 @@ static inline __attribute__((always_inline)) uint16_t NAME(narrow)(float value) 
     return (uint16_t)((wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16);
 }
 
-/* One row as float32, zeros behind it. */
-TARGET static void NAME(widen_row)(const pw_linear_job *job, int64_t row, float *out, int64_t width) {
-    int64_t count = job->weights->in_features;
-    if (job->type == PW_FLOAT32) {
-        memcpy(out, (const float *)job->inputs + row * count, (size_t)count * sizeof(float));
+typedef float NAME(sixteen) __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t NAME(magnitudes) __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* One stage of a Hadamard transform of 16 values: sums and differences of partners. */
+#define PW_PARTNERS(v, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ...)                        \
+    v = __builtin_shufflevector(v, v, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) +            \
+        v * (NAME(sixteen)){__VA_ARGS__}
+
+/* Multiplies 64 values by the Hadamard matrix of that size over 8, which leaves lengths as they are
+ * (QuaRot, arXiv 2404.00456, section 3): an outlier is spread over the block, and the scale that
+ * holds it no longer rounds its neighbours away. Products of rows and weights that are both rotated
+ * are those of the originals. */
+static inline __attribute__((always_inline)) TARGET void NAME(rotate)(float *values) {
+    NAME(sixteen) v[4];
+    for (int i = 0; i < 4; i++) {
+        v[i] = *(const NAME(sixteen) *)(values + 16 * i);
+        PW_PARTNERS(v[i], 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14, /* signs: */ 1, -1, 1,
+                    -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1);
+        PW_PARTNERS(v[i], 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, /* signs: */ 1, 1, -1,
+                    -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1);
+        PW_PARTNERS(v[i], 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11, /* signs: */ 1, 1, 1,
+                    1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1);
+        PW_PARTNERS(v[i], 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7, /* signs: */ 1, 1, 1,
+                    1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1);
+    }
+    const NAME(sixteen) sums[2] = {v[0] + v[1], v[2] + v[3]};
+    const NAME(sixteen) differences[2] = {v[0] - v[1], v[2] - v[3]};
+    *(NAME(sixteen) *)values = (sums[0] + sums[1]) * 0.125f;
+    *(NAME(sixteen) *)(values + 16) = (differences[0] + differences[1]) * 0.125f;
+    *(NAME(sixteen) *)(values + 32) = (sums[0] - sums[1]) * 0.125f;
+    *(NAME(sixteen) *)(values + 48) = (differences[0] - differences[1]) * 0.125f;
+}
+
+#undef PW_PARTNERS
+
+/* Inputs [start, start + 64) of a row as float32, zeros behind the last; rotated for int8 weights. */
+static inline __attribute__((always_inline)) TARGET void NAME(read_block)(
+    const pw_linear_job *job, int64_t row, int64_t start, float *out) {
+    const int64_t width = job->weights->in_features;
+    const int64_t count = width - start < PW_BLOCK ? width - start : PW_BLOCK;
+    const float *floats = (const float *)job->inputs + row * width + start;
+    const uint16_t *halves = (const uint16_t *)job->inputs + row * width + start;
+    if (count < PW_BLOCK) {
+        for (int64_t i = 0; i < PW_BLOCK; i++) {
+            out[i] = i >= count ? 0 : job->type == PW_FLOAT32 ? floats[i] : NAME(widen)(halves[i]);
+        }
+    } else if (job->type == PW_FLOAT32) {
+        memcpy(out, floats, PW_BLOCK * sizeof(float));
     } else {
-        const uint16_t *in = (const uint16_t *)job->inputs + row * count;
-        for (int64_t i = 0; i < count; i++) {
-            out[i] = NAME(widen)(in[i]);
+        for (int64_t i = 0; i < PW_BLOCK; i++) {
+            out[i] = NAME(widen)(halves[i]);
         }
     }
-    memset(out + count, 0, (size_t)(width - count) * sizeof(float));
+    if (job->weights->type == PW_INT8) {
+        NAME(rotate)(out);
+    }
 }
 
 /* One row as int8 with a scale of its own, moved up by 128. The largest magnitude becomes 127.
  * Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits of a float32. */
-TARGET static float NAME(quantize)(const pw_linear_job *job, int64_t row, uint8_t *out,
-                                   int64_t width) {
-    int64_t count = job->weights->in_features;
-    const float *values = (const float *)job->inputs + row * count;
-    const uint16_t *halves = (const uint16_t *)job->inputs + row * count;
-    const bool narrow = job->type == PW_BFLOAT16;
+TARGET static float NAME(quantize)(const pw_linear_job *job, int64_t row, float *values,
+                                   uint8_t *out, int64_t width) {
+    NAME(magnitudes) largest = {0};
+    for (int64_t start = 0; start < width; start += PW_BLOCK) {
+        NAME(read_block)(job, row, start, values + start);
+        for (int64_t i = start; i < start + PW_BLOCK; i += 16) {
+            const NAME(magnitudes) next = *(NAME(magnitudes) *)(values + i) & 0x7fffffff;
+            const NAME(magnitudes) larger = next > largest;
+            largest = (next & larger) | (largest & ~larger);
+        }
+    }
     union {
-        uint32_t bits;
+        int32_t bits;
         float value;
-    } largest = {0}, shifted;
-    if (narrow) {
-        uint16_t most = 0;
-        for (int64_t i = 0; i < count; i++) {
-            uint16_t magnitude = halves[i] & 0x7fff;
-            most = magnitude > most ? magnitude : most;
-        }
-        largest.bits = (uint32_t)most << 16;
-    } else {
-        const uint32_t *words = (const uint32_t *)values;
-        for (int64_t i = 0; i < count; i++) {
-            uint32_t magnitude = words[i] & 0x7fffffff;
-            largest.bits = magnitude > largest.bits ? magnitude : largest.bits;
-        }
+    } most = {0}, shifted;
+    for (int i = 0; i < 16; i++) {
+        most.bits = largest[i] > most.bits ? largest[i] : most.bits;
     }
-    const float scale = largest.value / 127.0f;
-    const float inverse = largest.value < 1e-30f ? 0 : 127.0f / largest.value;
-    if (narrow) {
-        for (int64_t i = 0; i < count; i++) {
-            shifted.value = NAME(widen)(halves[i]) * inverse + 12582912.0f;
-            out[i] = (uint8_t)(shifted.bits + 128);
-        }
-    } else {
-        for (int64_t i = 0; i < count; i++) {
-            shifted.value = values[i] * inverse + 12582912.0f;
-            out[i] = (uint8_t)(shifted.bits + 128);
-        }
+    const float inverse = most.value < 1e-30f ? 0 : 127.0f / most.value;
+    for (int64_t i = 0; i < width; i++) {
+        shifted.value = values[i] * inverse + 12582912.0f;
+        out[i] = (uint8_t)(shifted.bits + 128);
     }
-    memset(out + count, 128, (size_t)(width - count));
-    return scale;
+    return most.value / 127.0f;
 }
 
-PW_UNUSED TARGET static void NAME(prepare_floats)(const pw_linear_job *job, char *operand, int64_t first,
-                                        int64_t last) {
+PW_UNUSED TARGET static void NAME(prepare_floats)(const pw_linear_job *job, char *operand,
+                                                  float *spare, int64_t first, int64_t last) {
+    (void)spare;
+    const int64_t width = job->operand_stride / (int64_t)sizeof(float);
+    float block[PW_BLOCK] __attribute__((aligned(64)));
     for (int64_t row = first; row < last; row++) {
-        char *out = operand + row * job->operand_stride;
-        NAME(widen_row)(job, row, (float *)out, job->operand_stride / (int64_t)sizeof(float));
+        float *out = (float *)(operand + row * job->operand_stride);
+        for (int64_t start = 0; start < width; start += PW_BLOCK) {
+            const int64_t count = width - start < PW_BLOCK ? width - start : PW_BLOCK;
+            NAME(read_block)(job, row, start, block);
+            memcpy(out + start, block, (size_t)count * sizeof(float));
+        }
     }
 }
 
-PW_UNUSED TARGET static void NAME(prepare_halves)(const pw_linear_job *job, char *operand, int64_t first,
-                                        int64_t last) {
+PW_UNUSED TARGET static void NAME(prepare_halves)(const pw_linear_job *job, char *operand,
+                                                  float *spare, int64_t first, int64_t last) {
+    (void)spare;
     const int64_t count = job->weights->in_features;
     const int64_t width = job->operand_stride / (int64_t)sizeof(uint16_t);
     for (int64_t row = first; row < last; row++) {
@@ -105,17 +142,17 @@ PW_UNUSED TARGET static void NAME(prepare_halves)(const pw_linear_job *job, char
     }
 }
 
-PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char *operand, int64_t first,
-                                       int64_t last) {
+PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char *operand,
+                                                 float *spare, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         uint8_t *out = (uint8_t *)operand + row * job->operand_stride;
-        job->row_scales[row] = NAME(quantize)(job, row, out, job->operand_stride);
+        job->row_scales[row] = NAME(quantize)(job, row, spare, out, job->operand_stride);
     }
 }
 
 /* Turns the sums of some rows and strips into outputs: scales them back, adds the bias, rounds. The
  * sums are float32, or int32 of quantized rows; a row of them is `stride` long. */
-static inline __attribute__((always_inline)) void NAME(finish)(
+static inline __attribute__((always_inline)) TARGET void NAME(finish)(
     const pw_linear_job *job, const void *sums, int64_t stride, const bool integers, int64_t row,
     int64_t rows, int64_t strip, int64_t strips) {
     const pw_linear_weights *weights = job->weights;

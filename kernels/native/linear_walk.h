@@ -3,10 +3,6 @@
  * sums of up to TILE_ROWS rows and of TILE_STRIPS strips, or of one. */
 #include "linear_rows.h"
 
-static inline int64_t NAME(at_most)(int64_t value, int64_t limit) {
-    return value < limit ? value : limit;
-}
-
 /* While it computes, the strips that come next are fetched: a part of them with each block of rows,
  * `lines` cache lines for every four words. */
 TARGET static void NAME(compute_strips)(const pw_linear_job *job, int64_t strip, int64_t strips,

@@ -126,15 +126,33 @@ def test_stacked_matrices_give_what_each_of_them_gives(
     assert torch.equal(stacked(x), torch.cat(apart, dim=1))
 
 
+def rotated(matrix: Tensor) -> Tensor:
+    """Blocks of 64 columns times the Hadamard matrix over 8: its own inverse."""
+    signs = [[(-1.0) ** (i & j).bit_count() for i in range(64)] for j in range(64)]
+    blocks = matrix.double().view(len(matrix), -1, 64) @ torch.tensor(signs).double() / 8
+    return blocks.view(matrix.shape).float()
+
+
 @needs_library
-def test_quantized_sums_are_exact_in_whole_numbers() -> None:
+def test_quantized_sums_are_exact_in_whole_numbers(instruction_set: str) -> None:
     """At the extremes of int8, where the sum of two products would not fit 16 bits."""
-    sign = torch.where(drawn(32, 256) > 0, 1.0, -1.0)
-    product = pack([127 * sign], quantization="int8")
+    weight = 127 * torch.where(drawn(32, 256) > 0, 1.0, -1.0)
     x = torch.full((3, 256), 127.0)
     x[1] = -127
-    x[2, ::2] = 0
-    assert torch.equal(product(x), (x.double() @ (127 * sign).double().T).float())
+    x[2, 1::2] = 0
+    product = pack([rotated(weight)], quantization="int8")
+    expected = x.double() @ weight.double().T
+    assert relative_error(product(rotated(x)), expected) < 1e-6
+
+
+@needs_library
+def test_an_outlier_does_not_round_away_the_rest_of_its_row(instruction_set: str) -> None:
+    weight, x = drawn(96, 512), drawn(4, 512)
+    x[:, 7] *= 20
+    expected = x.double() @ weight.double().T
+    rest = expected - x[:, 7:8].double() @ weight[:, 7:8].double().T
+    actual = pack([weight], quantization="int8")(x)
+    assert (actual - expected).norm() / rest.norm() < 3e-2
 
 
 def test_an_outlier_in_one_row_costs_other_rows_nothing() -> None:
