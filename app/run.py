@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.admin_token import load_admin_token, write_private
 from app.limits import ServiceLimits
-from app.listener import bind, service_url
+from app.server import bind, run_server, service_url
 from app.settings import Settings
+from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
 from engine.config import EngineConfig
 from engine.process import ProcessEngine
 from engine.weights import resolve_model
+from tenants.store import TenantStore
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from app.context import Service
-    from tenants.store import TenantStore
 
 _FAREWELL_SECONDS = 2.0
 _POLL_SECONDS = 0.05
+_COLLECTION_THRESHOLDS = (5_000, 10, 20)
+"""New objects that are left after which the young are collected, and multiples for the older."""
 
 Progress = Callable[[str], None]
 
@@ -102,14 +107,7 @@ async def run_service(
         )
         progress(f"loading {settings.model}")
         engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
-        started = _start(engine, stack)
-        await asyncio.to_thread(_import_service)
-        from app.server import run_server
-        from app.service import create_app
-        from app.stores import PublicTenantStore, open_stores
-        from app.tokenizer import load_tokenizer
-        from tenants.store import TenantStore
-
+        engine_started = _start(engine, stack)
         stores = await stack.enter_async_context(
             open_stores(
                 settings,
@@ -117,8 +115,10 @@ async def run_service(
                 tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
             )
         )
-        tokenizer = await asyncio.to_thread(load_tokenizer, folder)
-        await started
+        tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
+        from app.service import create_app
+
+        await engine_started
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
         app = create_app(
             engine,
@@ -144,6 +144,7 @@ async def run_service(
                 api_key=api_key,
                 admin_token=admin_token.created,
             )
+            _spare_collections()
             if settings.ready_file is not None:
                 write_private(settings.ready_file, json.dumps(asdict(what)) + "\n")
             welcome(what)
@@ -156,6 +157,16 @@ async def run_service(
             on_ready=on_ready,
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
+
+
+def _spare_collections() -> None:
+    """Make full garbage collections short and rare: each one stops all streams.
+
+    What a start has made stays for good, and need not be looked at again (0.1 s each time).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
 
 
 @contextlib.contextmanager
@@ -171,7 +182,7 @@ def _cancelled_by_signals() -> Iterator[contextlib.ExitStack]:
 
 
 def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:
-    """Begin to start the engine, which the stack will close."""
+    """Start the engine, which the stack will close, however far it has come."""
     start = asyncio.create_task(engine.start())
 
     async def close() -> None:
@@ -183,10 +194,15 @@ def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.T
     return start
 
 
-def _import_service() -> None:
-    """Import what takes long, on a thread: by then the engine's process is busy with its own."""
-    for name in ("app.service", "app.server", "app.stores", "app.tokenizer"):
-        import_module(name)
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer; what makes the application is imported on the way.
+
+    Together that takes more than a second, in which the engine starts already.
+    """
+    import app.service  # noqa: F401
+    from app.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder)
 
 
 async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
@@ -221,8 +237,6 @@ async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | N
     It is created on the first start, or in an empty store: an operator who deleted it later does
     not want it back.
     """
-    from app.stores import DEMO_TENANT
-
     ids = [tenant.id for tenant in await tenants.list_tenants()]
     if DEMO_TENANT in ids:
         return DEMO_TENANT, None

@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.listener import bind, service_url
-from app.server import ABORT_EXTENSION, run_server
+from app.server import ABORT_EXTENSION, bind, run_server, service_url
 from app.settings import Settings, load_settings
 
 
