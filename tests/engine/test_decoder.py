@@ -21,7 +21,7 @@ from engine.decoder import fuse
 from engine.eager import EagerDecoder
 from engine.errors import EngineError
 from engine.families import Description, Unfamiliar
-from engine.model import load_model, model_fingerprint
+from engine.model import choose_dtype, load_model, model_fingerprint
 from tests.engine.test_model import SMALL, save_model
 
 TOKENS = 60
@@ -258,6 +258,18 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
     for field in ("quantize", "kv_dtype"):
         with pytest.raises(ValueError, match=f"{field}: 'int2' is none of"):
             config_of(tmp_path, **{field: "int2"})
+
+
+@pytest.mark.parametrize(("compiled", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_the_type_of_choice_is_what_is_multiplied_fastest(
+    compiled: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model.is_compiled", lambda: compiled)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    config = EngineConfig(model_path=str(tmp_path))
+    assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)
+    chosen = EngineConfig(model_path=str(tmp_path), dtype="float16")
+    assert choose_dtype(chosen, torch.device("cpu")) == torch.float16
 
 
 def test_what_changes_kv_changes_the_hashes(tmp_path: Path) -> None:
