@@ -38,8 +38,6 @@ def pack(
     batch_invariant: bool = False,
 ) -> Linear:
     """Stack matrices [out_i, in] to one product that holds its own copy."""
-    assert quantization == "none"
-    assert not batch_invariant
     biases = biases or [None] * len(weights)
     bias = None
     if any(part is not None for part in biases):
@@ -49,4 +47,9 @@ def pack(
                 for weight, part in zip(weights, biases, strict=True)
             ]
         )
-    return Linear(weights[0] if len(weights) == 1 else torch.cat(list(weights)), bias)
+    assert not batch_invariant
+    weight = torch.cat(list(weights))
+    if quantization == "int8":
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        weight = (weight / scale).round_() * scale
+    return Linear(weight, bias)
