@@ -107,12 +107,17 @@ def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = N
     return _backend(backend or gate_up.device.type).gate(gate_up, activation)
 
 
+def is_compiled() -> bool:
+    """Whether the compiled library is there, which a CPU's layers are then computed by."""
+    built = find_spec("kernels.native") is not None
+    return built and bool(import_module("kernels.native").available())
+
+
 @cache
 def _backend(name: str) -> _Module:
     """By the name of a backend or of a device. Imported on first use, as attention is."""
     if name in ("triton", "cuda"):
         return cast(_Module, import_module("kernels.triton_layers"))
-    compiled = find_spec("kernels.native") is not None
-    if name == "cpu" and compiled and import_module("kernels.native").available():
+    if name == "cpu" and is_compiled():
         return cast(_Module, import_module("kernels.native_layers"))
     return cast(_Module, import_module("kernels.layers_reference"))

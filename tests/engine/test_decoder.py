@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine import decoder
 from engine.batch import pack
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Quantization
 from engine.decoder import fuse
 from engine.eager import EagerDecoder
 from engine.errors import EngineError
 from engine.families import Description, Unfamiliar
-from engine.model import load_model, model_fingerprint
+from engine.model import choose_dtype, load_model, model_fingerprint
 from tests.engine.test_model import SMALL, save_model
 
 TOKENS = 60
@@ -122,14 +122,16 @@ def make_model(variant: Variant, dtype: torch.dtype = torch.float32) -> PreTrain
     return model.to(dtype)
 
 
-def both_logits(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def both_logits(
+    model: PreTrainedModel, quantization: Quantization = "none"
+) -> tuple[Tensor, Tensor]:
     """The fused model's and the model's own: for a sequence that comes in chunks, some of one
     token, beside another one, over shuffled blocks."""
     random = torch.Generator().manual_seed(4)
     one, other = torch.randint(1000, (2, TOKENS), generator=random).tolist()
     eager = EagerDecoder(model)
     expected = torch.cat([eager.own_logits(ids) for ids in (one, other)])
-    fused = fuse(model, eager.calls)
+    fused = fuse(model, eager.calls, quantization=quantization)
     call = eager.calls[0]
     per_sequence = -(-TOKENS // BLOCK_SIZE)
     order = torch.randperm(2 * per_sequence, generator=random).tolist()
@@ -165,6 +167,12 @@ def test_bfloat16_differs_by_its_roundings_only(name: str) -> None:
     family, options = VARIANTS[name]
     model = make_model((family, options | {"attn_logit_softcapping": None}), torch.bfloat16)
     assert relative_error(*both_logits(model)) < 0.03
+
+
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3"])
+def test_8_bits_differ_by_their_roundings_only(name: str) -> None:
+    error = relative_error(*both_logits(make_model(VARIANTS[name]), "int8"))
+    assert 1e-4 < error < 0.1
 
 
 @pytest.mark.parametrize("name", UNFAMILIAR)
@@ -258,6 +266,18 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
     for field in ("quantize", "kv_dtype"):
         with pytest.raises(ValueError, match=f"{field}: 'int2' is none of"):
             config_of(tmp_path, **{field: "int2"})
+
+
+@pytest.mark.parametrize(("compiled", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_the_type_of_choice_is_what_is_multiplied_fastest(
+    compiled: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model.is_compiled", lambda: compiled)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    config = EngineConfig(model_path=str(tmp_path))
+    assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)
+    chosen = EngineConfig(model_path=str(tmp_path), dtype="float16")
+    assert choose_dtype(chosen, torch.device("cpu")) == torch.float16
 
 
 def test_what_changes_kv_changes_the_hashes(tmp_path: Path) -> None:
