@@ -171,8 +171,12 @@ def rotate_and_store(
     partner = tl.load(row + partners[None, :], mask=inside, other=0.0).to(tl.float32)
     if (query_weight_ptr is not None) or (key_weight_ptr is not None):
         shrink = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
-        weight = head_weights(query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims)
-        other = head_weights(query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, partners)
+        weight = head_weights(
+            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM
+        )
+        other = head_weights(
+            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, partners, HEAD_DIM
+        )
         # As in every other backend the norm's result is rounded before it is rotated.
         x = (x * weight).to(stored.dtype).to(tl.float32)
         partner = (partner * other).to(stored.dtype).to(tl.float32)
@@ -197,14 +201,17 @@ def rotate_and_store(
 
 
 @triton.jit
-def head_weights(query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims):
+def head_weights(
+    query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM: tl.constexpr
+):
     """What each head's dimensions are multiplied by, [heads, dims]: 1 where there is no norm."""
+    inside = dims < HEAD_DIM
     weights = tl.zeros([shrink.shape[0], dims.shape[0]], tl.float32) + 1.0
     if query_weight_ptr is not None:
-        weight = tl.load(query_weight_ptr + dims).to(tl.float32)[None, :]
+        weight = tl.load(query_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
         weights = tl.where(is_query[:, None], shrink * weight, weights)
     if key_weight_ptr is not None:
-        weight = tl.load(key_weight_ptr + dims).to(tl.float32)[None, :]
+        weight = tl.load(key_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
         weights = tl.where(is_key[:, None], shrink * weight, weights)
     return weights
 

@@ -89,7 +89,7 @@ def padded(count: int) -> int:
 
     At least 64, so that a growing batch does not wait for a compiler at every power of two.
     """
-    return max(_FEWEST_LANES, triton.next_power_of_2(count))
+    return max(_FEWEST_LANES, int(triton.next_power_of_2(count)))
 
 
 @triton.jit
