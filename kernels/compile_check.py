@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for GPUs that need not be there, and reports what they use.
 
-`python -m kernels.compile_check [--arch 80 90 100] [--only REGEX] [--json]` prints registers, shared
-memory and spills of every kernel; the exit status is 1 if a kernel spills.
+`python -m kernels.compile_check [--arch 80 90 100] [--only REGEX] [--json]` prints registers,
+shared memory and spills of every kernel; the exit status is 1 if a kernel spills.
 """
 
 from __future__ import annotations
