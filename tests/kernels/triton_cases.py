@@ -42,6 +42,7 @@ class Outcome:
 
     error: float
     memory_exact: bool  # the new tokens' slots hold their KV, all else is as it was
+    same_alone: bool | None  # whether the last sequence gets the same bits without the others
 
 
 RAGGED_DECODE = ((1, 1), (16, 1), (37, 1))
@@ -123,9 +124,24 @@ def run(case: Case) -> Outcome:
     whole = replace(batch, groups=None)
     expected = attend(query.double(), kv, whole, **options, backend="reference")
     actual = attend(query, kv, batch, **options, backend="triton")
+    same_alone = None
+    if case.batch_invariant:
+        alone = attend(query[-1:], kv, _last(batch), **options, backend="triton")
+        same_alone = torch.equal(alone[0], actual[-1])
     return Outcome(
         error=(actual.double() - expected).abs().max().item(),
         memory_exact=_same(memory, expected_memory, case.head_dim),
+        same_alone=same_alone,
+    )
+
+
+def _last(batch: AttentionBatch) -> AttentionBatch:
+    """The last sequence of a batch of decode, for itself."""
+    return replace(
+        batch,
+        block_tables=batch.block_tables[-1:],
+        query_starts=batch.query_starts[:2],
+        context_lens=batch.context_lens[-1:],
     )
 
 
