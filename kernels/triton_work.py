@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_INTERPRETED_PROGRAMS = 3
+_INTERPRETED_PROGRAMS = 2
 _FEWEST_LANES = 64
 
 
