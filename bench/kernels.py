@@ -30,8 +30,8 @@ _TENANTS, _PREFIX, _MEMBERS, _OWN = 4, 2048, 16, 128
 _HEADLINE: Final = (64, 4096)
 _TOLERANCE: Final = 0.02
 """Of outputs around 1 in bf16, whose steps there are 2^-8."""
-_SPARE_SHARE: Final = 0.4
-"""Of free memory that a case's keys may take; torch's attention wants a copy of them."""
+_SPARE_SHARE: Final = 0.3
+"""Of free memory that a case's keys may take; contiguous copies are made of them."""
 
 _DECODE: Final = {
     "us": "decode attention, microseconds",

@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for GPUs that need not be there, and reports what they use.
 
-`python -m kernels.compile_check [--arch 80 90 100] [--json]` prints registers, shared memory and
-spills of every kernel; the exit status is 1 if a kernel spills.
+`python -m kernels.compile_check [--arch 80 90 100] [--only REGEX] [--json]` prints registers,
+shared memory and spills of every kernel; the exit status is 1 if a kernel spills.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         choices=("float16", "bfloat16", "float32"),
         default=("float16", "bfloat16"),
     )
+    parser.add_argument("--only", default="", metavar="REGEX", help="kernels with such names")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     options = parser.parse_args(arguments)
     if knobs.runtime.interpret:
@@ -88,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         compile_variant(variant, arch)
         for arch in options.arch
         for variant in variants(dtypes, tuple(options.head_dim), arch)
+        if re.search(options.only, variant.name)
     ]
     if options.json:
         print(json.dumps([asdict(usage) for usage in usages], indent=1))

@@ -13,9 +13,8 @@ _ELEMENTS_PER_PROGRAM = 2048
 
 def heads_per_program(num_heads: int, head_dim: int) -> int:
     """How many heads of a token one program takes, so that it has work and enough registers."""
-    dim_pad = triton.next_power_of_2(head_dim)
-    heads: int = min(triton.next_power_of_2(num_heads), max(1, _ELEMENTS_PER_PROGRAM // dim_pad))
-    return heads
+    most = max(1, _ELEMENTS_PER_PROGRAM // int(triton.next_power_of_2(head_dim)))
+    return min(int(triton.next_power_of_2(num_heads)), most)
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:

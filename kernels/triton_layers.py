@@ -19,19 +19,20 @@ def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: f
     """See `kernels.layers.add_rms_norm`."""
     num_tokens, dim = residual.shape
     output = torch.empty_like(residual)
-    add_and_norm[(num_tokens,)](
-        output,
-        residual,
-        update,
-        weight,
-        residual.stride(0),
-        0 if update is None else update.stride(0),
-        output.stride(0),
-        eps,
-        DIM=dim,
-        DIM_PAD=triton.next_power_of_2(dim),
-        **norm_options(dim),
-    )
+    with torch.cuda.device(residual.get_device()):  # Triton launches on the current device
+        add_and_norm[(num_tokens,)](
+            output,
+            residual,
+            update,
+            weight,
+            residual.stride(0),
+            0 if update is None else update.stride(0),
+            output.stride(0),
+            eps,
+            DIM=dim,
+            DIM_PAD=triton.next_power_of_2(dim),
+            **norm_options(dim),
+        )
     return output
 
 
@@ -58,28 +59,29 @@ def rotate_and_write(
     head_dim = qkv.shape[1] // all_heads
     query = qkv.new_empty((num_tokens, num_heads, head_dim))
     heads = heads_per_program(all_heads, head_dim)
-    rotate_and_store[num_tokens, triton.cdiv(all_heads, heads)](
-        query,
-        qkv,
-        cos,
-        sin,
-        positions,
-        kv,
-        slots,
-        query_weight,
-        key_weight,
-        eps,
-        num_heads,
-        num_kv_heads,
-        qkv.stride(0),
-        cos.stride(0),
-        *kv.stride()[:4],
-        HALF=cos.shape[1],
-        BLOCK_SIZE=kv.shape[3],
-        HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        HEADS=heads,
-    )
+    with torch.cuda.device(qkv.get_device()):  # Triton launches on the current device
+        rotate_and_store[num_tokens, triton.cdiv(all_heads, heads)](
+            query,
+            qkv,
+            cos,
+            sin,
+            positions,
+            kv,
+            slots,
+            query_weight,
+            key_weight,
+            eps,
+            num_heads,
+            num_kv_heads,
+            qkv.stride(0),
+            cos.stride(0),
+            *kv.stride()[:4],
+            HALF=cos.shape[1],
+            BLOCK_SIZE=kv.shape[3],
+            HEAD_DIM=head_dim,
+            DIM_PAD=triton.next_power_of_2(head_dim),
+            HEADS=heads,
+        )
     return query
 
 
@@ -87,14 +89,15 @@ def gate(gate_up: Tensor, activation: Activation) -> Tensor:
     """See `kernels.layers.gate`."""
     num_tokens, both = gate_up.shape
     output = gate_up.new_empty((num_tokens, both // 2))
-    activate_and_multiply[num_tokens, triton.cdiv(both // 2, GATE_BLOCK)](
-        output,
-        gate_up,
-        both // 2,
-        gate_up.stride(0),
-        GELU=activation == "gelu_tanh",
-        BLOCK=GATE_BLOCK,
-    )
+    with torch.cuda.device(gate_up.get_device()):  # Triton launches on the current device
+        activate_and_multiply[num_tokens, triton.cdiv(both // 2, GATE_BLOCK)](
+            output,
+            gate_up,
+            both // 2,
+            gate_up.stride(0),
+            GELU=activation == "gelu_tanh",
+            BLOCK=GATE_BLOCK,
+        )
     return output
 
 
@@ -171,8 +174,12 @@ def rotate_and_store(
     partner = tl.load(row + partners[None, :], mask=inside, other=0.0).to(tl.float32)
     if (query_weight_ptr is not None) or (key_weight_ptr is not None):
         shrink = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
-        weight = head_weights(query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims)
-        other = head_weights(query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, partners)
+        weight = head_weights(
+            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM
+        )
+        other = head_weights(
+            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, partners, HEAD_DIM
+        )
         # As in every other backend the norm's result is rounded before it is rotated.
         x = (x * weight).to(stored.dtype).to(tl.float32)
         partner = (partner * other).to(stored.dtype).to(tl.float32)
@@ -197,14 +204,17 @@ def rotate_and_store(
 
 
 @triton.jit
-def head_weights(query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims):
+def head_weights(
+    query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM: tl.constexpr
+):
     """What each head's dimensions are multiplied by, [heads, dims]: 1 where there is no norm."""
+    inside = dims < HEAD_DIM
     weights = tl.zeros([shrink.shape[0], dims.shape[0]], tl.float32) + 1.0
     if query_weight_ptr is not None:
-        weight = tl.load(query_weight_ptr + dims).to(tl.float32)[None, :]
+        weight = tl.load(query_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
         weights = tl.where(is_query[:, None], shrink * weight, weights)
     if key_weight_ptr is not None:
-        weight = tl.load(key_weight_ptr + dims).to(tl.float32)[None, :]
+        weight = tl.load(key_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
         weights = tl.where(is_key[:, None], shrink * weight, weights)
     return weights
 

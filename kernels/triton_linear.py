@@ -43,27 +43,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     piece, num_pieces = pieces(columns, depth)
     apart = num_pieces > 1 and grid[0] * grid[1] < 2 * num_processors(x.device)
     sums = output if not apart else x.new_empty((num_pieces, rows, columns), dtype=torch.float32)
-    multiply[*grid, num_pieces if apart else 1](
-        sums,
-        x,
-        weight,
-        None if apart else bias,
-        rows,
-        columns,
-        depth,
-        piece,
-        1 if apart else num_pieces,
-        x.stride(0),
-        weight.stride(0),
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        DOT_TYPE=dot_type(x.dtype),
-        **options(x.dtype),
-    )
-    if apart:
-        add_pieces[rows, triton.cdiv(columns, ADD_BLOCK)](
-            output, sums, bias, rows, columns, num_pieces, BLOCK=ADD_BLOCK
+    with torch.cuda.device(x.get_device()):  # Triton launches on the current device
+        multiply[*grid, num_pieces if apart else 1](
+            sums,
+            x,
+            weight,
+            None if apart else bias,
+            rows,
+            columns,
+            depth,
+            piece,
+            1 if apart else num_pieces,
+            x.stride(0),
+            weight.stride(0),
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            DOT_TYPE=dot_type(x.dtype),
+            **options(x.dtype),
         )
+        if apart:
+            add_pieces[rows, triton.cdiv(columns, ADD_BLOCK)](
+                output, sums, bias, rows, columns, num_pieces, BLOCK=ADD_BLOCK
+            )
     return output
 
 

@@ -23,7 +23,7 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
     """
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
-    elif arch < 90 and head_dim > 64:
+    elif arch < 90 and (head_dim > 64 or not plain):
         cut = Tiling(64, keys=32, num_warps=4 if head_dim <= 128 and plain else 8, num_stages=3)
     elif head_dim <= 128:
         keys = 128 if plain and arch >= 90 else 64

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_INTERPRETED_PROGRAMS = 3
+_INTERPRETED_PROGRAMS = 2
 _FEWEST_LANES = 64
 
 
@@ -89,8 +89,7 @@ def padded(count: int) -> int:
 
     At least 64, so that a growing batch does not wait for a compiler at every power of two.
     """
-    lanes: int = max(_FEWEST_LANES, triton.next_power_of_2(count))
-    return lanes
+    return max(_FEWEST_LANES, int(triton.next_power_of_2(count)))
 
 
 @triton.jit

@@ -25,16 +25,26 @@ def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_no_kernel_spills() -> None:
-    done = check("--dtype", "bfloat16", "--head-dim", "64", "--json")
+    kernels = {
+        "activate_and_multiply",
+        "add_and_norm",
+        "attend_chunk",
+        "attend_own",
+        "attend_shared",
+        "merge_partials",
+        "rotate_and_store",
+        "write_slots",
+    }
+    plain = "bfloat16 64( grouped)?$"  # what every step of a small model runs
+    done = check("--dtype", "bfloat16", "--head-dim", "64", "--only", plain, "--json")
     assert done.returncode == 0, done.stderr
     usages = json.loads(done.stdout)
-    kernels = ("write_slots", "attend_chunk", "attend_split", "merge_splits")
     assert {(usage["kernel"].split()[0], usage["arch"]) for usage in usages} == {
         (kernel, arch) for kernel in kernels for arch in (80, 90, 100)
     }
     for usage in usages:
         assert usage["spill_bytes"] == 0
-        assert 0 < usage["registers"] < 255
+        assert 0 < usage["registers"] <= 255
         assert usage["shared_bytes"] <= 99 * 1024  # what the smallest GPU of its kind allows
 
 

@@ -50,6 +50,11 @@ def test_cache_write_fills_its_slots_and_nothing_else(
     assert outcomes[case.name].memory_exact
 
 
+def test_batch_invariant_rows_have_the_same_bits_alone(outcomes: dict[str, Outcome]) -> None:
+    seen = [outcomes[case.name].same_alone for case in CASES if case.batch_invariant]
+    assert seen == [True]
+
+
 def test_a_layers_other_kernels_equal_their_reference(printed: dict[str, dict[str, Any]]) -> None:
     errors = printed["layers"]["errors"]
     assert len(errors) == 28

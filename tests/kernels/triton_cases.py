@@ -42,6 +42,7 @@ class Outcome:
 
     error: float
     memory_exact: bool  # the new tokens' slots hold their KV, all else is as it was
+    same_alone: bool | None  # whether the last sequence gets the same bits without the others
 
 
 RAGGED_DECODE = ((1, 1), (16, 1), (37, 1))
@@ -53,16 +54,11 @@ NESTED = ((0, 2, (0, 1, 2, 4)), (2, 4, (0, 1, 4)), (0, 3, (5,)), (4, 5, (0,)))
 
 CASES = (
     Case("decode, ragged", RAGGED_DECODE),
-    Case("decode, multi-head attention", RAGGED_DECODE, 3, 3),
     Case("decode, three heads a KV head", RAGGED_DECODE, 9, 3),
-    Case("decode, multi-query attention", RAGGED_DECODE, 20, 1),
+    Case("decode, multi-query attention", ((37, 1),), 20, 1),
     Case("decode, head dim 80", RAGGED_DECODE, head_dim=80),
-    Case("decode, head dim 96", RAGGED_DECODE, head_dim=96, dtype="float16"),
-    Case("decode, head dim 128", RAGGED_DECODE, head_dim=128),
     Case("decode, head dim 256", RAGGED_DECODE, head_dim=256),
     Case("decode, blocks of 8", RAGGED_DECODE, block_size=8),
-    Case("decode, blocks of 32", RAGGED_DECODE, block_size=32),
-    Case("decode, blocks of 64", RAGGED_DECODE, block_size=64),
     Case("decode, fp16", RAGGED_DECODE, dtype="float16"),
     Case("decode, bf16", RAGGED_DECODE, dtype="bfloat16"),
     Case("decode, sliding window", ((3, 1), (37, 1), (90, 1)), sliding_window=20),
@@ -77,19 +73,13 @@ CASES = (
     Case("groups, fp8 and softcap", TENANTS, softcap=5.0, kv_dtype="fp8", groups=NESTED),
     Case("groups, int8, fp16", TENANTS, dtype="float16", kv_dtype="int8", groups=NESTED),
     Case("groups in a layer with a window", TENANTS, sliding_window=20, groups=NESTED),
-    Case("decode, window in the last split", ((40, 1), (1100, 1)), 2, 1, 64, 64, sliding_window=30),
     Case("decode, window over two splits", ((1100, 1),), 2, 1, 64, 64, sliding_window=200),
     Case("prefill, ragged", RAGGED_PREFILL),
     Case("prefill, multi-head attention", RAGGED_PREFILL, 3, 3),
     Case("prefill, three heads a KV head", RAGGED_PREFILL, 9, 3),
     Case("prefill, more heads than a tile has rows", ((5, 4),), 40, 1),
     Case("prefill, head dim 80", RAGGED_PREFILL, head_dim=80, dtype="float16"),
-    Case("prefill, head dim 96", RAGGED_PREFILL, head_dim=96),
-    Case("prefill, head dim 128", RAGGED_PREFILL, head_dim=128),
-    Case("prefill, head dim 256", RAGGED_PREFILL, head_dim=256),
     Case("prefill, head dim 256, fp16", RAGGED_PREFILL, head_dim=256, dtype="float16"),
-    Case("prefill, blocks of 8", RAGGED_PREFILL, block_size=8),
-    Case("prefill, blocks of 32", RAGGED_PREFILL, block_size=32),
     Case("prefill, blocks of 64", RAGGED_PREFILL, block_size=64),
     Case("prefill, fp16", RAGGED_PREFILL, dtype="float16"),
     Case("prefill, bf16", RAGGED_PREFILL, dtype="bfloat16"),
@@ -102,7 +92,6 @@ CASES = (
     Case("chunk with prefix, sliding window", ((150, 40), (33, 17)), sliding_window=24),
     Case("chunk with prefix, softcap, fp16", ((70, 20),), softcap=8.0, dtype="float16"),
     Case("decode and chunks in one batch", MIXED),
-    Case("decode and chunks in one batch, fp16", MIXED, 9, 3, dtype="float16"),
     Case("decode and chunks, every option", MIXED, 6, 2, 80, 8, "float16", 12, 6.0),
 )
 
@@ -135,9 +124,24 @@ def run(case: Case) -> Outcome:
     whole = replace(batch, groups=None)
     expected = attend(query.double(), kv, whole, **options, backend="reference")
     actual = attend(query, kv, batch, **options, backend="triton")
+    same_alone = None
+    if case.batch_invariant:
+        alone = attend(query[-1:], kv, _last(batch), **options, backend="triton")
+        same_alone = torch.equal(alone[0], actual[-1])
     return Outcome(
         error=(actual.double() - expected).abs().max().item(),
         memory_exact=_same(memory, expected_memory, case.head_dim),
+        same_alone=same_alone,
+    )
+
+
+def _last(batch: AttentionBatch) -> AttentionBatch:
+    """The last sequence of a batch of decode, for itself."""
+    return replace(
+        batch,
+        block_tables=batch.block_tables[-1:],
+        query_starts=batch.query_starts[:2],
+        context_lens=batch.context_lens[-1:],
     )
 
 
