@@ -60,7 +60,7 @@ class Padder:
     max_context: int
 
     def shape_of(self, batch: Batch) -> Shape | None:
-        """The smallest shape that holds `batch`; `None` if it does more than decode, or is larger."""
+        """The smallest shape that holds `batch`, if one does and it is for decoding alone."""
         attention = batch.attention
         num_rows = len(attention.context_lens)
         is_larger = num_rows > self.buckets[-1] or attention.max_context_len > self.max_context
