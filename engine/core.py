@@ -66,8 +66,8 @@ class EngineCore:
         )
         self.scheduler = Scheduler(tiers, config, info.hash_extras)
         self._runner = runner
-        self._steps = Steps(self.scheduler)
-        self._num_steps = 0
+        self._order = Steps(self.scheduler)
+        self._steps = 0
         self._prompt_tokens = 0
         self._output_tokens = 0
         self._violations = 0
@@ -75,7 +75,7 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """Whether `step` would have nothing to do."""
-        return self.scheduler.is_idle and not self._steps
+        return self.scheduler.is_idle and not self._order
 
     def submit(self, request: EngineRequest) -> list[TokenDelta]:
         """Queue a request that `engine.admission.check_request` has let through.
@@ -97,16 +97,16 @@ class EngineCore:
         A step that fails ends every running request with an error: whatever the model raises must
         not end the loop, other tenants' requests come after.
         """
-        self._num_steps += 1
+        self._steps += 1
         error: Exception | None = None
         computed: tuple[StepPlan, Sampled] | None = None
         try:
-            self._steps.begin(self._runner)
+            self._order.begin(self._runner)
         except Exception as raised:  # noqa: BLE001
             error = raised
         news = list(map(_last_delta, self.scheduler.take_failed()))
         try:
-            computed = self._steps.finish()  # launched before the one that has failed, it counts
+            computed = self._order.finish()  # launched before the one that has failed, it counts
         except Exception as raised:  # noqa: BLE001
             error = error or raised
         if computed is not None:
@@ -132,7 +132,7 @@ class EngineCore:
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
             peak_blocks_in_use=pool.peak_in_use,
-            steps=self._num_steps,
+            steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=roster.num_cached_tokens,
             output_tokens=self._output_tokens,
@@ -160,8 +160,8 @@ class EngineCore:
 
     def _fail(self, error: Exception) -> list[TokenDelta]:
         """End every request, because a step has failed."""
-        _log.error("step %d failed", self._num_steps, exc_info=error)
-        self._steps.forget()
+        _log.error("step %d failed", self._steps, exc_info=error)
+        self._order.forget()
         ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
         return list(map(_last_delta, ended))
 

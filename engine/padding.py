@@ -60,10 +60,11 @@ class Padder:
     max_context: int
 
     def shape_of(self, batch: Batch) -> Shape | None:
-        """The smallest shape that holds `batch`; `None` if it does more than decode."""
+        """The smallest shape that holds `batch`, if one does and it is for decoding alone."""
         attention = batch.attention
         num_rows = len(attention.context_lens)
-        if attention.max_query_len > 1 or num_rows > self.buckets[-1]:
+        is_larger = num_rows > self.buckets[-1] or attention.max_context_len > self.max_context
+        if attention.max_query_len > 1 or is_larger:
             return None
         rows = self.buckets[bisect_left(self.buckets, num_rows)]
         context = max(_power_of_two(attention.max_context_len), _LEAST_CONTEXT)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from engine.batch import Batch, pack
 from engine.config import EngineConfig
@@ -22,7 +23,7 @@ from engine.sampler import sample
 from engine.staging import num_bytes, refill, upload, views
 from kernels.attention import PrefixGroups
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
-from tests.engine.test_model import generate, save_model
+from tests.engine.test_model import generate, make_config, save_model
 from tests.engine.test_sampler import sequence
 
 BLOCK = 8
@@ -202,6 +203,24 @@ def test_only_decode_batches_that_fit_are_replayed(folder: Path) -> None:
     assert graphs.run(prompt, lambda _: None) is None
     assert graphs.run(decode_batch(rng, [5] * 9, 60), lambda _: None) is None
     assert graphs.run(decode_batch(rng, [5] * 8, 60), lambda _: None) is not None
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3"])
+def test_nothing_of_a_pass_is_read_before_its_end(family: str) -> None:
+    """Otherwise it could not be recorded. Tensors without data refuse to be read."""
+    AttentionInterface.register("nothing", attend_to_nothing)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config(family), dtype=torch.float32)
+        row = torch.zeros(1, 5, dtype=torch.int64)
+    model.set_attn_implementation("nothing")
+    with torch.inference_mode():
+        model(input_ids=row, position_ids=row, use_cache=False, logits_to_keep=row[0])
+
+
+def attend_to_nothing(
+    module: object, query: Tensor, *rest: object, **options: object
+) -> tuple[Tensor, None]:
+    return torch.zeros_like(query).transpose(1, 2), None
 
 
 def test_a_shape_is_recorded_once_and_short_ones_at_start(folder: Path) -> None:
