@@ -21,6 +21,7 @@ from engine import core as engine_core
 from engine import decoder as fused
 from engine import eager
 from engine import runner as engine_runner
+from engine.batch import BatchBuilder
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.decoder import FusedDecoder
@@ -40,7 +41,7 @@ _PRODUCTS: Final = ("qkv", "out", "gate_up", "down")
 _CALLS: Final = (
     (Scheduler, "plan", "plan"),
     (Scheduler, "commit", "commit"),
-    (engine_runner, "pack_plan", "batch"),
+    (BatchBuilder, "build", "batch"),
     (engine_runner, "sample", "sampling"),
     (engine_core, "_send", "hand_over"),
     (FusedDecoder, "forward", "forward"),
