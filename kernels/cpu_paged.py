@@ -44,6 +44,9 @@ _STACK = 24
 _LANES = 16
 """Floats in a vector."""
 
+_TILE_ROWS = 8
+"""Rows of a product, of two vectors each, that are summed in registers at once."""
+
 _AHEAD = 16
 """How many keys ahead of their use memory is asked for them."""
 
@@ -184,8 +187,7 @@ def _attend_split(
         scores[row, : first - begin] = _ZERO
         scores[row, max(last - begin, 0) :] = _ZERO
     output[:] = _ZERO
-    offsets += value
-    _add_values(scores, num_rows, head_dim, kv, offsets, end - begin, output)
+    _add_values(scores, num_rows, head_dim, kv[value:], offsets, end - begin, output)
 
 
 @compiled()
@@ -206,19 +208,19 @@ def _attend_stack(
     """
     _, group, head_dim = query.shape
     num_rows, num_keys = output.shape[0], offsets.shape[0] - _KEYS - _AHEAD
-    width = (num_rows + _LANES - 1) // _LANES * _LANES
-    rows, weights = _aligned(head_dim, width), _aligned(num_keys, width)
-    tile, attended = _aligned(num_keys + _KEYS, head_dim), _aligned(head_dim, width)
+    width = _round_up(num_rows, _LANES)
+    keys, dims = _round_up(num_keys, _TILE_ROWS), _round_up(head_dim, _TILE_ROWS)
+    rows, weights = _aligned(head_dim, width), _aligned(keys, width)
+    tile, attended = _aligned(keys + _TILE_ROWS, head_dim), _aligned(dims, width)
     rows[:, num_rows:] = _ZERO
     for row in range(num_rows):
         for dim in range(head_dim):
             rows[dim, row] = query[tokens[row // group], row % group, dim] * options.scale
     _widen(kv, offsets, num_keys, head_dim, tile)
-    _multiply(tile, head_dim, 1, rows, weights, num_keys, width, head_dim)
-    highest, total = _softmax_columns(weights, options.softcap)
-    offsets += value
-    _widen(kv, offsets, num_keys, head_dim, tile)
-    _multiply(tile, 1, head_dim, weights, attended, head_dim, width, num_keys)
+    _multiply(tile, head_dim, 1, rows, weights, keys, width, head_dim)
+    highest, total = _softmax_columns(weights[:num_keys], options.softcap)
+    _widen(kv[value:], offsets, num_keys, head_dim, tile)
+    _multiply(tile, 1, head_dim, weights, attended, dims, width, num_keys)
     for row in range(num_rows):
         statistics[row, 0], statistics[row, 1] = highest[row], total[row]
         for dim in range(head_dim):
@@ -244,6 +246,11 @@ def _softmax_columns(scores: Floats, softcap: np.float32) -> tuple[Floats, Float
             scores[key, row] = weight
             total[row] += weight
     return highest, total
+
+
+@compiled()
+def _round_up(number: int, unit: int) -> int:
+    return (number + unit - 1) // unit * unit
 
 
 @compiled()
@@ -425,9 +432,9 @@ def _multiply(  # type: ignore[no-untyped-def]
 ):
     """`product[row] = sum of left[row * row_stride + step * step_stride] * right[step]`.
 
-    `right` is [num_steps, width], `product` [num_rows, width], `width` a multiple of `_LANES`;
-    `left` is read by its strides, so it may be transposed. A tile of the product stays in registers
-    over all steps.
+    `right` is [num_steps, width], `product` [num_rows, width]; `num_rows` is a multiple of
+    `_TILE_ROWS`, `width` of `_LANES`. `left` is read by its strides, so it may be transposed. A
+    tile of the product stays in registers over all steps.
     """
     int64 = types.int64
     signature = types.void(left, int64, int64, right, product, int64, int64, int64)
@@ -436,10 +443,10 @@ def _multiply(  # type: ignore[no-untyped-def]
         left, _, _, right, product, _, _, _ = _pointers(context, build, signature, args)
         _, row_stride, step_stride, _, _, num_rows, width, num_steps = args
 
-        def tile(row: Any, num_rows: int, column: Any, vectors: int) -> None:
+        def tile(row: Any, column: Any, vectors: int) -> None:
             parts = range(0, vectors * _LANES, _LANES)
             kind = ir.VectorType(_FLOAT, _LANES)
-            sums = [[cgutils.alloca_once(build, kind) for _ in parts] for _ in range(num_rows)]
+            sums = [[cgutils.alloca_once(build, kind) for _ in parts] for _ in range(_TILE_ROWS)]
             for row_sums in sums:
                 for total in row_sums:
                     build.store(ir.Constant(kind, None), total)
@@ -465,8 +472,8 @@ def _multiply(  # type: ignore[no-untyped-def]
                     build.store(build.load(total), to, align=4)
 
         for column, vectors in _pieces(build, width, _LANES, (2, 1)):
-            for row, rows in _pieces(build, num_rows, 1, (8, 1)):
-                tile(row, rows, column, vectors)
+            for row, _ in _pieces(build, num_rows, _TILE_ROWS, (1,)):
+                tile(row, column, vectors)
         return context.get_dummy_value()
 
     return signature, generate
