@@ -2,7 +2,7 @@
 # torch brings CUDA along, and Triton needs a C compiler at run time:
 #   docker build --build-arg TORCH_INDEX=https://pypi.org/simple \
 #                --build-arg APT_PACKAGES="gcc libc6-dev" .
-# Any base with Python 3.11 or newer, its venv module and CA certificates will do.
+# Any Debian-like base with Python 3.11 or newer, its venv module and CA certificates will do.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006

@@ -254,7 +254,7 @@ static void merge_part(void *context, int part, int num_parts) {
     pw_plan *plan = context;
     const pw_attention *call = plan->call;
     const int64_t row_bytes = call->head_dim * (call->type == PW_F32 ? 4 : 2);
-    const float **sums = malloc((size_t)plan->most_parts * 2 * sizeof *sums);
+    const float **sums = malloc((size_t)(plan->most_parts + 1) * 2 * sizeof *sums);
     if (sums == NULL) {
         plan->failed = 1;
         return;
@@ -288,7 +288,7 @@ static int64_t num_memberships(const pw_attention *call) {
 
 static bool allocate(pw_plan *plan) {
     const pw_attention *call = plan->call;
-    const size_t listed = (size_t)(call->num_seqs + num_memberships(call));
+    const size_t listed = (size_t)(call->num_seqs + num_memberships(call) + 1);
     plan->contributions = malloc(listed * sizeof *plan->contributions);
     plan->first = malloc((size_t)(call->num_seqs + 2) * sizeof *plan->first);
     for (int64_t r = 0; r < plan->num_runs; r++) {
@@ -309,7 +309,7 @@ static bool allocate(pw_plan *plan) {
 
 int pw_attend(const pw_attention *call) {
     pw_plan plan = {.call = call, .code = choose_code()};
-    plan.runs = malloc((size_t)(call->num_groups + call->num_seqs) * sizeof *plan.runs);
+    plan.runs = malloc((size_t)(call->num_groups + call->num_seqs + 1) * sizeof *plan.runs);
     if (plan.runs) {
         plan.num_runs = make_runs(call, plan.runs);
     }

@@ -2,13 +2,15 @@
  *
  * A step of a small model is hundreds of such pieces with little between them. A thread that has
  * nothing to do therefore looks for more work for a moment (SPIN_NS) before it sleeps: short enough
- * to leave the core to others while the engine is idle. The parts of a task are claimed one by one,
+ * to leave the core to others while the engine is idle; and it yields the core to whoever else wants
+ * it meanwhile, which may be the very thread that it waits for. The parts of a task are claimed one by one,
  * so that a thread which the system has not scheduled, as happens next to a busy event loop, holds
  * nobody up: the others do its share. */
 #define _GNU_SOURCE
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -108,6 +110,7 @@ static void *work_forever(void *argument) {
             for (int i = 0; i < 16; i++) {
                 pause_briefly();
             }
+            sched_yield();
             rested = now_ns() > until;
         }
         sleep_until_work(index);
@@ -154,6 +157,7 @@ static void wait_for_others(void) {
         for (int i = 0; i < 8; i++) {
             pause_briefly();
         }
+        sched_yield();
         if (now_ns() > until) {
             pthread_mutex_lock(&lock);
             atomic_store(&caller_waits, true);
