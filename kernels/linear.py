@@ -180,7 +180,7 @@ def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _has_onednn(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     return weight.dtype == torch.float32 or (
         weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
