@@ -7,7 +7,8 @@ depends on its batch-mates, nor on the number of threads.
 
 With `quantization="int8"` weights are rounded to 8 bits with a scale for each output, and rows of
 activations with a scale for each row, in the product itself ("W8A8"; the scales as in ZeroQuant,
-arXiv 2206.01861, section 4.1). Machines without instructions for int8 quantize the weights alone.
+arXiv 2206.01861, section 4.1), after both were rotated, which takes their outliers away (see
+`_rotate`). Machines without instructions for int8 quantize the weights alone.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def pack(
     on_cpu = weights[0].device.type == "cpu"
     if quantization == "int8" and not on_cpu:
         raise ValueError("quantize: int8 products are for CPUs")
-    if on_cpu and native.available() and weights[0].dtype in _TYPES:
+    if on_cpu and native.available() and weights[0].dtype in _ACTIVATIONS:
         return _Packed(weights, bias, quantization)
     if quantization == "int8":
         return _Int8(weights, bias, batch_invariant)
