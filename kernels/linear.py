@@ -7,13 +7,15 @@ depends on its batch-mates, nor on the number of threads.
 
 With `quantization="int8"` weights are rounded to 8 bits with a scale for each output, and rows of
 activations with a scale for each row, in the product itself ("W8A8"; the scales as in ZeroQuant,
-arXiv 2206.01861, section 4.1). Machines without instructions for int8 quantize the weights alone.
+arXiv 2206.01861, section 4.1), after both were rotated, which takes their outliers away (see
+`_rotate`). Machines without instructions for int8 quantize the weights alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Literal, Protocol
 
@@ -65,7 +67,7 @@ def pack(
     on_cpu = weights[0].device.type == "cpu"
     if quantization == "int8" and not on_cpu:
         raise ValueError("quantize: int8 products are for CPUs")
-    if on_cpu and native.available() and weights[0].dtype in _TYPES:
+    if on_cpu and native.available() and weights[0].dtype in _ACTIVATIONS:
         return _Packed(weights, bias, quantization)
     if quantization == "int8":
         return _Int8(weights, bias, batch_invariant)
@@ -82,7 +84,7 @@ class _Packed:
         self.out_features = sum(map(len, weights))
         scales = zeros = None
         if quantization == "int8":
-            matrix, scales = _quantize(weights, rotated=True)
+            matrix, scales = _quantize(weights)
             zeros = _whole_strips(matrix.sum(1, dtype=torch.int32).mul_(128))
             scales = _whole_strips(scales)
         else:
@@ -140,26 +142,40 @@ class _Plain:
 
 
 class _Int8:
-    """A product of int8 weights by torch; activations stay as they are."""
+    """A product of int8 weights by torch."""
 
     def __init__(
         self, weights: Sequence[Tensor], bias: Tensor | None, batch_invariant: bool
     ) -> None:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(map(len, weights))
-        self._weight, self._scales = _quantize(weights, rotated=False)
+        self._weight, self._scales = _quantize(weights)
         self._bias = bias
         self._batch_invariant = batch_invariant
         self.nbytes = self._weight.nbytes + self._scales.nbytes
         self.nbytes += 0 if bias is None else bias.nbytes
+        # Others' int8 products by oneDNN may overflow 16 bits.
+        self._quantizes_rows = torch.cpu._is_vnni_supported()
+        if self._quantizes_rows:
+            self._weight = torch.ops.onednn.qlinear_prepack(self._weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        # In float32 only: for bfloat16 the operation reads past rows of unusual width.
-        parts = torch.split(x.float(), 1 if self._batch_invariant else max(1, len(x)))
-        products = [torch._weight_int8pack_mm(part, self._weight, self._scales) for part in parts]
-        output = torch.cat(products)
+        parts = torch.split(_rotate(x), 1 if self._batch_invariant else max(1, len(x)))
+        output = torch.cat([self._multiply(part) for part in parts])
         return (output if self._bias is None else output.add_(self._bias)).to(x.dtype)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        if not self._quantizes_rows:
+            return functional.linear(x, self._weight.float()).mul_(self._scales)
+        scales = x.abs().amax(1, keepdim=True).div_(127).clamp_min_(1e-30)
+        rows = x.div(scales).round_().add_(128).to(torch.uint8)
+        zeros = torch.zeros(self.out_features, dtype=torch.int32)
+        factors = (rows, 1.0, 128, self._weight, self._scales, zeros)
+        output: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *factors, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return output.mul_(scales)
 
 
 def _product(
@@ -180,8 +196,7 @@ def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _has_onednn(weight: Tensor) -> bool:
-    built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if weight.device.type != "cpu" or not built_in:
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     return weight.dtype == torch.float32 or (
         weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -202,15 +217,17 @@ def _stack_biases(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) ->
     )
 
 
-def _quantize(weights: Sequence[Tensor], *, rotated: bool) -> tuple[Tensor, Tensor]:
-    """Round to nearest in int8, a scale for each row: (int8 [rows, columns], float32 [rows])."""
-    columns = weights[0].shape[1]
-    step = max(1, _QUANTIZED_TOGETHER // columns)
+def _quantize(weights: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rotate and round to nearest in int8, a scale for each row.
+
+    Returns int8 [rows, columns padded to blocks] and float32 [rows].
+    """
+    step = max(1, _QUANTIZED_TOGETHER // weights[0].shape[1])
     matrices, scales = [], []
     for part in (part for weight in weights for part in torch.split(weight.detach(), step)):
-        values = _rotate(part) if rotated else part.float()
+        values = _rotate(part)
         scale = values.abs().amax(1).div_(127)
-        matrices.append(values.div(scale.clamp_min(1e-30)[:, None]).round_().to(torch.int8))
+        matrices.append(values.div_(scale.clamp_min(1e-30)[:, None]).round_().to(torch.int8))
         scales.append(scale)
     return torch.cat(matrices), torch.cat(scales)
 
@@ -222,13 +239,17 @@ def _rotate(matrix: Tensor) -> Tensor:
     originals, but neither factor has outliers any more that would make the scales of int8 coarse
     (QuaRot, arXiv 2404.00456, section 3).
     """
+    padded = functional.pad(matrix.float(), (0, -matrix.shape[1] % _BLOCK))
+    return (padded.view(-1, _BLOCK) @ _rotation()).view(padded.shape)
+
+
+@cache
+def _rotation() -> Tensor:
     pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     rotation = torch.ones(1, 1)
     while len(rotation) < _BLOCK:
         rotation = torch.kron(pair, rotation)
-    padded = functional.pad(matrix.float(), (0, -matrix.shape[1] % _BLOCK))
-    rotated = padded.view(-1, _BLOCK) @ rotation.div_(_BLOCK**0.5)
-    return rotated.view(padded.shape)
+    return rotation.div_(_BLOCK**0.5)
 
 
 def _whole_strips(values: Tensor) -> Tensor:

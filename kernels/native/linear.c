@@ -144,7 +144,8 @@ PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t
         const int64_t parts = at_most(rows, rows * width / LEAST_PREPARED + 1);
         const size_t scales_bytes = ((size_t)rows * sizeof(float) + 63) / 64 * 64;
         const size_t spare_bytes = (size_t)(parts * width) * sizeof(float);
-        char *memory = scratch(scales_bytes + spare_bytes + (size_t)(rows * task.job.operand_stride));
+        const size_t operand_bytes = (size_t)(rows * task.job.operand_stride);
+        char *memory = scratch(scales_bytes + spare_bytes + operand_bytes);
         task.job.row_scales = (float *)memory;
         task.spare = (float *)(memory + scales_bytes);
         task.job.operand = task.operand = memory + scales_bytes + spare_bytes;

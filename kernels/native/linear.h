@@ -37,7 +37,7 @@ typedef struct {
     int64_t type; /* of inputs and outputs: float32 or bfloat16 */
     const void *inputs;
     void *outputs;
-    const char *operand;    /* the inputs as the kernel reads them: of its type, padded to `words` */
+    const char *operand;    /* the inputs as the kernel reads them: its type, padded to `words` */
     int64_t operand_stride; /* bytes from row to row */
     float *row_scales;      /* if it is int8: what a 1 in that row stands for */
 } pw_linear_job;

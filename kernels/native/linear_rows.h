@@ -27,8 +27,13 @@ typedef float NAME(sixteen) __attribute__((vector_size(64), aligned(4), may_alia
 typedef int32_t NAME(magnitudes) __attribute__((vector_size(64), aligned(4), may_alias));
 
 /* One stage of a Hadamard transform of 16 values: sums and differences of partners. */
+#if defined(__clang__)
+#define PW_SHUFFLE(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define PW_SHUFFLE(v, ...) __builtin_shuffle(v, (NAME(magnitudes)){__VA_ARGS__})
+#endif
 #define PW_PARTNERS(v, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ...)                        \
-    v = __builtin_shufflevector(v, v, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) +            \
+    v = PW_SHUFFLE(v, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) +                            \
         v * (NAME(sixteen)){__VA_ARGS__}
 
 /* Multiplies 64 values by the Hadamard matrix of that size over 8, which leaves lengths as they are
@@ -39,14 +44,14 @@ static inline __attribute__((always_inline)) TARGET void NAME(rotate)(float *val
     NAME(sixteen) v[4];
     for (int i = 0; i < 4; i++) {
         v[i] = *(const NAME(sixteen) *)(values + 16 * i);
-        PW_PARTNERS(v[i], 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14, /* signs: */ 1, -1, 1,
-                    -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1);
-        PW_PARTNERS(v[i], 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, /* signs: */ 1, 1, -1,
-                    -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1);
-        PW_PARTNERS(v[i], 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11, /* signs: */ 1, 1, 1,
-                    1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1);
-        PW_PARTNERS(v[i], 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7, /* signs: */ 1, 1, 1,
-                    1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1);
+        PW_PARTNERS(v[i], 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14,
+                    1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1);
+        PW_PARTNERS(v[i], 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13,
+                    1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1);
+        PW_PARTNERS(v[i], 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11,
+                    1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1);
+        PW_PARTNERS(v[i], 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7,
+                    1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1);
     }
     const NAME(sixteen) sums[2] = {v[0] + v[1], v[2] + v[3]};
     const NAME(sixteen) differences[2] = {v[0] - v[1], v[2] - v[3]};
@@ -57,8 +62,9 @@ static inline __attribute__((always_inline)) TARGET void NAME(rotate)(float *val
 }
 
 #undef PW_PARTNERS
+#undef PW_SHUFFLE
 
-/* Inputs [start, start + 64) of a row as float32, zeros behind the last; rotated for int8 weights. */
+/* A row's inputs from `start` on as float32, zeros behind the last; rotated for int8 weights. */
 static inline __attribute__((always_inline)) TARGET void NAME(read_block)(
     const pw_linear_job *job, int64_t row, int64_t start, float *out) {
     const int64_t width = job->weights->in_features;

@@ -32,9 +32,11 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     limit(SETS["amx"])
 
 
-@pytest.fixture
-def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["int8 instructions", "none"])
+def no_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available", lambda: False)
+    if request.param == "none":
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
