@@ -32,7 +32,7 @@ def tiling(group: int, max_members: int, head_dim: int, dtype: torch.dtype) -> T
         return Tiling(min(rows, max(32, triton.next_power_of_2(group))), 32, 8, num_stages=1)
     if head_dim <= 128:
         return Tiling(rows, keys=64, num_warps=8 if rows >= 64 else 4, num_stages=5)
-    return Tiling(rows, keys=32, num_warps=8 if rows >= 64 else 4, num_stages=3)
+    return Tiling(rows, keys=32, num_warps=8 if rows >= 32 else 4, num_stages=3)
 
 
 def attend_shared_runs(
