@@ -70,8 +70,8 @@ def variants(
                 yield from _walks(f"{name} {stored}", dtype, shape, arch, stored=stored)
                 yield _write(f"{name} {stored}", dtype, shape, stored)
             yield _write(name, dtype, shape, "auto")
-            yield _merge(f"{name} alone", dtype, shape, grouped=False)
-            yield _merge(f"{name} grouped", dtype, shape, grouped=True)
+            yield _merge(f"{name} alone", dtype, shape, arch, grouped=False)
+            yield _merge(f"{name} grouped", dtype, shape, arch, grouped=True)
             yield from _layers(name, dtype, shape)
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
 
@@ -117,11 +117,11 @@ def _walks(
         **({"private_starts_ptr": None} if window else {}),
     )
     if not window:
-        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype)
+        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
         yield variant(triton_grouped.attend_shared, cut, GROUPS=_GROUPS)
 
 
-def _merge(name: str, dtype: torch.dtype, shape: Shape, *, grouped: bool) -> Variant:
+def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int, *, grouped: bool) -> Variant:
     group = shape.num_heads // shape.num_kv_heads
     constants = _heads(shape) | {
         "SEQS": _SEQS,
@@ -136,7 +136,7 @@ def _merge(name: str, dtype: torch.dtype, shape: Shape, *, grouped: bool) -> Var
         "SLOTS": triton_merge.SLOTS,
     }
     if grouped:
-        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype)
+        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
         constants |= {"SHARED_ROWS": cut.rows, "SHARED_UNIT": cut.keys}
     else:
         tables = ("private_starts", "begins", "ends", "member_starts", "members")

@@ -17,7 +17,15 @@ from torch import Tensor
 from kernels.attention import AttentionBatch
 from kernels.kv_format import is_quantized
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
-from kernels.triton_work import Partials, capability, padded, partials, slots_of, store_partial
+from kernels.triton_work import (
+    Partials,
+    capability,
+    padded,
+    partials,
+    shared_kib,
+    slots_of,
+    store_partial,
+)
 
 SPLIT = 512
 """Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""
@@ -44,7 +52,9 @@ def programs_per_processor(storage: torch.dtype, arch: int) -> int:
 
     With as many there is no second wave, and so none that is half empty.
     """
-    return 3 if arch >= 90 and not is_quantized(storage) else 2
+    if is_quantized(storage):  # tiles are half as large, and take more registers
+        return 2
+    return {228: 3, 164: 2, 100: 1}[shared_kib(arch)]
 
 
 def attend_own_keys(

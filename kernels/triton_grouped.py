@@ -17,22 +17,32 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch, PrefixGroups
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
-from kernels.triton_work import Partials, padded, partials, slots_of, store_partial
+from kernels.triton_work import (
+    Partials,
+    capability,
+    padded,
+    partials,
+    shared_kib,
+    slots_of,
+    store_partial,
+)
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 _PROGRAMS_PER_PROCESSOR = 1
 """Fewer and longer ones than in decode: a partial result here is a whole tile of rows."""
 
 
-def tiling(group: int, max_members: int, head_dim: int, dtype: torch.dtype) -> Tiling:
+def tiling(group: int, max_members: int, head_dim: int, dtype: torch.dtype, arch: int) -> Tiling:
     """The cut for `group` query heads a KV head and up to `max_members` sequences."""
     most = max(_MOST_ROWS, triton.next_power_of_2(group))
     rows = min(most, max(_FEWEST_ROWS, triton.next_power_of_2(group * max_members)))
     if dtype == torch.float32:
         return Tiling(min(rows, max(32, triton.next_power_of_2(group))), 32, 8, num_stages=1)
     if head_dim <= 128:
-        return Tiling(rows, keys=64, num_warps=8 if rows >= 64 else 4, num_stages=5)
-    return Tiling(rows, keys=32, num_warps=8 if rows >= 64 else 4, num_stages=3)
+        keys, stages = (64, 5) if shared_kib(arch) > 100 else (32, 3)
+    else:
+        keys, stages = (32, 5) if shared_kib(arch) > 100 else (16, 3)
+    return Tiling(rows, keys, num_warps=8 if rows >= 64 else 4, num_stages=stages)
 
 
 def attend_shared_runs(
@@ -47,7 +57,7 @@ def attend_shared_runs(
     _, num_heads, head_dim = query.shape
     num_kv_heads, num_groups = kv.shape[2], len(groups.begins)
     group = num_heads // num_kv_heads
-    cut = tiling(group, groups.max_members, head_dim, query.dtype)
+    cut = tiling(group, groups.max_members, head_dim, query.dtype, capability(query.device))
     most_tiles = num_groups + len(groups.members) // (cut.rows // group)
     parts = partials(
         num_items=num_kv_heads * most_tiles,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionBatch
 from kernels.triton_walk import Tiling, dot_type, no_keys, walk_keys
-from kernels.triton_work import capability
+from kernels.triton_work import capability, shared_kib
 
 
 def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: bool) -> Tiling:
@@ -21,12 +21,13 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
     groups, and 128 keys at a time keep their reads of shared memory below its speed; `plain`
     attention, of unquantized keys and without softcap, has the registers for that.
     """
+    large = shared_kib(arch) > 164
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
-    elif arch < 90 and (head_dim > 64 or not plain):
+    elif not large and (head_dim > 64 or not plain):
         cut = Tiling(64, keys=32, num_warps=4 if head_dim <= 128 and plain else 8, num_stages=3)
     elif head_dim <= 128:
-        keys = 128 if plain and arch >= 90 else 64
+        keys = 128 if plain and large else 64
         cut = Tiling(rows=128, keys=keys, num_warps=8, num_stages=3)
     else:
         cut = Tiling(rows=128 if plain else 64, keys=32, num_warps=8, num_stages=3)
