@@ -6,7 +6,6 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,8 +17,7 @@ from bench.registry import BenchError, load, names, summary
 
 def main() -> int:
     """Run one bench, or list them; returns the exit status."""
-    wanted = [name for name in names() if name in sys.argv[1:]]
-    options = _parser(wanted or names()).parse_args()
+    options = _parser().parse_args()
     console = Console()
     if options.list or options.bench is None:
         _print_list(console)
@@ -44,12 +42,11 @@ def main() -> int:
     return 0
 
 
-def _parser(wanted: Sequence[str]) -> argparse.ArgumentParser:
-    """Of some benches alone: each needs what it measures, and a GPU has no use for a service."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--list", action="store_true", help="list all benches and their figures")
     benches = parser.add_subparsers(dest="bench", metavar="NAME")
-    for name in wanted:
+    for name in names():
         bench = load(name)
         sub = benches.add_parser(
             name,

@@ -9,6 +9,8 @@ in which it multiplies as much. Both rates are measured in the same run.
 from __future__ import annotations
 
 import argparse
+import gc
+import shutil
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -90,6 +92,7 @@ def run(options: argparse.Namespace) -> Result:
     for shape in options.shape:
         measured = _measure(SHAPES[shape], device, dtype, options, rates)
         figures |= {f"{shape}_{name}": value for name, value in measured.items()}
+        _return_memory(device)
     found = parameters(options, device=_device_name(device), dtype=str(dtype))
     return Result(found, figures, [_table(figures)])
 
@@ -102,8 +105,10 @@ def _measure(
     rates: dict[str, float],
 ) -> dict[str, float]:
     """All figures of one model, which is gone afterwards."""
-    with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
+    folder_bytes = shape.num_weights * dtype.itemsize
+    with tempfile.TemporaryDirectory(dir=_memory_folder(folder_bytes)) as folder:
         write_model(shape, Path(folder), device, dtype)
+        _return_memory(device)
         parts, ready = _load(Path(folder), device, dtype, options)
     loop = Loop(parts)
     copied, multiplied = rates["copy_gb_per_s"] * 1e9, rates["matmul_tflop_per_s"] * 1e12
@@ -161,9 +166,18 @@ def _load(
     return parts, perf_counter() - start
 
 
-def _memory_folder() -> str | None:
-    """Where files live in memory; `None`: nowhere."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+def _memory_folder(num_bytes: int) -> str | None:
+    """Where so many bytes of files are kept in memory; `None`: where temporary files are."""
+    shared = Path("/dev/shm")
+    has_room = shared.is_dir() and shutil.disk_usage(shared).free > 1.2 * num_bytes
+    return str(shared) if has_room else None
+
+
+def _return_memory(device: torch.device) -> None:
+    """What was allocated for models that are gone: an engine takes a share of what is free."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _device_name(device: torch.device) -> str:

@@ -31,6 +31,11 @@ class Shape:
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
+    @property
+    def num_weights(self) -> int:
+        """All of them, but for norms."""
+        return self.layer_weights + (1 if self.is_tied else 2) * self.hidden * self.vocab
+
     def step_bytes(self, batch: int, context: float, item_bytes: int) -> float:
         """What a decode step reads: every product's weights, and the KV of every context."""
         weights = self.layer_weights + self.hidden * self.vocab

@@ -15,6 +15,7 @@ from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.graphs import DecodeGraphs, Record
 from engine.model import PagedModel, load_model, model_fingerprint
+from engine.noise import gumbel
 from engine.padding import Padder, row_buckets
 from engine.recovery import FREE_COPIES, CostModel
 from engine.request import EngineInfo
@@ -61,6 +62,8 @@ def make_runner(parts: Parts) -> ModelRunner:
         return ModelRunner(parts.model, costs, grouping)
     graphs = make_graphs(parts)
     graphs.warm_up(_RECORDING_SECONDS)
+    # Compiled now, so that the first request which is sampled does not wait for a compiler.
+    gumbel(torch.zeros(1, dtype=torch.int64, device=parts.model.device), parts.info.vocab_size)
     return AheadRunner(parts.model, costs, grouping, graphs)
 
 

@@ -56,5 +56,6 @@ def test_a_shape_counts_the_weights_that_a_step_reads(tmp_path: Path) -> None:
     write_model(shape, tmp_path, torch.device("cpu"), torch.float32)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
+    assert shape.num_weights == matrices
     assert shape.step_bytes(1, 0, 4) == 4 * matrices, "tied, the embedding is the last product"
     assert shape.step_bytes(3, 10, 4) - shape.step_bytes(3, 0, 4) == 3 * 10 * 2 * 2 * 2 * 16 * 4
