@@ -4,8 +4,8 @@ The engine has no model (`bench.null_engine`) and emits a token for every stream
 all streams of a step in one message, as the real one does; everything else is the service as it is
 started by `partywall serve`: its process boundary, detokenizer, events, limits, metering and
 WebSockets. It is pinned to one core, engine and clients to another. The pace is raised until the
-service falls behind; the added latency is measured at half of what it reached, from the engine's
-emitting a step to a client's having received the delta, on one clock.
+service falls behind; the added latency is measured at half of what it reached, or at
+`--latency-rate`, from the engine's emitting a step to a client's having the delta, on one clock.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from engine.weights import DEFAULT_MODEL
 
 FIGURES: Final = {
     "deltas_per_s_per_core": "the fastest pace at which the service did not fall behind, deltas/s",
-    "added_ms_p50": "from a step's emission to a client's having its delta, at half that pace, "
-    "median, ms",
+    "added_ms_p50": "from a step's emission to a client's having its delta, at half that pace "
+    "(or --latency-rate), median, ms",
     "added_ms_p99": "the same, 99th percentile",
-    "cpu_us_per_delta": "processor time of the service for each delta, at that half pace, "
+    "cpu_us_per_delta": "processor time of the service for each delta, at the latter pace, "
     "starting and ending the answers included, us",
 }
 _FALLEN_BEHIND_SECONDS: Final = 0.05
@@ -55,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each run")
     parser.add_argument("--first-rate", type=int, default=4000, help="deltas/s of the first run")
     parser.add_argument("--last-rate", type=int, default=100_000, help="deltas/s that suffice")
-    parser.add_argument("--rounds", type=int, default=3, help="runs at half the reached pace")
+    parser.add_argument("--rounds", type=int, default=3, help="runs that measure the latency")
+    parser.add_argument(
+        "--latency-rate", type=int, help="deltas/s of these; half the reached pace without it"
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer is used")
 
 
@@ -75,12 +78,13 @@ def run(options: argparse.Namespace) -> Result:
         if options.last_rate < options.first_rate:
             raise BenchError("--last-rate is below --first-rate")
         reached = _reach(load, options.first_rate, options.last_rate)
-        halves = [load.run(reached.deltas_per_s / 2) for _ in range(options.rounds)]
+        pace = options.latency_rate or reached.deltas_per_s / 2
+        calm = [load.run(pace) for _ in range(options.rounds)]
     figures = {
         "deltas_per_s_per_core": reached.deltas_per_s,
-        "added_ms_p50": statistics.median(one.added_ms(50) for one in halves),
-        "added_ms_p99": statistics.median(one.added_ms(99) for one in halves),
-        "cpu_us_per_delta": statistics.median(one.cpu_s for one in halves) * 1e6,
+        "added_ms_p50": statistics.median(one.added_ms(50) for one in calm),
+        "added_ms_p99": statistics.median(one.added_ms(99) for one in calm),
+        "cpu_us_per_delta": statistics.median(one.cpu_s for one in calm) * 1e6,
     }
     reported = parameters(options, foreign_load_percent=foreign, pinned=pinned)
     return Result(reported, figures, [_table([*load.runs[1:]])])
