@@ -13,7 +13,7 @@ from kernels import cpu_plan
 from kernels.attention import Backend, attend
 from kernels.prefix_groups import GroupingRule
 from tests.kernels.batches import Paged, paged
-from tests.kernels.test_cpu import TOLERANCE
+from tests.kernels.test_cpu import BACKENDS, TOLERANCE, on_every_backend
 
 # A share group's 3 blocks, two tenants' 5 and 4 behind them, and forks of a conversation; beside
 # them a sequence that shares nothing and two prompts, one of them on the share group's blocks.
@@ -39,11 +39,6 @@ FORKS = {
     8: (4, 7),
     9: (8, 8),
 }
-
-
-BACKENDS: list[Backend] = ["cpu"]
-
-on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def run(
