@@ -119,6 +119,9 @@ async def run_service(
         from app.service import create_app
 
         await engine_started
+        if settings.quantize != "none":
+            error = engine.info.logit_error
+            progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
         app = create_app(
             engine,

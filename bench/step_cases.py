@@ -31,7 +31,7 @@ from engine.loader import load_parts
 from engine.plan import StepPlan
 from engine.request import EngineRequest, Namespaces, SamplingParams
 from engine.runner import ModelRunner
-from engine.sampler import Sampled
+from engine.sampler import Draws, Sampled
 from engine.scheduler import Scheduler
 
 Step = TypeVar("Step")
@@ -43,6 +43,7 @@ _CALLS: Final = (
     (Scheduler, "commit", "commit"),
     (BatchBuilder, "build", "batch"),
     (engine_runner, "sample", "sampling"),
+    (Draws, "result", "sampling"),
     (engine_core, "_send", "hand_over"),
     (FusedDecoder, "forward", "forward"),
     (FusedDecoder, "_embed", "embedding"),
@@ -65,7 +66,7 @@ class _Runner:
         self.computes = False
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """See `engine.core.Runner`."""
+        """See `engine.ahead.Runner`."""
         if self.computes:
             return self._runner.execute(plan)
         return Sampled([0] * len(plan.samplers), [None] * len(plan.samplers))

@@ -144,4 +144,5 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         vocab_size=text.vocab_size,
         eos_token_ids=model.weights.eos_token_ids,
         hash_extras=model_fingerprint(config, model.dtype),
+        logit_error=model.logit_error,
     )

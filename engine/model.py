@@ -110,6 +110,8 @@ class PagedModel:
         self.block_size = block_size
         self.kv_dtype: KvDtype = kv_dtype
         self._batch_invariant = batch_invariant
+        self.logit_error = 0.0
+        """How far its logits were from the original's when it was loaded, relatively."""
         self.layout = weights.layout
         self.device = weights.device
         self.dtype = weights.dtype
@@ -236,6 +238,7 @@ def load_model(config: EngineConfig) -> PagedModel:
             f"{config.model_path}: paged logits differ from the model's own "
             f"(relative error {error:.2g})"
         )
+    model.logit_error = error
     return model
 
 

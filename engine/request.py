@@ -169,6 +169,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     hash_extras: bytes
     """What else changes KV besides tokens (weights, dtype); part of every block hash."""
+    logit_error: float = 0.0
+    """How far logits are from the original model's on a few tokens, relatively."""
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):

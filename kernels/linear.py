@@ -128,7 +128,7 @@ class _Plain:
     ) -> None:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(map(len, weights))
-        self._weight = torch.cat(list(weights))
+        self._weight = torch.cat(list(weights)) if len(weights) > 1 else weights[0].detach()
         self._bias = bias
         self.nbytes = self._weight.nbytes + (0 if bias is None else bias.nbytes)
         self._product = _product(self._weight.device, batch_invariant)
