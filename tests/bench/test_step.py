@@ -8,12 +8,13 @@ import pytest
 from bench import __main__ as cli
 from bench import step
 from bench.stopwatch import PartTimes
-from engine import core, decoder, runner
+from engine import core, decoder
+from engine.batch import BatchBuilder
 from tests.engine.test_model import save_model
 
 PLACES = [
     (core, "_send"),
-    (runner, "pack_plan"),
+    (BatchBuilder, "build"),
     (decoder, "attend"),
     (decoder.FusedDecoder, "forward"),
 ]
