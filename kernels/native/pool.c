@@ -1,11 +1,11 @@
 /* A thread pool for work of some microseconds to milliseconds.
  *
  * A step of a small model is hundreds of such pieces with little between them. A thread that has
- * nothing to do therefore looks for more work for a moment (SPIN_NS) before it sleeps: short enough
- * to leave the core to others while the engine is idle; and it yields the core to whoever else wants
- * it meanwhile, which may be the very thread that it waits for. The parts of a task are claimed one by one,
- * so that a thread which the system has not scheduled, as happens next to a busy event loop, holds
- * nobody up: the others do its share. */
+ * nothing to do therefore looks for more work for a moment (SPIN_NS) before it sleeps: longer than
+ * what lies between two pieces of a step, short enough to leave the core to others while the engine
+ * is idle. Meanwhile it yields the core to whoever else wants it, which may be the very thread that
+ * it waits for. The parts of a task are claimed one by one, so that a thread which the system has not
+ * scheduled, as happens next to a busy event loop, holds nobody up: the others do its share. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <time.h>
 
-#define SPIN_NS 40000
+#define SPIN_NS 300000
 #define MAX_THREADS 256
 
 /* The one task that runs. Its fields are written only while no part is left to claim, and read
