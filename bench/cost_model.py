@@ -90,7 +90,7 @@ def _fit_with_knee(rows: np.ndarray, measured: np.ndarray, knee: float) -> Fit:
         del used[int(np.argmin(part * features[:, used].mean(axis=0)))]
     predicted = features @ solution
     return Fit(
-        StepCost(*[*map(float, solution), float(knee)]),
+        StepCost(*map(float, [*solution, knee])),
         float(np.mean(np.abs(predicted - measured) / measured)),
         float(abs(predicted.sum() - measured.sum()) / measured.sum()),
     )
