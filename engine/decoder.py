@@ -2,14 +2,15 @@
 
 What a family's modules do in dozens of small operations a layer does here in seven: norm with the
 residual sum, one product for queries, keys and values, rotation with the cache write, attention,
-one product back, one for gate and up with the activation between, one down. `engine.families` says
-which weights and options a model has; the arithmetic is in `kernels`.
+one product back, one for gate and up with the activation between, one down. On a CPU the compiled
+library does them all in one call. `engine.families` says which weights and options a model has; the
+arithmetic is in `kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +18,15 @@ from transformers import PreTrainedModel
 
 from engine.batch import Batch
 from engine.eager import AttentionCall
-from engine.families import Description, LayerDescription, Norm, Rotation, describe
+from engine.families import Description, LayerDescription, describe
+from kernels import native
 from kernels.attention import attend
-from kernels.layers import add_rms_norm, gate, rotate_and_write
+from kernels.decoder_layer import DecoderLayer, Norm
+from kernels.layers import Activation, add_rms_norm, gate, rotate_and_write
 from kernels.linear import Linear, Quantization, pack
 
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    call: AttentionCall
-    rotation: Rotation
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
-    before_attention: Norm
-    after_attention: Norm | None
-    before_mlp: Norm
-    after_mlp: Norm | None
-    query_weight: Tensor | None
-    key_weight: Tensor | None
-    head_eps: float
+if TYPE_CHECKING:
+    from kernels.native_decoder import LayerStack
 
 
 class FusedDecoder:
@@ -60,15 +49,16 @@ class FusedDecoder:
         self._softcap = description.softcap
         self._embedding = _own_table(description.embedding.weight.detach())
         self._head = packer.product([description.head])
+        self._stack = _stack(self._layers, self._activation)
         _release(description.embedding)
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
         """See `engine.model.Decoder`."""
         residual = self._embed(batch.token_ids)
-        update: Tensor | None = None
-        for layer, kv in zip(self._layers, memory.unbind(1), strict=True):
-            update = self._run_layer(layer, residual, update, kv, batch)
-        assert update is not None
+        if self._stack is not None:
+            update = self._stack.run(residual, batch.positions, memory, batch.attention)
+        else:
+            update = self._run_layers(residual, memory, batch)
         rows = batch.logit_rows
         last = residual.index_select(0, rows)
         norm = self._norm
@@ -81,31 +71,44 @@ class FusedDecoder:
         rows = self._embedding.index_select(0, token_ids).to(self._dtype)
         return rows if self._embedding_scale == 1 else rows.mul_(self._embedding_scale)
 
+    def _run_layers(self, residual: Tensor, memory: Tensor, batch: Batch) -> Tensor:
+        """Add all updates to the residual stream but the last layer's, and return that one."""
+        update: Tensor | None = None
+        for layer, kv in zip(self._layers, memory.unbind(1), strict=True):
+            update = self._run_layer(layer, residual, update, kv, batch)
+        assert update is not None
+        return update
+
     def _run_layer(
-        self, layer: _Layer, residual: Tensor, update: Tensor | None, kv: Tensor, batch: Batch
+        self,
+        layer: DecoderLayer,
+        residual: Tensor,
+        update: Tensor | None,
+        kv: Tensor,
+        batch: Batch,
     ) -> Tensor:
         """Add `update` to the residual stream, and return this layer's last one."""
-        call, rotation, norm = layer.call, layer.rotation, layer.before_attention
+        norm, head_norm = layer.before_attention, layer.query_norm or layer.key_norm
         query = rotate_and_write(
             layer.qkv(add_rms_norm(residual, update, norm.weight, norm.eps)),
-            rotation.cos,
-            rotation.sin,
+            layer.cos,
+            layer.sin,
             batch.positions,
             kv,
             batch.attention.slots,
-            call.num_heads,
-            call.num_kv_heads,
-            layer.query_weight,
-            layer.key_weight,
-            layer.head_eps,
+            layer.num_heads,
+            layer.num_kv_heads,
+            None if layer.query_norm is None else layer.query_norm.weight,
+            None if layer.key_norm is None else layer.key_norm.weight,
+            0.0 if head_norm is None else head_norm.eps,
         )
         attended = attend(
             query,
             kv,
             batch.attention,
-            scale=call.scale,
-            sliding_window=call.sliding_window,
-            softcap=call.softcap,
+            scale=layer.scale,
+            sliding_window=layer.sliding_window,
+            softcap=layer.softcap,
         )
         update = _normed(layer.out(attended.flatten(1)), layer.after_attention)
         norm = layer.before_mlp
@@ -152,11 +155,8 @@ class _Packer:
             _release(part)
         return packed
 
-    def layer(self, layer: LayerDescription) -> _Layer:
-        head_norm = layer.query_norm or layer.key_norm
-        return _Layer(
-            call=layer.call,
-            rotation=layer.rotation,
+    def layer(self, layer: LayerDescription) -> DecoderLayer:
+        return DecoderLayer(
             qkv=self.product(layer.qkv),
             out=self.product([layer.out]),
             gate_up=self.product(layer.gate_up),
@@ -165,10 +165,25 @@ class _Packer:
             after_attention=layer.after_attention,
             before_mlp=layer.before_mlp,
             after_mlp=layer.after_mlp,
-            query_weight=None if layer.query_norm is None else layer.query_norm.weight,
-            key_weight=None if layer.key_norm is None else layer.key_norm.weight,
-            head_eps=0.0 if head_norm is None else head_norm.eps,
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            cos=layer.rotation.cos,
+            sin=layer.rotation.sin,
+            num_heads=layer.call.num_heads,
+            num_kv_heads=layer.call.num_kv_heads,
+            scale=layer.call.scale,
+            sliding_window=layer.call.sliding_window,
+            softcap=layer.call.softcap,
         )
+
+
+def _stack(layers: Rows[DecoderLayer], activation: Activation) -> LayerStack | None:
+    """The layers for one call of the compiled library, where it is there and can run them."""
+    if not native.available():
+        return None
+    from kernels.native_decoder import stack
+
+    return stack(layers, activation)
 
 
 def _release(module: nn.Module) -> None:

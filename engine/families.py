@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from engine.eager import AttentionCall
+from kernels.decoder_layer import Norm
 from kernels.layers import Activation
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -52,14 +53,6 @@ _FAMILIES = {
 
 class Unfamiliar(Exception):
     """The model is not of a known family, or differs from it; the message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMSNorm: what it multiplies by, any offset included, and its epsilon."""
-
-    weight: Tensor
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)

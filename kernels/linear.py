@@ -74,6 +74,11 @@ def pack(
     return _Plain(weights, bias, batch_invariant)
 
 
+def packed_address(product: Linear) -> int | None:
+    """Of the `pw_linear_weights` of a product by the compiled library; `None` for another one."""
+    return product.address if isinstance(product, _Packed) else None
+
+
 class _Packed:
     """A product by the compiled library, on a CPU."""
 
@@ -107,7 +112,7 @@ class _Packed:
                 for tensor in (packed, bias, scales, zeros)
             ),
         )
-        self._address = ctypes.addressof(self._description)
+        self.address = ctypes.addressof(self._description)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
@@ -116,7 +121,7 @@ class _Packed:
             raise ValueError(f"x: {x.dtype} of width {width} does not fit this product")
         x = x.contiguous()
         output = x.new_empty((rows, self.out_features))
-        _multiply(self._address, rows, _TYPES[x.dtype], x.data_ptr(), output.data_ptr())
+        _multiply(self.address, rows, _TYPES[x.dtype], x.data_ptr(), output.data_ptr())
         return output
 
 

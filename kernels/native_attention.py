@@ -70,16 +70,36 @@ def attend(
     softcap: float | None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
-    num_heads, head_dim = query.shape[1:]
-    block, value, head, token, within = kv.stride()
-    assert within == 1
     assert query.dtype == kv.dtype
     query = _whole_heads(query)
     output = torch.empty(query.shape, dtype=query.dtype)
+    places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
+    if _attend(pack_call(places, query.shape[1], kv, batch, scale, sliding_window, softcap)) != 0:
+        raise MemoryError("no memory for the partial results of attention")
+    return output
+
+
+def pack_call(
+    places: tuple[int, int, int, int],
+    num_heads: int,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> bytes:
+    """A `pw_attention`, with pointers to tensors that must outlive it.
+
+    `places` are the addresses of query and output, and the query's strides in elements: from token
+    to token and from head to head.
+    """
+    query, output, query_token, query_head = places
+    block, value, head, token, within = kv.stride()
+    assert within == 1
     groups = batch.groups
-    call = _CALL.pack(
-        query.data_ptr(),
-        output.data_ptr(),
+    return _CALL.pack(
+        query,
+        output,
         kv.data_ptr(),
         batch.block_tables.data_ptr(),
         batch.query_starts.data_ptr(),
@@ -95,8 +115,8 @@ def attend(
                 groups.private_starts.data_ptr(),
             )
         ),
-        query.stride(0),
-        query.stride(1),
+        query_token,
+        query_head,
         block,
         value,
         head,
@@ -106,16 +126,13 @@ def attend(
         0 if groups is None else len(groups.begins),
         num_heads,
         kv.shape[2],
-        head_dim,
+        kv.shape[4],
         kv.shape[3],
         sliding_window or 0,
-        TYPES[query.dtype],
+        TYPES[kv.dtype],
         scale,
         softcap or 0.0,
     )
-    if _attend(call) != 0:
-        raise MemoryError("no memory for the partial results of attention")
-    return output
 
 
 def _levels_agree(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> bool:

@@ -124,8 +124,8 @@ static char *scratch(size_t bytes) {
     return memory;
 }
 
-PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
-                         const void *inputs, void *outputs) {
+void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type, const void *inputs,
+               void *outputs) {
     static const int64_t size_of[] = {4, 2, 1}, per_word[] = {1, 2, 4};
     if (rows == 0) {
         return;

@@ -57,4 +57,8 @@ typedef struct {
 const pw_linear_kernel *pw_linear_amx(int64_t weights_type);
 const pw_linear_kernel *pw_linear_vnni(int64_t weights_type);
 
+/* outputs [rows, out_features] = inputs [rows, in_features] times the weights; `type` is theirs. */
+PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
+                         const void *inputs, void *outputs);
+
 #endif

@@ -22,6 +22,7 @@ from engine.eager import EagerDecoder
 from engine.errors import EngineError
 from engine.families import Description, Unfamiliar
 from engine.model import choose_dtype, load_model, model_fingerprint
+from kernels import native
 from tests.engine.test_model import SMALL, save_model
 
 TOKENS = 60
@@ -123,15 +124,19 @@ def make_model(variant: Variant, dtype: torch.dtype = torch.float32) -> PreTrain
 
 
 def both_logits(
-    model: PreTrainedModel, quantization: Quantization = "none"
+    model: PreTrainedModel, quantization: Quantization = "none", in_one_call: bool = True
 ) -> tuple[Tensor, Tensor]:
     """The fused model's and the model's own: for a sequence that comes in chunks, some of one
-    token, beside another one, over shuffled blocks."""
+    token, beside another one, over shuffled blocks; with the layers `in_one_call` where it can be.
+    """
     random = torch.Generator().manual_seed(4)
     one, other = torch.randint(1000, (2, TOKENS), generator=random).tolist()
     eager = EagerDecoder(model)
     expected = torch.cat([eager.own_logits(ids) for ids in (one, other)])
     fused = fuse(model, eager.calls, quantization=quantization)
+    assert (fused._stack is not None) == native.available()
+    if not in_one_call:
+        fused._stack = None
     call = eager.calls[0]
     per_sequence = -(-TOKENS // BLOCK_SIZE)
     order = torch.randperm(2 * per_sequence, generator=random).tolist()
@@ -175,6 +180,18 @@ def test_8_bits_differ_by_their_roundings_only(name: str) -> None:
     assert 1e-4 < error < 0.1
 
 
+@pytest.mark.skipif(not native.available(), reason="the library is not built")
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_layers_in_one_call_compute_what_they_do_one_by_one(
+    name: str, quantization: Quantization
+) -> None:
+    together, _ = both_logits(make_model(VARIANTS[name], torch.bfloat16), quantization)
+    model = make_model(VARIANTS[name], torch.bfloat16)
+    one_by_one, _ = both_logits(model, quantization, in_one_call=False)
+    assert torch.equal(together, one_by_one)
+
+
 @pytest.mark.parametrize("name", UNFAMILIAR)
 def test_what_is_not_known_is_not_fused(name: str) -> None:
     variant, reason = UNFAMILIAR[name]
@@ -209,7 +226,7 @@ def test_a_layer_with_one_more_module_is_not_fused() -> None:
 def test_contexts_end_where_the_engine_ends_them() -> None:
     model = make_model(("llama", {}))
     fused = fuse(model, EagerDecoder(model).calls, max_positions=40)
-    assert {layer.rotation.cos.shape for layer in fused._layers} == {(40, 8)}
+    assert {layer.cos.shape for layer in fused._layers} == {(40, 8)}
 
 
 def test_the_originals_are_gone_once_a_model_is_loaded(

@@ -1,0 +1,42 @@
+"""What one decoder layer computes with, whoever runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm: what it multiplies by, any offset included, and its epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A layer as those of Llama and its like: attention, then a gated feed-forward network."""
+
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    before_attention: Norm
+    after_attention: Norm | None
+    before_mlp: Norm
+    after_mlp: Norm | None
+    query_norm: Norm | None
+    """Of each head; with the epsilon of `key_norm`, if there are both."""
+    key_norm: Norm | None
+    cos: Tensor
+    """[num_positions, rotary_dim / 2] float32, as `sin`."""
+    sin: Tensor
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None

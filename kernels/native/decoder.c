@@ -1,0 +1,134 @@
+/* A decoder's layers without a return to the caller: with few tokens, what lies between two
+ * operations would otherwise take as long as the smaller ones. */
+#include "decoder.h"
+
+#include <stdlib.h>
+
+#include "layers.h"
+
+enum { NORMED, QKV, QUERY, ATTENDED, GATE_UP, GATED, PLAIN, NUM_BUFFERS };
+
+typedef struct {
+    const pw_step *step;
+    pw_attention attention;
+    char *buffers[NUM_BUFFERS];
+} decoder;
+
+static int64_t bytes_of(const pw_step *step, int64_t width, int64_t type) {
+    const int64_t bytes = step->num_tokens * width * (type == PW_F32 ? 4 : 2);
+    return (bytes + 63) / 64 * 64;
+}
+
+/* The buffers of one layer, which the next one finds there again. Frees nothing: see `memory`. */
+static bool allocate(decoder *d, const pw_layer *layer, char **memory) {
+    const int64_t heads = d->attention.num_heads * d->attention.head_dim;
+    const int64_t widths[NUM_BUFFERS] = {
+        [NORMED] = layer->qkv->in_features,
+        [QKV] = layer->qkv->out_features,
+        [QUERY] = heads,
+        [ATTENDED] = heads,
+        [GATE_UP] = layer->gate_up->out_features,
+        [GATED] = layer->down->in_features,
+        [PLAIN] = layer->qkv->in_features,
+    };
+    int64_t starts[NUM_BUFFERS + 1] = {0};
+    for (int i = 0; i < NUM_BUFFERS; i++) {
+        starts[i + 1] = starts[i] + bytes_of(d->step, widths[i], d->attention.type);
+    }
+    *memory = aligned_alloc(64, (size_t)starts[NUM_BUFFERS]);
+    for (int i = 0; *memory && i < NUM_BUFFERS; i++) {
+        d->buffers[i] = *memory + starts[i];
+    }
+    return *memory;
+}
+
+static void multiply(const decoder *d, const pw_linear_weights *weights, const void *inputs,
+                     void *outputs) {
+    pw_linear(weights, d->step->num_tokens, d->attention.type, inputs, outputs);
+}
+
+static void norm(const decoder *d, const pw_norm_weight *norm, int64_t dim, void *residual,
+                 const void *update, void *output) {
+    const pw_norm call = {
+        .residual = residual, .update = update, .weight = norm->weight, .output = output,
+        .residual_row = dim, .update_row = dim, .num_tokens = d->step->num_tokens, .dim = dim,
+        .type = d->attention.type, .weight_is_f32 = norm->is_f32, .eps = norm->eps,
+    };
+    pw_add_rms_norm(&call);
+}
+
+/* The product's result, through the norm where there is one, becomes the step's update. */
+static void update_by(const decoder *d, const pw_linear_weights *weights, const void *inputs,
+                      const pw_norm_weight *after) {
+    if (!after->weight) {
+        multiply(d, weights, inputs, d->step->update);
+        return;
+    }
+    multiply(d, weights, inputs, d->buffers[PLAIN]);
+    norm(d, after, weights->out_features, d->buffers[PLAIN], NULL, d->step->update);
+}
+
+static void rotate(const decoder *d, const pw_layer *layer) {
+    const pw_attention *attention = &d->attention;
+    const pw_rotation call = {
+        .qkv = d->buffers[QKV], .cos = layer->cos, .sin = layer->sin,
+        .positions = d->step->positions, .slots = d->step->slots, .kv = (void *)attention->kv,
+        .query = d->buffers[QUERY],
+        .query_weight = layer->query.weight, .key_weight = layer->key.weight,
+        .qkv_row = layer->qkv->out_features,
+        .kv_block = attention->kv_block, .kv_value = attention->kv_value,
+        .kv_head = attention->kv_head, .kv_token = attention->kv_token,
+        .block_size = attention->block_size, .num_tokens = d->step->num_tokens,
+        .num_heads = attention->num_heads, .num_kv_heads = attention->num_kv_heads,
+        .head_dim = attention->head_dim, .half = layer->half, .type = attention->type,
+        .query_weight_is_f32 = layer->query.is_f32, .key_weight_is_f32 = layer->key.is_f32,
+        .eps = layer->query.weight ? layer->query.eps : layer->key.eps,
+    };
+    pw_rotate_and_write(&call);
+}
+
+static int run_layer(decoder *d, const pw_layer *layer, bool first) {
+    const pw_step *step = d->step;
+    const int64_t dim = layer->qkv->in_features;
+    norm(d, &layer->before_attention, dim, step->residual, first ? NULL : step->update,
+         d->buffers[NORMED]);
+    multiply(d, layer->qkv, d->buffers[NORMED], d->buffers[QKV]);
+    rotate(d, layer);
+    d->attention.window = layer->window;
+    d->attention.scale = layer->scale;
+    d->attention.softcap = layer->softcap;
+    if (pw_attend(&d->attention) != 0) {
+        return -1;
+    }
+    update_by(d, layer->out, d->buffers[ATTENDED], &layer->after_attention);
+    norm(d, &layer->before_mlp, dim, step->residual, step->update, d->buffers[NORMED]);
+    multiply(d, layer->gate_up, d->buffers[NORMED], d->buffers[GATE_UP]);
+    const pw_gating gating = {
+        .gate_up = d->buffers[GATE_UP], .output = d->buffers[GATED],
+        .gate_up_row = layer->gate_up->out_features, .num_tokens = step->num_tokens,
+        .inter = layer->down->in_features, .type = d->attention.type,
+        .activation = layer->activation,
+    };
+    pw_gate(&gating);
+    update_by(d, layer->down, d->buffers[GATED], &layer->after_mlp);
+    return 0;
+}
+
+int pw_decode(const pw_layer *layers, int64_t num_layers, const pw_step *step,
+              const pw_attention *attention) {
+    decoder d = {.step = step, .attention = *attention};
+    char *memory;
+    if (!allocate(&d, layers, &memory)) {
+        return -1;
+    }
+    d.attention.query = d.buffers[QUERY];
+    d.attention.output = d.buffers[ATTENDED];
+    const int64_t layer_bytes = step->kv_layer * (attention->type == PW_F32 ? 4 : 2);
+    int status = 0;
+    for (int64_t i = 0; status == 0 && i < num_layers; i++) {
+        d.attention.kv = (const char *)attention->kv + i * layer_bytes;
+        status = run_layer(&d, &layers[i], i == 0);
+    }
+    free(memory);
+    return status;
+}
