@@ -2,10 +2,11 @@
 
 Every second step is left alone (`plain`); those between are taken apart, by replacing what the
 engine calls with calls that take the time. A part's time is its own, without that of the parts that
-it calls or of looking at them, so that parts add up to the `total`, which is close to `plain` where
-looking disturbs nothing. Figures are means over the middle half of the steps. On a GPU each part is
-waited for, which a step that is left alone does not do. What the blocks hold does not matter to the
-time, so prompts in front of measured decode steps are not computed.
+it calls or of looking at them, so that parts add up to the `total`. It is close to `plain` where
+looking disturbs nothing; layers that the compiled library runs in one call cost more one by one.
+Figures are means over the middle half of the steps. On a GPU each part is waited for, which a step
+that is left alone does not do. What the blocks hold does not matter to the time, so prompts in
+front of measured decode steps are not computed.
 """
 
 from __future__ import annotations
