@@ -14,8 +14,8 @@
 /* Queries of a sequence up to which its keys are split: beyond, its rows occupy all threads. */
 #define LONGEST_SPLIT 16
 
-/* Pairs of a key and a row that are worth a thread's while: some 20 us. */
-#define LEAST_SHARE 4096
+/* Pairs of a key and a row that are worth a thread's while: some 10 us. */
+#define LEAST_SHARE 2048
 
 #define PARTS_PER_THREAD 4
 #define EVERY_KEY (1 << 23)
