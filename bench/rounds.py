@@ -106,7 +106,10 @@ async def send_round(
             try:
                 async with asyncio.timeout(options.timeout_seconds):
                     await driver.ask(ask, timing)
-            except (DriverError, OSError, TimeoutError) as error:
+            except TimeoutError:
+                came, limit = len(timing.arrivals), options.timeout_seconds
+                timing.error = f"only {came} pieces of text came within {limit:.0f} s"
+            except (DriverError, OSError) as error:
                 timing.error = f"{type(error).__name__}: {error}"
             else:
                 fits = timing.output_tokens == ask.output_tokens or shorter
