@@ -3,9 +3,10 @@
 The engine has no model (`bench.null_engine`) and emits a token for every stream at a fixed pace,
 all streams of a step in one message, as the real one does; everything else is the service as it is
 started by `partywall serve`: its process boundary, detokenizer, events, limits, metering and
-WebSockets. It is pinned to one core, engine and clients to another. The pace is raised until the
-service falls behind; the added latency is measured at half of what it reached, or at
-`--latency-rate`, from the engine's emitting a step to a client's having the delta, on one clock.
+WebSockets. It is pinned to one core, the engine to another, the clients to a third, or to the
+engine's where there is none. The pace is raised until the service falls behind; the added latency
+is measured at half of what it reached, or at `--latency-rate`, from the engine's emitting a step to
+a client's having the delta, on one clock.
 """
 
 from __future__ import annotations
@@ -200,19 +201,19 @@ def _reach(load: _Load, first: float, last: float) -> _Run:
 
 @contextmanager
 def _pinned(pid: int) -> Iterator[bool]:
-    """The service on the first core, its children and this process on the second, if there are two.
+    """The service on the first core, its children on the second, this process on the third or that.
 
-    Threads that a process starts later stay with it.
+    Nothing is pinned where there is one core. Threads that a process starts later stay with it.
     """
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         yield False
         return
-    mine, others = sorted(before)[:2]
+    mine, others, *rest = sorted(before)
     for process in psutil.Process(pid).children(recursive=True):
         _pin(process.pid, others)
     _pin(pid, mine)
-    os.sched_setaffinity(0, {others})
+    os.sched_setaffinity(0, {rest[0] if rest else others})
     try:
         yield True
     finally:
