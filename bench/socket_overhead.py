@@ -96,7 +96,7 @@ class _Run:
     """What came of one pace."""
 
     deltas_per_s: float
-    """As the engine has emitted them."""
+    """As the engine has emitted them while all streams ran."""
     added: list[float]
     """Seconds, of every delta, in the order in which they were emitted."""
     cpu_s: float
@@ -127,21 +127,23 @@ class _Load:
             self._sockets.append(open_socket(service.url, api_key))
 
     def run(self, deltas_per_s: float) -> _Run:
-        """Stream at that pace for a while."""
+        """Stream at that pace for a while; then the answers end, one a step."""
         period = len(self._sockets) / deltas_per_s
         tokens = max(2, round(self._seconds / period))
         body: dict[str, object] = {
             "input": "How old is the wall?",
-            "max_output_tokens": tokens,
             "seed": round(period * 1e6),
             "store": False,
         }
+        lengths = [tokens + number for number in range(len(self._sockets))]
+        bodies = (body | {"max_output_tokens": length} for length in lengths)
         used, watch = self._cpu_seconds(), LoadWatch()
-        streams = stream_all(self._sockets, body, self._seconds + _PATIENCE_SECONDS)
+        streams = stream_all(self._sockets, bodies, self._seconds + _PATIENCE_SECONDS)
         used, foreign = self._cpu_seconds() - used, watch.foreign_percent()
         emitted = self._emitted(len(self.runs))
-        pace = len(streams) * (tokens - 1) / (emitted.steps[-1] - emitted.steps[0])
-        added = _added(emitted, streams, tokens)
+        deltas = sum(max(0, tokens - 1 - first) for first in emitted.first.values())
+        pace = deltas / (emitted.steps[tokens - 1] - emitted.steps[0])
+        added = _added(emitted, streams, lengths)
         self.runs.append(_Run(pace, added, used / len(added), foreign))
         return self.runs[-1]
 
@@ -166,14 +168,14 @@ class _Load:
             time.sleep(0.01)
 
 
-def _added(emitted: Emitted, streams: Sequence[Streaming], tokens: int) -> list[float]:
+def _added(emitted: Emitted, streams: Sequence[Streaming], lengths: Sequence[int]) -> list[float]:
     """The latency of every delta, in the order of emission."""
     found = []
-    for stream in streams:
-        if len(stream.arrivals) != tokens:
-            raise BenchError(f"{len(stream.arrivals)} deltas came of {tokens} tokens")
+    for stream, length in zip(streams, lengths, strict=True):
+        if len(stream.arrivals) != length:
+            raise BenchError(f"{len(stream.arrivals)} deltas came of {length} tokens")
         first = emitted.first[stream.response_id]
-        made = emitted.steps[first : first + tokens]
+        made = emitted.steps[first : first + length]
         found += [(at, arrival - at) for at, arrival in zip(made, stream.arrivals, strict=True)]
     return [late for _, late in sorted(found)]
 
