@@ -2,9 +2,9 @@
 
 Llama-3-8B's heads (32 queries, 8 KV, 128 dimensions, bf16) over batches and contexts, sequences
 that share their tenant's prefix, and prefill. Every case is checked against the fp64 reference in
-the same run. Times are medians of replayed CUDA graphs, in turns, with the L2 cache flushed; what
-they are compared with, copying and multiplying, is timed in the same way. Without CUDA nothing is
-timed: the same checks run in small, in Triton's interpreter.
+the same run. Times are medians of replayed CUDA graphs, in turns, with the L2 cache flushed; the
+device's own rates are those of `bench gpu`, of copies and products so large that neither matters.
+Without CUDA nothing is timed: the same checks run in small, in Triton's interpreter.
 """
 
 from __future__ import annotations
