@@ -31,11 +31,11 @@ from app.settings import Settings
 ABORT_EXTENSION = "partywall.abort"
 WRITE_EXTENSION = "partywall.write"
 _CLOSE_GRACE_SECONDS = 1.0
+_CLOSE_SECONDS = 5
 _TEXT_FRAME = 0x81
 """A whole message, unmasked (RFC 6455, section 5.2): extensions are not negotiated."""
 _MEDIUM_HEADER = Struct("!BBH")
 _LONG_HEADER = Struct("!BBQ")
-_CLOSE_SECONDS = 5
 
 Hook = Callable[[], Awaitable[None]]
 Drain = Callable[[asyncio.Event], Awaitable[None]]

@@ -15,7 +15,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"
 
 
 class Sent(msgspec.Struct):
-    """What only leaves the service: it is written as fast as can be, and not validated."""
+    """What the service itself makes: written as fast as can be, and not validated."""
 
 
 class TopLogprob(Sent, kw_only=True):

@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -97,18 +98,20 @@ def open_socket(url: str, api_key: str) -> socket.socket:
 
 
 def stream_all(
-    connections: list[socket.socket], body: dict[str, object], timeout_seconds: float
+    connections: Sequence[socket.socket],
+    bodies: Iterable[dict[str, object]],
+    timeout_seconds: float,
 ) -> list[Streaming]:
-    """Ask for one answer on each socket and read all of them to their ends.
+    """Ask for one answer on each socket, by its body, and read all of them to their ends.
 
     Raises `BenchError` for an answer that breaks off, or if they take longer than the timeout.
     """
-    frame = Frame(Opcode.TEXT, json.dumps({"type": "response.create"} | body).encode())
     deadline = time.monotonic() + timeout_seconds
     streams = [Streaming(connection) for connection in connections]
     with selectors.DefaultSelector() as ready:
-        for stream in streams:
-            stream.connection.sendall(frame.serialize(mask=True))
+        for stream, body in zip(streams, bodies, strict=True):
+            message = json.dumps({"type": "response.create"} | body).encode()
+            stream.connection.sendall(Frame(Opcode.TEXT, message).serialize(mask=True))
             ready.register(stream.connection, selectors.EVENT_READ, stream)
         while ready.get_map():
             if time.monotonic() > deadline:

@@ -9,7 +9,8 @@ import torch
 
 from engine.stopwatch import Stopwatch
 
-_REPEATS = 10
+_WARM_UPS = 3
+_REPEATS = 20
 _GPU_COPY_BYTES = 4 << 30
 _CPU_COPY_BYTES = 32 << 20
 _GPU_SIZE = 8192
@@ -18,7 +19,10 @@ _CPU_SIZE = 512
 
 def copy_rate(device: torch.device) -> float:
     """Bytes a second, each counted when it is read and when it is written."""
-    size = _GPU_COPY_BYTES if device.type == "cuda" else _CPU_COPY_BYTES
+    size = _CPU_COPY_BYTES
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        size = min(_GPU_COPY_BYTES, free // 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / _seconds(lambda: target.copy_(source), device)
@@ -33,8 +37,9 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    """The median of several."""
-    action()
+    """The median of several, once the device is warm."""
+    for _ in range(_WARM_UPS):
+        action()
     watch = Stopwatch(device)
     watch.mark()
     for _ in range(_REPEATS):

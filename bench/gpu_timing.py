@@ -1,4 +1,4 @@
-"""Times of device work, and what the device itself reaches at best."""
+"""Times of device work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine import stopwatch
+
 Work = Callable[[], object]
 
 _WARM_UPS = 3
-_COPIED_BYTES = 4 << 30
-_PRODUCT = 8192
 
 
 class Stopwatch:
@@ -23,8 +23,9 @@ class Stopwatch:
 
     def __init__(self, seconds: float = 0.15) -> None:
         """Spend about `seconds` on each piece of work."""
-        size = torch.cuda.get_device_properties(0).L2_cache_size
-        self._flushed = torch.empty(4 * size, dtype=torch.uint8, device="cuda")
+        self._device = torch.device("cuda")
+        size = torch.cuda.get_device_properties(self._device).L2_cache_size
+        self._flushed = torch.empty(4 * size, dtype=torch.uint8, device=self._device)
         self._seconds = seconds
 
     def medians(self, works: Sequence[Work]) -> list[float]:
@@ -36,38 +37,18 @@ class Stopwatch:
         return [statistics.median(each) for each in zip(*times, strict=True)]
 
     def _time(self, replay: Work) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        watch = stopwatch.Stopwatch(self._device)
         self._flushed.zero_()  # takes longer than the host needs to queue the replay
-        start.record()
+        watch.mark()
         replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-
-def copy_bandwidth(stopwatch: Stopwatch) -> float:
-    """Bytes a second of a large copy within device memory, read and written."""
-    free, _ = torch.cuda.mem_get_info()
-    size = min(_COPIED_BYTES, free // 4)
-    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 255)
-    target = torch.empty_like(source)
-    [seconds] = stopwatch.medians([lambda: target.copy_(source)])
-    return 2 * size / seconds
-
-
-def matmul_rate(stopwatch: Stopwatch) -> float:
-    """Floating-point operations a second of a large bf16 product of random matrices."""
-    left, right = (
-        torch.randn(_PRODUCT, _PRODUCT, device="cuda", dtype=torch.bfloat16) for _ in range(2)
-    )
-    product = torch.empty_like(left)
-    [seconds] = stopwatch.medians([lambda: torch.mm(left, right, out=product)])
-    return 2 * _PRODUCT**3 / seconds
+        watch.mark()
+        [seconds] = watch.seconds()
+        return seconds
 
 
 def _captured(work: Work) -> Work:
     """The work as one graph, compiled and warm."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UPS):

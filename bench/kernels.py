@@ -2,23 +2,24 @@
 
 Llama-3-8B's heads (32 queries, 8 KV, 128 dimensions, bf16) over batches and contexts, sequences
 that share their tenant's prefix, and prefill. Every case is checked against the fp64 reference in
-the same run. Times are medians of replayed CUDA graphs, in turns, with the L2 cache flushed; what
-they are compared with, copying and multiplying, is timed in the same way. Without CUDA nothing is
-timed: the same checks run in small, in Triton's interpreter.
+the same run. Times are medians of replayed CUDA graphs, in turns, with the L2 cache flushed; the
+device's own rates are those of `bench gpu`, of copies and products so large that neither matters.
+Without CUDA nothing is timed: the same checks run in small, in Triton's interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
 from rich.table import Table
 
 from bench import kernel_rivals as rivals
-from bench.gpu_timing import Stopwatch, Work, copy_bandwidth, matmul_rate
+from bench.gpu_rates import copy_rate, matmul_rate
+from bench.gpu_timing import Stopwatch, Work
 from bench.kernel_batches import LLAMA_3_8B, Heads, Paged, paged, tenants
 from bench.kernel_check import interpreted
 from bench.registry import BenchError, Result, parameters
@@ -90,7 +91,11 @@ def run(options: argparse.Namespace) -> Result:
         return _check_only(options)
     torch.manual_seed(torch.seed() % 2**32)  # fresh inputs in every run
     watch = Stopwatch()
-    figures = {"copy_bytes_per_s": copy_bandwidth(watch), "matmul_flops": matmul_rate(watch)}
+    device = torch.device("cuda")
+    figures = {
+        "copy_bytes_per_s": copy_rate(device),
+        "matmul_flops": matmul_rate(device, LLAMA_3_8B.dtype),
+    }
     for batch in options.batches:
         for context in options.contexts:
             if _fits(LLAMA_3_8B, batch * context):
@@ -196,10 +201,10 @@ def _rivals(
 
 
 def _medians(
-    watch: Stopwatch, own: list[Work], others: list[tuple[Callable[[Paged], Work], Paged]]
+    watch: Stopwatch, own: Sequence[Work], others: list[tuple[Callable[[Paged], Work], Paged]]
 ) -> list[float]:
     """Median seconds of our work and of the others', in turns."""
-    return watch.medians(own + [make(example) for make, example in others])
+    return watch.medians([*own, *(make(example) for make, example in others)])
 
 
 def _fits(heads: Heads, keys: int) -> bool:

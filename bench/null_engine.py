@@ -40,8 +40,6 @@ _CONTEXT_TOKENS = 1_000_000
 _TEXT = "The wall between the two gardens is old and dry; roses climb over it from both sides. " * 4
 _GATHERING_SECONDS = 0.25
 """How long no request must have come before the first step: what is measured is a steady pace."""
-_SPIN_SECONDS = 0.001
-"""A poll sleeps for whole milliseconds; the rest of the wait for a step is spent looking."""
 
 
 class Emitted(msgspec.Struct):
@@ -75,13 +73,16 @@ class NullEngine:
                 if isinstance(message, Shutdown):
                     return
                 self._take(message, socket)
-            elif self._left and time.monotonic() >= self._due:
+            else:
+                # Asleep: the clients may have no other core, and it is noted when a step was.
+                time.sleep(max(0.0, self._due - time.monotonic()))
                 self._step(socket)
 
     def _patience_ms(self) -> int | None:
+        """The whole milliseconds before the next step, in which a message is taken at once."""
         if not self._left:
             return None
-        return int(max(0.0, self._due - time.monotonic() - _SPIN_SECONDS) * 1000)
+        return int(max(0.0, self._due - time.monotonic()) * 1000)
 
     def _take(self, message: ToEngine, socket: zmq.SyncSocket) -> None:
         if isinstance(message, Submit):
@@ -111,10 +112,12 @@ class NullEngine:
             )
             for request_id, left in self._left.items()
         ]
-        self._emitted.steps.append(time.monotonic())
+        now = time.monotonic()
+        self._emitted.steps.append(now)
         socket.send(encode(Deltas(deltas)))
         self._left = {one: left - 1 for one, left in self._left.items() if left > 1}
-        self._due += self._period
+        # What it comes late is not made up for by a burst of steps, which no engine makes.
+        self._due = max(self._due + self._period, now + self._period / 2)
         self._write_if_idle()
 
     def _write_if_idle(self) -> None:

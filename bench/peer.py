@@ -106,19 +106,23 @@ def _start(peer: Peer, log: int) -> subprocess.Popen[bytes]:
 def _wait_until_ready(peer: Peer, process: subprocess.Popen[bytes] | None) -> None:
     headers = {"authorization": f"Bearer {peer.api_key}"}
     question = [{"role": "user", "content": "Are you ready?"}]
-    body = {"model": peer.model, "messages": question, "max_tokens": 1}
+    # Greedy like all that follow: there are servers that sample for good as the first one asks.
+    body = {"model": peer.model, "messages": question, "max_tokens": 1, "temperature": 0}
+    refusal = ""
     deadline = time.monotonic() + peer.ready_timeout_seconds
     with httpx.Client(headers=headers, timeout=peer.ready_timeout_seconds, trust_env=False) as http:
         while True:
             try:
-                if http.post(f"{peer.base_url}/v1/chat/completions", json=body).is_success:
+                answer = http.post(f"{peer.base_url}/v1/chat/completions", json=body)
+                if answer.is_success:
                     return
+                refusal = f": HTTP {answer.status_code}: {answer.text[:300]}"
             except httpx.HTTPError:
                 pass  # it does not listen yet
             if process is not None and process.poll() is not None:
                 raise BenchError(f"{peer.name} ended with status {process.returncode}")
             if time.monotonic() > deadline:
-                raise BenchError(f"{peer.name} is not ready")
+                raise BenchError(f"{peer.name} is not ready{refusal}")
             time.sleep(_POLL_SECONDS)
 
 

@@ -26,6 +26,7 @@ from bench.machine import LoadWatch, tree_rss_mib, warn_if_busy
 from bench.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError, Result, parameters
 from bench.rounds import (
+    LOAD_FIGURES,
     Tenants,
     add_load_arguments,
     registered,
@@ -40,16 +41,9 @@ from bench.service import running_service, served_model
 from engine.weights import DEFAULT_MODEL
 
 _OURS: Final = "partywall"
-_OF_EACH: Final = {
-    "output_tokens_per_s": "generated tokens a second, all requests together",
-    "ttft_ms_p50": "time to the first text, median, ms",
-    "ttft_ms_p99": "time to the first text, 99th percentile, ms",
-    "itl_ms_p50": "time between two arrivals of text, median, ms",
-    "itl_ms_p99": "time between two arrivals of text, 99th percentile, ms",
-    "prompt_hit_ratio": "share of prompt tokens found in the prefix cache, as the server tells it",
+_OF_EACH: Final = LOAD_FIGURES | {
     "ready_s": "from its start to its readiness, seconds",
     "peak_rss_mib": "most resident memory of all its processes while it was loaded, MiB",
-    "errors": "requests that failed or were cut short, all rounds together",
     "foreign_load_percent": "how busy others kept the machine in its worst round, % of all cores",
 }
 _RATIOS: Final = {

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from rich.table import Table
@@ -23,18 +23,20 @@ from torch import Tensor
 
 from app.tokenizer import load_tokenizer
 from bench.registry import BenchError, Result, parameters
+from bench.stopwatch import replaced
 from engine import decoder
 from engine.batch import pack
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Quantization
 from engine.model import PagedModel, load_model
 from engine.weights import DEFAULT_MODEL, resolve_model
 from kernels.linear import Linear
 
-_SCHEMES: Final = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "auto", "quantize": "int8"},
+_SCHEMES: Final[dict[str, tuple[str, Quantization]]] = {
+    "float32": ("float32", "none"),
+    "bfloat16": ("bfloat16", "none"),
+    "int8": ("auto", "int8"),
 }
+"""The type of what is not quantized, and how products are."""
 _REFERENCE: Final = "float32"
 _MEANINGS: Final = {
     "perplexity": "of the texts",
@@ -92,8 +94,14 @@ def run(options: argparse.Namespace) -> Result:
     folder = resolve_model(options.model)
     windows = _windows(_read(options.texts), folder, options.tokens, options.window)
     models, figures = {}, {}
-    for scheme, given in _SCHEMES.items():
-        config = EngineConfig(model_path=str(folder), device="cpu", block_size=_BLOCK_SIZE, **given)
+    for scheme, (dtype, quantize) in _SCHEMES.items():
+        config = EngineConfig(
+            model_path=str(folder),
+            device="cpu",
+            block_size=_BLOCK_SIZE,
+            dtype=dtype,
+            quantize=quantize,
+        )
         with _product_sizes() as sizes:
             models[scheme] = load_model(config)
         if not sizes:
@@ -120,18 +128,15 @@ def run(options: argparse.Namespace) -> Result:
 @contextmanager
 def _product_sizes() -> Iterator[list[int]]:
     """The bytes of every product that is packed meanwhile."""
-    original, sizes = decoder.pack, list[int]()
+    original, sizes = vars(decoder)["pack"], list[int]()
 
-    def counted(*arguments: object, **options: object) -> Linear:
-        product = original(*arguments, **options)
+    def counted(*arguments: Any, **options: Any) -> Linear:
+        product: Linear = original(*arguments, **options)
         sizes.append(product.nbytes)
         return product
 
-    decoder.pack = counted
-    try:
+    with replaced(decoder, "pack", counted):
         yield sizes
-    finally:
-        decoder.pack = original
 
 
 def _logits(model: PagedModel, window: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Final
 
 from bench.drivers import Ask, Driver, DriverError, Timing
 from bench.figures import percentile
@@ -19,6 +20,16 @@ from bench.service import Service
 from bench.workload import CountTokens, question, system_prompt
 from engine.weights import resolve_model
 
+LOAD_FIGURES: Final = {
+    "output_tokens_per_s": "generated tokens a second, all requests together",
+    "ttft_ms_p50": "time to the first text, median, ms",
+    "ttft_ms_p99": "time to the first text, 99th percentile, ms",
+    "itl_ms_p50": "time between two arrivals of text, median, ms",
+    "itl_ms_p99": "time between two arrivals of text, 99th percentile, ms",
+    "prompt_hit_ratio": "share of prompt tokens found in the prefix cache, as the server tells it",
+    "errors": "requests that failed or were cut short, all rounds together",
+}
+"""Those of a `summary`."""
 _WARM_UP_TOKENS = 8
 
 Tenants = list[tuple[str, str]]
@@ -106,7 +117,10 @@ async def send_round(
             try:
                 async with asyncio.timeout(options.timeout_seconds):
                     await driver.ask(ask, timing)
-            except (DriverError, OSError, TimeoutError) as error:
+            except TimeoutError:
+                came, limit = len(timing.arrivals), options.timeout_seconds
+                timing.error = f"only {came} pieces of text came within {limit:.0f} s"
+            except (DriverError, OSError) as error:
                 timing.error = f"{type(error).__name__}: {error}"
             else:
                 fits = timing.output_tokens == ask.output_tokens or shorter

@@ -24,6 +24,7 @@ from bench.drivers import Driver, HttpDriver, WebSocketDriver
 from bench.machine import warn_if_busy
 from bench.registry import Result, parameters
 from bench.rounds import (
+    LOAD_FIGURES,
     Tenants,
     add_load_arguments,
     registered,
@@ -38,15 +39,8 @@ from bench.service import Service, running_service, served_model
 from bench.workload import CountTokens
 from engine.weights import DEFAULT_MODEL
 
-_BASE: Final = {
-    "output_tokens_per_s": "generated tokens a second, all requests together",
-    "ttft_ms_p50": "time to the first text, median, ms",
-    "ttft_ms_p99": "time to the first text, 99th percentile, ms",
-    "itl_ms_p50": "time between two arrivals of text, median, ms",
-    "itl_ms_p99": "time between two arrivals of text, 99th percentile, ms",
-    "prompt_hit_ratio": "share of prompt tokens found in the prefix cache",
+_BASE: Final = LOAD_FIGURES | {
     "peak_kv_blocks": "most KV blocks in use at once",
-    "errors": "requests that failed or were cut short, all rounds together",
     "ready_s": "from starting the service to its ready file, seconds",
     "rss_mib": "resident memory of all processes of the service after the load, MiB",
 }

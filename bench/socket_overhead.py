@@ -3,9 +3,10 @@
 The engine has no model (`bench.null_engine`) and emits a token for every stream at a fixed pace,
 all streams of a step in one message, as the real one does; everything else is the service as it is
 started by `partywall serve`: its process boundary, detokenizer, events, limits, metering and
-WebSockets. It is pinned to one core, engine and clients to another. The pace is raised until the
-service falls behind; the added latency is measured at half of what it reached, or at
-`--latency-rate`, from the engine's emitting a step to a client's having the delta, on one clock.
+WebSockets. It is pinned to one core, the engine to another, the clients to a third, or to the
+engine's where there is none. The pace is raised until the service falls behind; the added latency
+is measured at half of what it reached, or at `--latency-rate`, from the engine's emitting a step to
+a client's having the delta, on one clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -95,7 +96,7 @@ class _Run:
     """What came of one pace."""
 
     deltas_per_s: float
-    """As the engine has emitted them."""
+    """As the engine has emitted them while all streams ran."""
     added: list[float]
     """Seconds, of every delta, in the order in which they were emitted."""
     cpu_s: float
@@ -126,21 +127,23 @@ class _Load:
             self._sockets.append(open_socket(service.url, api_key))
 
     def run(self, deltas_per_s: float) -> _Run:
-        """Stream at that pace for a while."""
+        """Stream at that pace for a while; then the answers end, one a step."""
         period = len(self._sockets) / deltas_per_s
         tokens = max(2, round(self._seconds / period))
         body: dict[str, object] = {
             "input": "How old is the wall?",
-            "max_output_tokens": tokens,
             "seed": round(period * 1e6),
             "store": False,
         }
+        lengths = [tokens + number for number in range(len(self._sockets))]
+        bodies = (body | {"max_output_tokens": length} for length in lengths)
         used, watch = self._cpu_seconds(), LoadWatch()
-        streams = stream_all(self._sockets, body, self._seconds + _PATIENCE_SECONDS)
+        streams = stream_all(self._sockets, bodies, self._seconds + _PATIENCE_SECONDS)
         used, foreign = self._cpu_seconds() - used, watch.foreign_percent()
         emitted = self._emitted(len(self.runs))
-        pace = len(streams) * (tokens - 1) / (emitted.steps[-1] - emitted.steps[0])
-        added = _added(emitted, streams, tokens)
+        deltas = sum(max(0, tokens - 1 - first) for first in emitted.first.values())
+        pace = deltas / (emitted.steps[tokens - 1] - emitted.steps[0])
+        added = _added(emitted, streams, lengths)
         self.runs.append(_Run(pace, added, used / len(added), foreign))
         return self.runs[-1]
 
@@ -165,14 +168,14 @@ class _Load:
             time.sleep(0.01)
 
 
-def _added(emitted: Emitted, streams: Sequence[Streaming], tokens: int) -> list[float]:
+def _added(emitted: Emitted, streams: Sequence[Streaming], lengths: Sequence[int]) -> list[float]:
     """The latency of every delta, in the order of emission."""
     found = []
-    for stream in streams:
-        if len(stream.arrivals) != tokens:
-            raise BenchError(f"{len(stream.arrivals)} deltas came of {tokens} tokens")
+    for stream, length in zip(streams, lengths, strict=True):
+        if len(stream.arrivals) != length:
+            raise BenchError(f"{len(stream.arrivals)} deltas came of {length} tokens")
         first = emitted.first[stream.response_id]
-        made = emitted.steps[first : first + tokens]
+        made = emitted.steps[first : first + length]
         found += [(at, arrival - at) for at, arrival in zip(made, stream.arrivals, strict=True)]
     return [late for _, late in sorted(found)]
 
@@ -200,19 +203,19 @@ def _reach(load: _Load, first: float, last: float) -> _Run:
 
 @contextmanager
 def _pinned(pid: int) -> Iterator[bool]:
-    """The service on the first core, its children and this process on the second, if there are two.
+    """The service on the first core, its children on the second, this process on the third or that.
 
-    Threads that a process starts later stay with it.
+    Nothing is pinned where there is one core. Threads that a process starts later stay with it.
     """
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         yield False
         return
-    mine, others = sorted(before)[:2]
+    mine, others, *rest = sorted(before)
     for process in psutil.Process(pid).children(recursive=True):
         _pin(process.pid, others)
     _pin(pid, mine)
-    os.sched_setaffinity(0, {others})
+    os.sched_setaffinity(0, {rest[0] if rest else others})
     try:
         yield True
     finally:
@@ -220,8 +223,11 @@ def _pinned(pid: int) -> Iterator[bool]:
 
 
 def _pin(pid: int, core: int) -> None:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {core})
+    """All threads of a process, unless it has ended meanwhile, or they have."""
+    with suppress(FileNotFoundError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), {core})
 
 
 @contextmanager

@@ -158,7 +158,8 @@ class StepBench:
         middle = _middle_half(apart[_WARM_UP_STEPS:], lambda step: sum(step.values()))
         seconds = {part: fmean(step.get(part, 0.0) for step in middle) for part in PARTS}
         seconds["total"] = fmean(sum(step.values()) for step in middle)
-        seconds["plain"] = fmean(_middle_half(plain[_WARM_UP_STEPS:], lambda step: step))
+        alone: list[float] = _middle_half(plain[_WARM_UP_STEPS:], float)
+        seconds["plain"] = fmean(alone)
         return seconds
 
     def _step(self, core: EngineCore) -> None:

@@ -80,6 +80,15 @@ def test_a_peer_that_never_answers_is_stopped() -> None:
         pass
 
 
+def test_a_peer_that_refuses_is_quoted(peer: stand_in.Peer) -> None:
+    peer.fail_every = 1
+    refusing = Peer(name="picky", url=peer.url, model="m", ready_timeout_seconds=0.3)
+    told = 'picky is not ready: HTTP 503: .*"no"'
+    with pytest.raises(BenchError, match=told), running_peer(refusing):
+        pass
+    assert peer.bodies[0]["temperature"] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -24,6 +24,7 @@ def test_every_delta_is_traced_from_the_engine_to_its_client(
     given += ["--last-rate", "100"]
     monkeypatch.setattr("sys.argv", ["bench", *given])
     monkeypatch.setattr("bench.socket_overhead.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr("bench.socket_overhead._FALLEN_BEHIND_SECONDS", 10.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     assert found.keys() == socket_overhead.FIGURES.keys()

@@ -1,6 +1,8 @@
 """A step of a small real model, taken apart."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ def measure(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     given += ["--batches", "1", "8", "--context", "32", "--chunk", "16", "--steps", "4"]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
     monkeypatch.setattr("bench.step.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr("bench.step.thread_environment", lambda _: {})  # this process goes on
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     return found
@@ -54,6 +57,15 @@ def test_a_model_that_is_not_fused_shows_its_attention(
     found = measure("olmo2", tmp_path, monkeypatch)
     assert min(found[f"us_decode_8_{part}"] for part in ("attention", "rotation", "forward")) > 0
     assert not found["us_decode_8_qkv"]
+
+
+def test_the_command_line_leaves_it_to_the_bench_to_import_torch() -> None:
+    code = (
+        "import sys; from bench.__main__ import _parser\n"
+        "sys.argv = ['bench', 'step']; _parser()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_part_does_not_count_what_its_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -278,6 +279,9 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
     assert not load_model(config_of(tmp_path)).weights.is_fused
     with pytest.raises(EngineError, match="quantize: not for this model: Olmo2ForCausalLM"):
         load_model(config_of(tmp_path, quantize="int8"))
+    on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize="int8"), device="cuda")
+    with pytest.raises(EngineError, match="quantize: int8 weights are for CPUs"):
+        load_model(on_gpu)
     with pytest.raises(EngineError, match="kv_dtype: a cache of fp8 needs a GPU"):
         load_model(config_of(tmp_path, kv_dtype="fp8"))
     for field in ("quantize", "kv_dtype"):
