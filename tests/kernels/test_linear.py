@@ -13,7 +13,6 @@ from kernels.linear import Quantization, pack
 
 needs_library = pytest.mark.skipif(not native.available(), reason="kernels/native is not built")
 
-SETS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 SCHEMES: list[tuple[torch.dtype, Quantization]] = [
     (torch.float32, "none"),
     (torch.bfloat16, "none"),
@@ -23,13 +22,12 @@ SCHEMES: list[tuple[torch.dtype, Quantization]] = [
 SHAPES = [(1, 1), (15, 17), (64, 48), (66, 100), (129, 31), (200, 145)]  # inputs, outputs
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=["plain", "avx2", "avx512", "amx"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels of that instruction set, or of the best one that this machine has below it."""
-    limit = native.function("pw_linear_limit", native.integer)
-    limit(SETS[request.param])
+    native.limit_level(request.param)
     yield request.param
-    limit(SETS["amx"])
+    native.limit_level(native.LEVELS[-1])
 
 
 @pytest.fixture(params=["int8 instructions", "none"])
