@@ -92,3 +92,15 @@ def test_a_library_that_cannot_be_loaded_is_not_used(
     broken.write_bytes(b"not a library")
     assert native._checked(broken, tmp_path / "native") is None
     assert "cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_tiles_are_used_only_if_they_are_right(
+    right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "level", lambda: "amx")
+    limits: list[str] = []
+    monkeypatch.setattr(native, "limit_level", limits.append)
+    native.trust_tiles(lambda: torch.tensor(1.0 + (limits[-1] == "amx" and not right)))
+    assert limits[-1] == ("amx" if right else "avx512_bf16")
+    assert ("AMX gives wrong results" in caplog.text) != right

@@ -18,7 +18,6 @@ from kernels import native
 if not native.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
 
-from kernels import native_attention
 from kernels.attention import PrefixGroups, attend
 from tests.kernels.batches import Paged, paged
 from tests.kernels.test_cpu import MIXED, TOLERANCE, assert_right, run
@@ -144,23 +143,6 @@ def test_an_empty_batch_is_no_work() -> None:
         context_lens=example.batch.context_lens[:0],
     )
     assert run("native", Paged(example.query[:0], example.kv, nobody)).shape == (0, 6, 64)
-
-
-def test_tiles_that_compute_nonsense_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def wrong(query: Tensor, *_: object) -> Tensor:
-        return query + (limits[-1] == "amx")
-
-    limits: list[str] = []
-    monkeypatch.setattr(native, "level", lambda: "amx")
-    monkeypatch.setattr(native, "limit_level", limits.append)
-    native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
-    assert limits[-1] == "amx"
-    monkeypatch.setattr(native_attention, "attend", wrong)
-    native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
-    assert limits[-1] == "avx512_bf16"
-    assert "AMX gives wrong results" in caplog.text
 
 
 def test_attention_goes_without_a_library_that_was_not_built(

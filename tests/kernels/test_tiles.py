@@ -97,3 +97,18 @@ def test_keys_whose_ends_alone_lie_as_in_one_piece_are_collected() -> None:
     kv = example.kv[blocks[[0, 2, 1]]]
     batch = replace(example.batch, block_tables=torch.tensor([[0, 2, 1]], dtype=torch.int32))
     assert_right("native", replace(example, kv=kv, batch=batch))
+
+
+@pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1)])
+def test_right_tiles_pass_the_trial_before_they_are_used(
+    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def example() -> torch.Tensor:
+        return native_attention._example(*heads, 64, 16)
+
+    with_tiles = example()
+    monkeypatch.undo()  # to this machine's own library
+    results = [with_tiles, example()]
+    monkeypatch.setattr(native, "level", lambda: "amx")
+    native.trust_tiles(results.pop)
+    assert "AMX" not in caplog.text
