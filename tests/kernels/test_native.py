@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,15 @@ def test_a_forked_process_has_a_pool_of_its_own(threads: int) -> None:
     if child == 0:
         os._exit(parts_run(5) != dict.fromkeys(range(5), 1))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@needs_library
+def test_threads_without_work_sleep(threads: int) -> None:
+    parts_run(5)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.1
 
 
 def test_a_library_of_other_sources_is_not_used(
