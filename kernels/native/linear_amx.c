@@ -9,8 +9,7 @@
 
 #include "tiles.h"
 
-#define TARGET                                                                                     \
-    __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512vl,avx512dq")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 #define NAME(name) amx_##name
 enum { TILE_ROWS = 32, TILE_STRIPS = 2, WORDS_IN_TILE = 16 };
 

@@ -1,8 +1,9 @@
 /* Matrix tiles (AMX): eight registers of 16 rows of 64 bytes.
  *
  * The instructions are written out: the compiler must know that they read memory, which GCC 12's
- * intrinsics do not tell it. A tile is named by a literal number. Whoever configures the tiles of a
- * thread releases them: until then the system saves 8 KiB with every switch to another thread. */
+ * intrinsics do not tell it, and older compilers have none. A tile is named by a literal number.
+ * Whoever configures a thread's tiles releases them: until then the system saves 8 KiB whenever it
+ * switches to another thread. */
 #ifndef PW_TILES_H
 #define PW_TILES_H
 
