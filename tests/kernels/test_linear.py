@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -185,6 +185,17 @@ def test_the_product_keeps_its_own_weights_and_says_how_large_they_are() -> None
     assert [product.nbytes for product in products] == [4 * 96 * 128, 2 * 96 * 128, 96 * (128 + 8)]
     weight.zero_()
     assert all(torch.equal(p(x), y) for p, y in zip(products, before, strict=True))
+
+
+@needs_library
+def test_tiles_are_tried_once_before_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Callable[[], Tensor]] = []
+    monkeypatch.setattr(native, "trust_tiles", tried.append)
+    linear._try_tiles.cache_clear()
+    for _ in range(2):
+        pack([drawn(8, 16)])
+    linear._try_tiles.cache_clear()
+    assert [compute().dtype for compute in tried] == [torch.bfloat16] * 2  # bfloat16, int8
 
 
 def test_a_transposed_view_of_activations_is_multiplied_like_its_copy() -> None:

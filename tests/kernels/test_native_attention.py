@@ -18,7 +18,7 @@ from kernels import native
 if not native.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
 
-from kernels.attention import PrefixGroups, attend
+from kernels.attention import PrefixGroups, attend, prepare
 from tests.kernels.batches import Paged, paged
 from tests.kernels.test_cpu import MIXED, TOLERANCE, assert_right, run
 
@@ -143,6 +143,14 @@ def test_an_empty_batch_is_no_work() -> None:
         context_lens=example.batch.context_lens[:0],
     )
     assert run("native", Paged(example.query[:0], example.kv, nobody)).shape == (0, 6, 64)
+
+
+def test_tiles_are_tried_before_they_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Callable[[], Tensor]] = []
+    monkeypatch.setattr(native, "trust_tiles", tried.append)
+    for dtype in TOLERANCE:
+        prepare(torch.device("cpu"), 6, 2, 64, dtype)
+    assert [compute().dtype for compute in tried] == [torch.bfloat16]
 
 
 def test_attention_goes_without_a_library_that_was_not_built(
