@@ -122,7 +122,9 @@ class Settings(BaseSettings):
     min_run_tokens: Count = Field(
         16, description="Tokens for which a request that is back is not preempted again."
     )
-    threads: AutoCount = Field(None, description="CPU threads of the model; auto is one a core.")
+    threads: AutoCount = Field(
+        None, description="CPU threads of the model; auto is one a core it may use."
+    )
     rebuild_seconds: Seconds = Field(
         60.0, description="How long the streams of a dead engine wait until it is back."
     )

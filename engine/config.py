@@ -51,7 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_token_price: float = 2.0
     """What a generated token adds; more than 0."""
     threads: int | None = None
-    """CPU threads of the compute kernels; `None`: one per core."""
+    """CPU threads of the compute kernels; `None`: see `engine.threads.compute_threads`."""
     quantize: Quantization = "none"
     """Weights and activations of matrix products in 8 bits, on a CPU."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"

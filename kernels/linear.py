@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Literal, Protocol
 
@@ -68,6 +68,7 @@ def pack(
     if quantization == "int8" and not on_cpu:
         raise ValueError("quantize: int8 products are for CPUs")
     if on_cpu and native.available() and weights[0].dtype in _ACTIVATIONS:
+        _try_tiles()
         return _Packed(weights, bias, quantization)
     if quantization == "int8":
         return _Int8(weights, bias, batch_invariant)
@@ -123,6 +124,15 @@ class _Packed:
         output = x.new_empty((rows, self.out_features))
         _multiply(self.address, rows, _TYPES[x.dtype], x.data_ptr(), output.data_ptr())
         return output
+
+
+@cache
+def _try_tiles() -> None:
+    random = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 160, generator=random).bfloat16() for rows in (72, 40))
+    schemes: tuple[Quantization, ...] = ("none", "int8")
+    for quantization in schemes:
+        native.trust_tiles(partial(_Packed([weight], None, quantization), x))
 
 
 class _Plain:

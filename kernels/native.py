@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _FOLDER = Path(__file__).parent
 _log = logging.getLogger(__name__)
@@ -69,6 +70,22 @@ def limit_level(level: str) -> None:
     """Use at most `level`, whatever the processor offers: for tests of the others."""
     if _library is not None:
         _library.pw_limit_level(LEVELS.index(level))
+
+
+def trust_tiles(compute: Callable[[], Tensor]) -> None:
+    """Go on without AMX, and say so, if `compute` gives something else with it, but for roundings.
+
+    Tile registers need more than the processor: a system and a hypervisor that keep them. So
+    whoever computes with them tries them first, on a small example.
+    """
+    if level() != "amx":
+        return
+    limit_level("avx512_bf16")
+    expected = compute().float()
+    limit_level("amx")
+    if not torch.allclose(compute().float(), expected, rtol=0.02, atol=0.005):
+        _log.warning("AMX gives wrong results on this machine: it is not used")
+        limit_level("avx512_bf16")
 
 
 def sources_digest(folder: Path) -> str:

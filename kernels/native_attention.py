@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from struct import Struct
 
 import torch
@@ -10,8 +9,6 @@ from torch import Tensor
 
 from kernels import native
 from kernels.attention import AttentionBatch
-
-_log = logging.getLogger(__name__)
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""
@@ -28,16 +25,9 @@ _NO_GROUPS = (0, 0, 0, 0, 0)
 def prepare(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
 ) -> None:
-    """See `kernels.attention.prepare`; everything was compiled with the package.
-
-    Tile registers need more than the processor: a system and a hypervisor that keep them. So they
-    are used only once they have given the right result here.
-    """
-    if dtype != torch.bfloat16 or native.level() != "amx":
-        return
-    if not _levels_agree(num_heads, num_kv_heads, head_dim, block_size):
-        _log.warning("AMX gives wrong results on this machine: attention goes without")
-        native.limit_level("avx512_bf16")
+    """See `kernels.attention.prepare`; everything was compiled with the package."""
+    if dtype == torch.bfloat16:
+        native.trust_tiles(lambda: _example(num_heads, num_kv_heads, head_dim, block_size))
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -135,8 +125,8 @@ def pack_call(
     )
 
 
-def _levels_agree(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> bool:
-    """Whether the level in use and the one below attend alike, but for roundings."""
+def _example(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> Tensor:
+    """Attention of enough rows for tiles, over more than one split of keys."""
     random = torch.Generator().manual_seed(0)
     query_len, context_len = 24, 300
     blocks = -(-context_len // block_size)
@@ -151,12 +141,7 @@ def _levels_agree(num_heads: int, num_kv_heads: int, head_dim: int, block_size: 
         max_query_len=query_len,
         max_context_len=context_len,
     )
-
-    def attended(level: str) -> Tensor:
-        native.limit_level(level)
-        return attend(query, kv, batch, head_dim**-0.5, None, None).float()
-
-    return torch.allclose(attended("avx512_bf16"), attended("amx"), rtol=0.02, atol=0.02)
+    return attend(query, kv, batch, head_dim**-0.5, None, None)
 
 
 def _whole_heads(tensor: Tensor) -> Tensor:

@@ -3,45 +3,13 @@
  * A tile is 16 rows of 64 bytes. Keys go in as they lie in their blocks, 16 at a time, times the
  * transposed queries: scores [key][row], which are turned round, so that the softmax runs over the
  * keys of real rows only. Weights go in as they come out of it, rounded to bfloat16, times the
- * values, two keys of which are interleaved first: that is how AMX wants the second factor.
- *
- * The instructions are written out: the compiler must know that they read memory, which GCC 12's
- * intrinsics do not tell it. */
-
-#ifndef TILE_LOAD
-#define TILE_LOAD(tile, base, stride)                                                        \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(base), "r"((int64_t)(stride)) \
-                     : "memory")
-#define TILE_STORE(tile, base, stride)                                                         \
-    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"((int64_t)(stride)) \
-                     : "memory")
-#define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile ::: "memory")
-/* target[i][j] += a[i][k] * b[k][j] over pairs k */
-#define TILE_DOT(target, a, b) \
-    __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #target ::: "memory")
-#define TILE_CONFIGURE(config) __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory")
-#define TILE_RELEASE() __asm__ volatile("tilerelease" ::: "memory")
-#endif
+ * values, two keys of which are interleaved first: that is how AMX wants the second factor. */
+#include "tiles.h"
 
 #define TILE_ROWS 16
 #define TILE_PAIRS 16 /* of bfloat16 in a row of a tile */
 #define TILE_INNER 32
 #define TILE_WORDS (TILE_ROWS * TILE_PAIRS)
-
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-
-static void configure_tiles(void) {
-    tile_config config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = 64;
-        config.rows[tile] = TILE_ROWS;
-    }
-    TILE_CONFIGURE(config);
-}
 
 /* target[column][row] = source[row][column], 16 by 16 words; strides in words. */
 static inline void transpose_words(const void *source, int64_t source_row, void *target,
@@ -103,11 +71,21 @@ static void score_tile(const pw_bf16 *keys, int64_t key_row, int64_t steps, int6
         for (int64_t step = 0; step < steps; step++, queries += TILE_WORDS) {
             TILE_LOAD(1, keys + step * TILE_INNER, stride);
             TILE_LOAD(2, queries, 64);
-            TILE_DOT(0, 1, 2);
+            TILE_DOT_BF16(0, 1, 2);
         }
         TILE_STORE(0, turned, 64);
         transpose_words(turned, TILE_ROWS, scores + tile * TILE_ROWS * PW_SPLIT, PW_SPLIT);
     }
+}
+
+/* Whether a tile of keys lies in memory one after the other, as in a block. */
+static bool in_one_piece(const int64_t *offsets, int64_t kv_token) {
+    for (int i = 1; i < TILE_ROWS; i++) {
+        if (offsets[i] - offsets[i - 1] != kv_token) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Scores of all keys of a part; those of its last tile beyond num_keys are of zeros. */
@@ -118,9 +96,7 @@ static void score_keys(const pw_item *item, const int64_t *offsets, int64_t num_
     const pw_bf16 *base = call->kv;
     const int64_t dim = call->head_dim, steps = dim / TILE_INNER;
     for (int64_t key = 0; key < num_keys; key += TILE_ROWS) {
-        const bool whole = key + TILE_ROWS <= num_keys &&
-                           offsets[key + TILE_ROWS - 1] - offsets[key] ==
-                               (TILE_ROWS - 1) * call->kv_token;
+        const bool whole = key + TILE_ROWS <= num_keys && in_one_piece(offsets + key, call->kv_token);
         for (int i = 0; i < TILE_ROWS; i++) {
             prefetch(base + offsets[key + AHEAD + i], dim * (int64_t)sizeof *base);
             if (!whole && key + i < num_keys) {
@@ -198,8 +174,8 @@ static void add_tile(const pw_bf16 *weights, const uint32_t *values, int64_t num
             TILE_LOAD(2, weights + key, PW_SPLIT * sizeof *weights);
             TILE_LOAD(3, values + step, 64);
             TILE_LOAD(4, values + step + TILE_WORDS, 64);
-            TILE_DOT(0, 2, 3);
-            TILE_DOT(1, 2, 4);
+            TILE_DOT_BF16(0, 2, 3);
+            TILE_DOT_BF16(1, 2, 4);
         }
         TILE_STORE(0, sums + i, stride);
         TILE_STORE(1, sums + i + TILE_ROWS, stride);
@@ -220,7 +196,7 @@ static void attend_tiles(const pw_item *item, float *scratch) {
     uint32_t *values = queries + PW_ROWS * dim / 2;
     pw_bf16 *weights = (pw_bf16 *)(values + PW_SPLIT * dim / 2);
     pw_bf16 *copy = weights + PW_ROWS * PW_SPLIT;
-    configure_tiles();
+    configure_tiles((const uint8_t[8]){16, 16, 16, 16, 16, 16, 16, 16});
     pack_queries(item, row_tiles, copy, queries);
     memset(sums, 0, (size_t)(row_tiles * TILE_ROWS * dim) * sizeof *sums);
     memset(weights, 0, (size_t)(row_tiles * TILE_ROWS * PW_SPLIT) * sizeof *weights);

@@ -48,8 +48,8 @@ static pw_level detect(void) {
     if (!__get_cpuid_count(7, 1, &a71, &b71, &c71, &d71) || !(a71 >> 5 & 1)) {
         return PW_AVX512;
     }
-    const int amx_bf16 = d7 >> 22 & 1, amx_tile = d7 >> 24 & 1;
-    if (amx_bf16 && amx_tile && (state & tiles) == tiles && may_use_tiles()) {
+    const uint32_t amx = 1u << 22 | 1u << 24 | 1u << 25; /* bfloat16, tiles, int8 */
+    if ((d7 & amx) == amx && (state & tiles) == tiles && may_use_tiles()) {
         return PW_AMX;
     }
     return PW_AVX512_BF16;

@@ -32,32 +32,24 @@
 #define TILE_STRIPS 1
 #include "linear_fma.h"
 
-enum { PORTABLE, AVX2, AVX512, AMX };
-
-static int best = AMX; /* instruction sets that may be used; see pw_linear_limit */
-
 static const pw_linear_kernel *choose_kernel(int64_t type) {
-    const pw_linear_kernel *kernel = best >= AMX ? pw_linear_amx(type) : NULL;
-    if (!kernel && best >= AVX512) {
+#if defined(__x86_64__)
+    const pw_level level = pw_cpu_level();
+    const pw_linear_kernel *kernel = level >= PW_AMX ? pw_linear_amx(type) : NULL;
+    if (!kernel && level >= PW_AVX512) {
         kernel = pw_linear_vnni(type);
     }
     if (kernel) {
         return kernel;
     }
-#if defined(__x86_64__)
-    if (best >= AVX512 && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        return &avx512_kernel;
+    if (level >= PW_AVX2) {
+        return level >= PW_AVX512 ? &avx512_kernel : &avx2_kernel;
     }
-    if (best >= AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        return &avx2_kernel;
-    }
+#else
+    (void)type;
 #endif
     return &portable_kernel;
 }
-
-/* For tests: go without the instruction sets above PORTABLE, AVX2, AVX512 or AMX. */
-PW_EXPORT void pw_linear_limit(int64_t set) { best = (int)set; }
 
 typedef struct {
     pw_linear_job job;

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "pool.h"
+#include "cpu.h"
 
 enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8 };
 
@@ -53,7 +53,8 @@ typedef struct {
     void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
 } pw_linear_kernel;
 
-/* Each NULL where the machine lacks the instructions, or has none for weights of that type. */
+/* Only on x86-64, at levels from PW_AMX and PW_AVX512 on. Each NULL for weights of a type that it has
+ * no instruction for, and the second where the machine has none for int8. */
 const pw_linear_kernel *pw_linear_amx(int64_t weights_type);
 const pw_linear_kernel *pw_linear_vnni(int64_t weights_type);
 

@@ -84,17 +84,7 @@ TARGET static void compute(const pw_linear_job *job, int64_t first, int64_t last
 
 const pw_linear_kernel *pw_linear_vnni(int64_t weights_type) {
     static const pw_linear_kernel kernel = {PW_INT8, TILE_STRIPS, vnni_prepare_bytes, compute};
-    const bool supported = __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") &&
-                           __builtin_cpu_supports("avx512vnni");
-    return supported && weights_type == PW_INT8 ? &kernel : NULL;
-}
-
-#else
-
-const pw_linear_kernel *pw_linear_vnni(int64_t weights_type) {
-    (void)weights_type;
-    return NULL;
+    return weights_type == PW_INT8 && __builtin_cpu_supports("avx512vnni") ? &kernel : NULL;
 }
 
 #endif

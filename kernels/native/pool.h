@@ -2,11 +2,7 @@
 #ifndef PW_POOL_H
 #define PW_POOL_H
 
-#if defined(_WIN32)
-#define PW_EXPORT __declspec(dllexport)
-#else
 #define PW_EXPORT __attribute__((visibility("default")))
-#endif
 
 typedef void (*pw_task)(void *context, int part, int num_parts);
 

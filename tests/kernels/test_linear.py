@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from kernels.linear import Quantization, pack
 
 needs_library = pytest.mark.skipif(not native.available(), reason="kernels/native is not built")
 
-SETS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 SCHEMES: list[tuple[torch.dtype, Quantization]] = [
     (torch.float32, "none"),
     (torch.bfloat16, "none"),
@@ -23,13 +22,12 @@ SCHEMES: list[tuple[torch.dtype, Quantization]] = [
 SHAPES = [(1, 1), (15, 17), (64, 48), (66, 100), (129, 31), (200, 145)]  # inputs, outputs
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=["plain", "avx2", "avx512", "amx"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels of that instruction set, or of the best one that this machine has below it."""
-    limit = native.function("pw_linear_limit", native.integer)
-    limit(SETS[request.param])
+    native.limit_level(request.param)
     yield request.param
-    limit(SETS["amx"])
+    native.limit_level(native.LEVELS[-1])
 
 
 @pytest.fixture(params=["int8 instructions", "none"])
@@ -187,6 +185,17 @@ def test_the_product_keeps_its_own_weights_and_says_how_large_they_are() -> None
     assert [product.nbytes for product in products] == [4 * 96 * 128, 2 * 96 * 128, 96 * (128 + 8)]
     weight.zero_()
     assert all(torch.equal(p(x), y) for p, y in zip(products, before, strict=True))
+
+
+@needs_library
+def test_tiles_are_tried_once_before_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Callable[[], Tensor]] = []
+    monkeypatch.setattr(native, "trust_tiles", tried.append)
+    linear._try_tiles.cache_clear()
+    for _ in range(2):
+        pack([drawn(8, 16)])
+    linear._try_tiles.cache_clear()
+    assert [compute().dtype for compute in tried] == [torch.bfloat16] * 2  # bfloat16, int8
 
 
 def test_a_transposed_view_of_activations_is_multiplied_like_its_copy() -> None:

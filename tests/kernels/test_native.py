@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,15 @@ def test_a_forked_process_has_a_pool_of_its_own(threads: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@needs_library
+def test_threads_without_work_sleep(threads: int) -> None:
+    parts_run(5)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.1
+
+
 def test_a_library_of_other_sources_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,3 +102,15 @@ def test_a_library_that_cannot_be_loaded_is_not_used(
     broken.write_bytes(b"not a library")
     assert native._checked(broken, tmp_path / "native") is None
     assert "cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_tiles_are_used_only_if_they_are_right(
+    right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "level", lambda: "amx")
+    limits: list[str] = []
+    monkeypatch.setattr(native, "limit_level", limits.append)
+    native.trust_tiles(lambda: torch.tensor(1.0 + (limits[-1] == "amx" and not right)))
+    assert limits[-1] == ("amx" if right else "avx512_bf16")
+    assert ("AMX gives wrong results" in caplog.text) != right

@@ -18,8 +18,7 @@ from kernels import native
 if not native.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
 
-from kernels import native_attention
-from kernels.attention import PrefixGroups, attend
+from kernels.attention import PrefixGroups, attend, prepare
 from tests.kernels.batches import Paged, paged
 from tests.kernels.test_cpu import MIXED, TOLERANCE, assert_right, run
 
@@ -146,21 +145,12 @@ def test_an_empty_batch_is_no_work() -> None:
     assert run("native", Paged(example.query[:0], example.kv, nobody)).shape == (0, 6, 64)
 
 
-def test_tiles_that_compute_nonsense_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def wrong(query: Tensor, *_: object) -> Tensor:
-        return query + (limits[-1] == "amx")
-
-    limits: list[str] = []
-    monkeypatch.setattr(native, "level", lambda: "amx")
-    monkeypatch.setattr(native, "limit_level", limits.append)
-    native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
-    assert limits[-1] == "amx"
-    monkeypatch.setattr(native_attention, "attend", wrong)
-    native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
-    assert limits[-1] == "avx512_bf16"
-    assert "AMX gives wrong results" in caplog.text
+def test_tiles_are_tried_before_they_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Callable[[], Tensor]] = []
+    monkeypatch.setattr(native, "trust_tiles", tried.append)
+    for dtype in TOLERANCE:
+        prepare(torch.device("cpu"), 6, 2, 64, dtype)
+    assert [compute().dtype for compute in tried] == [torch.bfloat16]
 
 
 def test_attention_goes_without_a_library_that_was_not_built(
