@@ -234,6 +234,7 @@ class Scheduler:
                 blocks.update(row)
         references = enumerate(self.pool.references())
         assert blocks == {block: count for block, count in references if count}, "blocks held"
+        assert all(blocks[source] for source in transfers.sources), "a copy of nobody's block"
         references = enumerate(self.tiers.host.references())
         assert slots == {slot: count for slot, count in references if count}, "slots held"
         waiting, running = 0, 0
