@@ -25,8 +25,9 @@ from app.tokenizer import load_tokenizer
 from bench.registry import BenchError, Result, parameters
 from engine import decoder
 from engine.batch import pack
+from engine.checkpoint import load_model
 from engine.config import EngineConfig
-from engine.model import PagedModel, load_model
+from engine.model import PagedModel
 from engine.weights import DEFAULT_MODEL, resolve_model
 from kernels.linear import Linear
 

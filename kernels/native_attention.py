@@ -26,14 +26,19 @@ _NO_GROUPS = (0, 0, 0, 0, 0)
 
 
 def prepare(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int,
+    storage: torch.dtype,
 ) -> None:
     """See `kernels.attention.prepare`; everything was compiled with the package.
 
     Tile registers need more than the processor: a system and a hypervisor that keep them. So they
     are used only once they have given the right result here.
     """
-    if dtype != torch.bfloat16 or native.level() != "amx":
+    if not dtype == storage == torch.bfloat16 or native.level() != "amx":
         return
     if not _levels_agree(num_heads, num_kv_heads, head_dim, block_size):
         _log.warning("AMX gives wrong results on this machine: attention goes without")

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from engine.batch import Batch, pack
+from engine.checkpoint import load_model
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.graphs import DecodeGraphs
 from engine.loader import Parts, load_parts, make_graphs
-from engine.model import load_model
 from engine.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.runner import AheadRunner, ModelRunner
 from engine.sampler import sample

@@ -155,10 +155,10 @@ def test_tiles_that_compute_nonsense_are_not_used(
     limits: list[str] = []
     monkeypatch.setattr(native, "level", lambda: "amx")
     monkeypatch.setattr(native, "limit_level", limits.append)
-    native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
+    native_attention.prepare(6, 2, 64, torch.bfloat16, 16, torch.bfloat16)
     assert limits[-1] == "amx"
     monkeypatch.setattr(native_attention, "attend", wrong)
-    native_attention.prepare(6, 2, 64, torch.bfloat16, 16)
+    native_attention.prepare(6, 2, 64, torch.bfloat16, 16, torch.bfloat16)
     assert limits[-1] == "avx512_bf16"
     assert "AMX gives wrong results" in caplog.text
 
