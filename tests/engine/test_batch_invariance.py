@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -16,9 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.batch import pack
 from engine.checkpoint import load_model
 from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.loader import load_parts
 from engine.model import PagedModel
+from engine.recovery import Policy
+from engine.request import EngineRequest
+from engine.runner import AheadRunner
 from kernels import native
-from tests.engine.simulation import random_prompt
+from tests.engine.simulation import make_request, random_prompt, run_all_to_end
 from tests.engine.test_model import FAMILIES, SMALL
 
 BLOCK_SIZE = 16
@@ -95,3 +101,66 @@ def test_a_token_has_the_same_bits_alone_and_among_others(model: PagedModel, lev
         together = logits(model, [7, 16, 64, 1, 100, 112], [1, 90, 1, 40, 17, 2])
         assert torch.equal(together, alone)
     assert torch.equal(logits(model, [1] * LENGTH), alone)
+
+
+def sampled_requests() -> list[EngineRequest]:
+    rng = random.Random(3)
+    options: list[dict[str, object]] = [
+        {"temperature": 0.9, "seed": 5, "frequency_penalty": 0.7},
+        {"temperature": 1.2, "seed": 6, "top_k": 40, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.8, "seed": 7, "min_p": 0.02, "logit_bias": {7: 2.0}},
+    ]
+    requests = []
+    for index, option in enumerate(options):
+        request = make_request(str(index), random_prompt(rng, 30), num_sequences=1 + index % 2)
+        params = msgspec.structs.replace(request.sampling, max_tokens=40, **option)
+        requests.append(msgspec.structs.replace(request, sampling=params))
+    return requests
+
+
+@pytest.mark.parametrize("recovery", ["swap", "recompute"])
+def test_sampled_tokens_are_the_same_after_preemptions_and_in_another_engine(
+    tmp_path: Path, recovery: Policy
+) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL)).save_pretrained(
+        tmp_path
+    )
+
+    def core_of(num_blocks: int) -> EngineCore:
+        block_bytes = 2 * 3 * 2 * BLOCK_SIZE * 16 * 4
+        config = EngineConfig(
+            model_path=str(tmp_path),
+            device="cpu",
+            dtype="float32",
+            batch_invariant=True,
+            recovery=recovery,
+            kv_memory_bytes=num_blocks * block_bytes,
+            host_memory_bytes=40 * block_bytes,
+            step_token_budget=24,
+            max_running_requests=8,
+            min_run_tokens=4,
+        )
+        parts = load_parts(config)
+        return EngineCore(parts.config, parts.info, AheadRunner(parts.model), parts.costs)
+
+    requests = sampled_requests()
+    alone: dict[str, dict[int, list[int]]] = {}
+    undisturbed = core_of(60)
+    for request in requests:
+        undisturbed.submit(request)
+        alone |= run_all_to_end(undisturbed)
+    crowded = core_of(14)
+    for request in requests:
+        crowded.submit(request)
+    assert run_all_to_end(crowded) == alone
+    assert crowded.stats().preemptions > 0
+    rebuilt = core_of(60)
+    for request in requests:
+        generated = [tokens[: 5 + index] for index, tokens in alone[request.request_id].items()]
+        rebuilt.submit(msgspec.structs.replace(request, generated=generated))
+    rest = {
+        name: {index: tokens[5 + index :] for index, tokens in outputs.items()}
+        for name, outputs in alone.items()
+    }
+    assert run_all_to_end(rebuilt) == rest
