@@ -25,7 +25,6 @@ from engine.errors import EngineError, UnsupportedModel
 from engine.families import Unfamiliar
 from engine.model import AttentionLayout, PagedModel, Weights
 from kernels.layers import is_compiled
-from kernels.linear import Quantization
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +44,12 @@ def load_model(config: EngineConfig) -> PagedModel:
     if config.kv_dtype != "auto" and device.type != "cuda":
         raise EngineError(f"kv_dtype: a cache of {config.kv_dtype} needs a GPU; this is a CPU")
     model, error = _load(config, device)
-    is_off = not error < _tolerance(model, config.quantize)
+    is_off = not error < _tolerance(model, config)
     if is_off and model.weights.is_fused and _needs_fusing(config) is None:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
         del model
         model, error = _load(config, device, may_fuse=False)
-    if not error < _tolerance(model, config.quantize):
+    if not error < _tolerance(model, config):
         raise UnsupportedModel(
             f"{config.model_path}: paged logits differ from the model's own "
             f"(relative error {error:.2g})"
@@ -146,11 +145,11 @@ def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
     return torch.cat(parts).float()
 
 
-def _tolerance(model: PagedModel, quantize: Quantization = "none") -> float:
+def _tolerance(model: PagedModel, config: EngineConfig) -> float:
     """Relative error of logits up to which they count as the same."""
-    if quantize != "none":
+    if config.quantize != "none":
         return 0.3
-    return 1e-3 if model.dtype == torch.float32 else 0.1
+    return 1e-3 if model.kv_storage == torch.float32 else 0.1
 
 
 def _return_memory(device: torch.device) -> None:
