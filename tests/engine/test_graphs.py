@@ -253,6 +253,24 @@ def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:
     assert len(graphs) == 0
 
 
+def test_what_has_been_recorded_is_replayed_when_nothing_more_can_be(folder: Path) -> None:
+    recorded: list[Again] = []
+
+    def once(action: Callable[[], None]) -> Again:
+        if recorded:
+            raise RuntimeError("out of memory")
+        recorded.append(Again(action))
+        return recorded[0]
+
+    graphs = make_graphs(load(folder), once)
+    rng = random.Random(2)
+    one, eight = decode_batch(rng, [5], 60), decode_batch(rng, [5] * 8, 60)
+    assert graphs.run(one, lambda _: None) is not None
+    assert graphs.run(eight, lambda _: None) is None
+    assert graphs.run(one, lambda _: None) is not None
+    assert recorded[0].replays == 2
+
+
 def test_there_are_few_numbers_of_rows_and_none_is_far_off() -> None:
     assert row_buckets(8) == [1, 2, 4, 8]
     assert row_buckets(6) == [1, 2, 4, 6]
