@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     )
     batch_invariant: bool = Field(
         False,
-        description="Results do not depend on what else is in the batch; turns grouping off.",
+        description="Results do not depend on what else is computed. Turns grouping off; slower.",
     )
     eviction: Literal["arc", "lru"] = Field(
         "arc",

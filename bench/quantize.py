@@ -26,8 +26,9 @@ from bench.registry import BenchError, Result, parameters
 from bench.stopwatch import replaced
 from engine import decoder
 from engine.batch import pack
+from engine.checkpoint import load_model
 from engine.config import EngineConfig, Quantization
-from engine.model import PagedModel, load_model
+from engine.model import PagedModel
 from engine.weights import DEFAULT_MODEL, resolve_model
 from kernels.linear import Linear
 

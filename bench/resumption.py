@@ -14,12 +14,12 @@ import msgspec
 
 from bench.registry import BenchError
 from engine.calibration import calibrate
+from engine.checkpoint import load_model
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.group import SequenceGroup
 from engine.hashing import KEY_BYTES
 from engine.loader import Parts, load_parts
-from engine.model import load_model
 from engine.plan import StepPlan
 from engine.recovery import Policy, Way
 from engine.request import EngineRequest, Namespaces, SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -122,6 +122,26 @@ def pack(
             groups=None if group is None else group(tables, counts, contexts),
         ),
     )
+
+
+def token_by_token(batch: Batch) -> Batch:
+    """The same tokens, each as the only query of a sequence that ends with it.
+
+    Kernels that take many queries at once round differently than those for one; so a token's
+    attention does not depend on the chunk that it comes in. Groups are lost.
+    """
+    attention = batch.attention
+    num_tokens = len(batch.token_ids)
+    counts = attention.query_starts.diff()
+    alone = replace(
+        attention,
+        block_tables=attention.block_tables.repeat_interleave(counts, dim=0),
+        query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
+        context_lens=(batch.positions + 1).to(torch.int32),
+        max_query_len=1,
+        groups=None,
+    )
+    return replace(batch, attention=alone)
 
 
 class _Unknown(list[int]):

@@ -59,7 +59,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_grouping: bool = True
     """Whether attention reads blocks that sequences of a step share once for all of them."""
     batch_invariant: bool = False
-    """Whether a row's result must not depend on its batch-mates; then nothing is grouped."""
+    """Whether a token's result must not depend on what else is computed; then nothing is grouped.
+
+    On a CPU it does not depend on how its prompt is cut into chunks either; prompts take longer.
+    """
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):

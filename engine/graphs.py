@@ -106,7 +106,7 @@ class DecodeGraphs:
         ones come last. Both hold until the next call.
         """
         shape = self._padder.shape_of(batch)
-        if shape is None or not self._can_record:
+        if shape is None or not (self._can_record or shape in self._graphs):
             return None
         return self._replay(shape, self._padder.pad(batch, shape), complete)
 
@@ -129,13 +129,14 @@ class DecodeGraphs:
         return graph.batch, self._logits[: shape.rows]
 
     def _recorded(self, shape: Shape, batch: Batch) -> Recording | None:
-        """What computes `batch` again and again; `None` if the model cannot be recorded."""
+        """What computes `batch` again and again; `None` if that cannot be recorded."""
         start = perf_counter()
         try:
             recording = self._record(lambda: self._compute(batch))
         except RuntimeError:
-            # Some models ask the device something in the middle of a pass; these run as they are.
-            _log.warning("decode steps cannot be recorded as CUDA graphs", exc_info=True)
+            # Some models ask the device something in the middle of a pass, and memory may run out:
+            # then whatever has not been recorded runs as it is.
+            _log.warning("no more decode steps are recorded as CUDA graphs", exc_info=True)
             self._can_record = False
             return None
         _log.info("recorded %s in %.2f s", shape, perf_counter() - start)

@@ -10,11 +10,12 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from engine.calibration import calibrate
+from engine.checkpoint import load_model, model_fingerprint
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.graphs import DecodeGraphs, Record
-from engine.model import PagedModel, load_model, model_fingerprint
+from engine.model import PagedModel
 from engine.noise import gumbel
 from engine.padding import Padder, row_buckets
 from engine.recovery import FREE_COPIES, CostModel

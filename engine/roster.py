@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from engine import swapping
 from engine.accounts import Account, Accounts
 from engine.fairness import Fairness, Prices
@@ -109,8 +111,6 @@ class Roster:
         account, table = self.account(group), sequence.table
         if table.writes_shared(sequence.num_tokens):
             source, target = table.copy_on_write(sequence.num_tokens)
-            # Whoever else holds the source belongs to this group, which is preempted as one: it
-            # stays as it is until the copy is made, or the copy is not wanted any more.
             self.transfers.copy(source, target)
             account.let_go([source])
             account.hold([target])
@@ -194,7 +194,7 @@ class Roster:
             return
         if group.request_id in self.running:
             self.account(group).let_go(sequence.table.blocks)
-            self._release(sequence)
+            self._release([sequence])
         elif group.saved is not None and sequence in group.saved.prefill:
             # Others may build on what it was to compute.
             swapping.drop(group, self.tiers)
@@ -236,10 +236,10 @@ class Roster:
         self.accounts.stop(group)
         group.prefill = []
         group.candidates.clear()
-        for sequence in group.sequences:
-            self._release(sequence)
+        self._release(group.sequences)
 
-    def _release(self, sequence: Sequence) -> None:
-        """The one place where a sequence gives its blocks back."""
-        self.transfers.cancel(sequence.table.blocks)
-        sequence.table.release()
+    def _release(self, sequences: list[Sequence]) -> None:
+        """The one place where sequences give their blocks back."""
+        self.transfers.give_back(chain.from_iterable(seq.table.blocks for seq in sequences))
+        for sequence in sequences:
+            sequence.table.release()

@@ -16,13 +16,14 @@ be handed on at once.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from engine.accounts import Accounts
 from engine.beam import BeamSearch, Candidate
 from engine.block_table import BlockTable
 from engine.config import EngineConfig
+from engine.decoding import DecodePlanner
 from engine.fairness import Prices, make_fairness
 from engine.group import SequenceGroup
 from engine.pins import Pins
@@ -49,6 +50,7 @@ class Scheduler:
         self.pins = Pins(tiers.pool)
         fairness = make_fairness(config, prices)
         self.roster = Roster(tiers, fairness, prices, config.min_run_tokens)
+        self.decode = DecodePlanner(self.roster)
         self.prefill = PrefillPlanner(
             self.roster, self.pins, config.step_token_budget, config.max_running_requests
         )
@@ -150,7 +152,7 @@ class Scheduler:
         plans may find that, too, and hold back what is to be preempted: `must_settle` says so.
         """
         self.roster.must_settle = False
-        growing = self._grow_decoding()
+        growing = self.decode.plan()
         if self.roster.must_settle:
             return StepPlan([])
         decoding, prefill = self.prefill.plan(growing)
@@ -234,6 +236,7 @@ class Scheduler:
                 blocks.update(row)
         references = enumerate(self.pool.references())
         assert blocks == {block: count for block, count in references if count}, "blocks held"
+        assert all(blocks[source] for source in transfers.sources), "a copy of nobody's block"
         references = enumerate(self.tiers.host.references())
         assert slots == {slot: count for slot, count in references if count}, "slots held"
         waiting, running = 0, 0
@@ -346,61 +349,6 @@ class Scheduler:
             and sequence.num_tokens % self._config.block_size == 0
             and not table.writes_shared(sequence.num_tokens)
         )
-
-    def _grow_decoding(self) -> list[Sequence]:
-        """Give every decoding sequence room for its next token, oldest first; returns them."""
-        decoding = [
-            (group, sequence) for group in self.running.values() for sequence in group.decoding
-        ]
-        for group, sequence in decoding:
-            if sequence.table.needed(sequence.num_tokens) and group.request_id in self.running:
-                self._grow(group, sequence)
-            if self.roster.must_settle:
-                break
-        return [sequence for group, sequence in decoding if group.request_id in self.running]
-
-    def _grow(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Take blocks for a decoding sequence, preempting whoever has to go before its group.
-
-        Over its tenant's limit that is the tenant's newest request, but a request that runs alone
-        was found to fit when it came.
-        """
-        account = self.roster.account(group)
-        needed = sequence.table.needed(sequence.num_tokens)
-        while True:
-            limit = account.share.max_blocks
-            is_over = (
-                limit is not None
-                and len(account.running) > 1
-                and len(account.held) + needed + self._promised(account.running, group) > limit
-            )
-            if not is_over and self.pool.can_allocate(
-                needed + self._promised(self.running.values(), group), account.tenant
-            ):
-                self.roster.grow(group, sequence)
-                return
-            if self.roster.is_ahead:
-                self.roster.must_settle = True
-                return
-            if not is_over and len(self.running) == 1:
-                self.roster.fail(group)
-                return
-            victim = self._victim(account.running if is_over else self.running.values())
-            self.roster.preempt(victim)
-            if victim is group:
-                return
-
-    def _promised(self, groups: Iterable[SequenceGroup], without: SequenceGroup) -> int:
-        """Blocks that are kept for others which are back from a preemption."""
-        return sum(self.roster.promised(group) for group in groups if group is not without)
-
-    def _victim(self, groups: Iterable[SequenceGroup]) -> SequenceGroup:
-        """Who is preempted next; one that is spared only where a reserve has broken its promise."""
-        return max(groups, key=lambda group: (not group.is_spared, self._priority(group)))
-
-    def _priority(self, group: SequenceGroup) -> tuple[tuple[float, float], int]:
-        """The largest one is preempted first."""
-        return self.roster.fairness.rank(self.roster.account(group)), group.arrival
 
 
 def _next_token(sequence: Sequence) -> ScheduledChunk:

@@ -38,11 +38,23 @@ class TransferQueue:
         self._swap_outs: list[tuple[int, int]] = []
         self._swap_ins: list[tuple[int, int]] = []
         self._sources: dict[int, int] = {}
-        self.held_blocks: list[int] = []
+        self._kept: dict[int, int] = {}
+        """Of these copies (source by target) the queue holds the source, which was given back."""
+        self._held_blocks: list[int] = []
         self.held_slots: list[int] = []
         self._written_slots: list[int] = []
         self.num_swapped_out = 0
         self.num_swapped_in = 0
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """One entry for each reference to a block."""
+        return [*self._held_blocks, *self._kept.values()]
+
+    @property
+    def sources(self) -> list[int]:
+        """The blocks that are to be copied."""
+        return list(self._sources.values())
 
     def swap_out(self, block: int, slot: int) -> None:
         """Copy a block, as it was before this step, to a slot."""
@@ -57,20 +69,30 @@ class TransferQueue:
         self._swap_ins.append((slot, block))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a block. The caller sees to it that the source is not taken for something else."""
+        """Copy a block, whose holders call `give_back` before they release it."""
         self._sources[target] = source
 
     def copy_held(self, source: int, target: int) -> None:
         """Copy a block that belongs to others, who may give it back meanwhile."""
         self._pool.acquire([source])
-        self.held_blocks.append(source)
+        self._held_blocks.append(source)
         self.copy(source, target)
 
-    def cancel(self, targets: Iterable[int]) -> None:
-        """What was to become the contents of these blocks is not wanted any more."""
-        if self._sources:
-            for target in targets:
-                self._sources.pop(target, None)
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Somebody is about to release these blocks: copies to them are not wanted any more, and
+        what is to be copied from them to others stays as it is until then.
+        """
+        if not self._sources:
+            return
+        given = set(blocks)
+        for target, source in list(self._sources.items()):
+            if target in given:
+                del self._sources[target]
+                if target in self._kept:
+                    self._pool.release([self._kept.pop(target)])
+            elif source in given and target not in self._kept:
+                self._pool.acquire([source])
+                self._kept[target] = source
 
     def take(self) -> Transfers:
         """Everything since the last call."""
@@ -78,22 +100,25 @@ class TransferQueue:
         transfers = Transfers(self._swap_outs, self._swap_ins, copies)
         self.num_swapped_out += len(self._swap_outs)
         self.num_swapped_in += len(self._swap_ins)
-        self._swap_outs, self._swap_ins = [], []
-        self._sources.clear()
+        self._forget_queued()
         return transfers
 
     def settle(self) -> None:
         """The step has been computed: let go of what its transfers held."""
-        self._pool.release(self.held_blocks)
+        self._pool.release(self._held_blocks)
         self._host.release(self.held_slots)
-        self.held_blocks, self.held_slots, self._written_slots = [], [], []
+        self._held_blocks, self.held_slots, self._written_slots = [], [], []
 
     def abandon(self) -> None:
         """The step has failed: nobody may find what it was to copy to the host."""
         self._host.forget(self._written_slots)
-        self._swap_outs, self._swap_ins = [], []
-        self._sources.clear()
+        self._forget_queued()
         self.settle()
+
+    def _forget_queued(self) -> None:
+        self._held_blocks += self._kept.values()
+        self._swap_outs, self._swap_ins = [], []
+        self._sources, self._kept = {}, {}
 
     def _hold_slot(self, slot: int) -> None:
         self._host.hold([slot])

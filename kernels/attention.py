@@ -61,6 +61,7 @@ class _Module(Protocol):
         head_dim: int,
         dtype: torch.dtype,
         block_size: int,
+        storage: torch.dtype,
     ) -> None: ...
 
     def write_kv(self, key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None: ...
@@ -83,9 +84,14 @@ def prepare(
     head_dim: int,
     dtype: torch.dtype,
     block_size: int = 16,
+    storage: torch.dtype | None = None,
 ) -> None:
-    """Compile what attention of these shapes needs, so that no request waits for a compiler."""
-    _backend(None, device).prepare(num_heads, num_kv_heads, head_dim, dtype, block_size)
+    """Compile what attention of these shapes needs, so that no request waits for a compiler.
+
+    `storage` is the element type of the KV memory, where that is another one than `dtype`.
+    """
+    backend = _backend(None, device)
+    backend.prepare(num_heads, num_kv_heads, head_dim, dtype, block_size, storage or dtype)
 
 
 def write_kv(

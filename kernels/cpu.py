@@ -36,11 +36,16 @@ _threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="attention")
 
 
 def prepare(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int,
+    storage: torch.dtype,
 ) -> None:
     """See `kernels.attention.prepare`: the first call on a machine compiles (seconds), later ones
     load from Numba's cache."""
-    kv = torch.zeros(1, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    kv = torch.zeros(1, 2, num_kv_heads, block_size, head_dim, dtype=storage)
     token = torch.zeros(1, num_kv_heads, head_dim, dtype=dtype)
     one = torch.ones(1, dtype=torch.int32)
     batch = AttentionBatch(

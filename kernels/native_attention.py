@@ -23,10 +23,15 @@ _NO_GROUPS = (0, 0, 0, 0, 0)
 
 
 def prepare(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int,
+    storage: torch.dtype,
 ) -> None:
     """See `kernels.attention.prepare`; everything was compiled with the package."""
-    if dtype == torch.bfloat16:
+    if dtype == storage == torch.bfloat16:
         native.trust_tiles(lambda: _example(num_heads, num_kv_heads, head_dim, block_size))
 
 

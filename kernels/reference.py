@@ -17,7 +17,12 @@ logarithm of the sum of the exponentials of their scores."""
 
 
 def prepare(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int,
+    storage: torch.dtype,
 ) -> None:
     """See `kernels.attention.prepare`; nothing here needs compiling."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine import decoder
 from engine.batch import pack
+from engine.checkpoint import choose_dtype, load_model, model_fingerprint
 from engine.config import EngineConfig, Quantization
 from engine.decoder import fuse
 from engine.eager import EagerDecoder
 from engine.errors import EngineError
 from engine.families import Description, Unfamiliar
-from engine.model import choose_dtype, load_model, model_fingerprint
+from engine.model import PagedModel
 from kernels import native
 from tests.engine.test_model import SMALL, save_model
 
@@ -282,6 +284,12 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
     on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize="int8"), device="cuda")
     with pytest.raises(EngineError, match="quantize: int8 weights are for CPUs"):
         load_model(on_gpu)
+    with pytest.raises(EngineError, match="batch_invariant: not for this model: Olmo2ForCausalLM"):
+        load_model(config_of(tmp_path, batch_invariant=True))
+    weights = load_model(config_of(tmp_path)).weights
+    odd = replace(weights, layout=replace(weights.layout, head_dim=24))
+    with pytest.raises(EngineError, match="kv_dtype: heads of 24 dimensions"):
+        PagedModel(odd, 8, "int8")
     with pytest.raises(EngineError, match="kv_dtype: a cache of fp8 needs a GPU"):
         load_model(config_of(tmp_path, kv_dtype="fp8"))
     for field in ("quantize", "kv_dtype"):
@@ -293,7 +301,7 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_type_of_choice_is_what_is_multiplied_fastest(
     compiled: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.is_compiled", lambda: compiled)
+    monkeypatch.setattr("engine.checkpoint.is_compiled", lambda: compiled)
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
     config = EngineConfig(model_path=str(tmp_path))
     assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from engine.batch import Batch, pack
+from engine.checkpoint import load_model
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.graphs import DecodeGraphs
 from engine.loader import Parts, load_parts, make_graphs
-from engine.model import load_model
 from engine.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.runner import AheadRunner, ModelRunner
 from engine.sampler import sample
@@ -251,6 +251,24 @@ def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:
     plain.submit(make_request("r", prompt, 12))
     assert outputs == run_to_end(plain)
     assert len(graphs) == 0
+
+
+def test_what_has_been_recorded_is_replayed_when_nothing_more_can_be(folder: Path) -> None:
+    recorded: list[Again] = []
+
+    def once(action: Callable[[], None]) -> Again:
+        if recorded:
+            raise RuntimeError("out of memory")
+        recorded.append(Again(action))
+        return recorded[0]
+
+    graphs = make_graphs(load(folder), once)
+    rng = random.Random(2)
+    one, eight = decode_batch(rng, [5], 60), decode_batch(rng, [5] * 8, 60)
+    assert graphs.run(one, lambda _: None) is not None
+    assert graphs.run(eight, lambda _: None) is None
+    assert graphs.run(one, lambda _: None) is not None
+    assert recorded[0].replays == 2
 
 
 def test_there_are_few_numbers_of_rows_and_none_is_far_off() -> None:

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.batch import Batch
+from engine.checkpoint import load_model
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loader import load_core
-from engine.model import load_model
 from engine.plan import StepPlan
 from engine.recovery import Policy
 from engine.request import EngineRequest, Namespaces, SamplingParams

@@ -14,11 +14,11 @@ from transformers import (
 )
 
 from engine.calibration import calibrate
+from engine.checkpoint import load_model
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError, UnsupportedModel
 from engine.loader import load_core
-from engine.model import load_model
 from engine.recovery import Policy
 from tests.engine.simulation import make_request, random_prompt, run_to_end
 

@@ -183,7 +183,7 @@ def test_several_threads_may_attend_at_once(backend: Backend) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
-    cpu.prepare(6, 2, 64, dtype, 16)
+    cpu.prepare(6, 2, 64, dtype, 16, dtype)
     compiled = _compiled_variants()
     for seqs in ([(5, 1)], [(20, 1), (30, 2)], [(20, 1), (30, 30)]):
         example = paged(seqs, dtype=dtype)
