@@ -47,7 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list all benches and their figures")
     benches = parser.add_subparsers(dest="bench", metavar="NAME")
     for name in names():
-        bench = load(name)
+        try:
+            bench = load(name)
+        except ModuleNotFoundError as missing:
+            benches.add_parser(name, help=_needs(missing))  # what is here can still be run
+            continue
         sub = benches.add_parser(
             name,
             help=summary(bench),
@@ -64,12 +68,16 @@ def _print_list(console: Console) -> None:
         try:
             bench = load(name)
         except ModuleNotFoundError as missing:
-            console.print(f"{name}: not here, needs the package {missing.name}")
+            console.print(f"{name}: {_needs(missing)}")
             continue
         table = Table("figure", "meaning", title=f"{name}: {summary(bench)}", title_justify="left")
         for figure, meaning in bench.FIGURES.items():
             table.add_row(figure, meaning)
         console.print(table)
+
+
+def _needs(missing: ModuleNotFoundError) -> str:
+    return f"not here, needs the package {missing.name}"
 
 
 def _header(document: dict[str, object]) -> Table:

@@ -31,9 +31,9 @@ from engine.eager import EagerDecoder
 from engine.errors import EngineError, UnsupportedModel
 from engine.families import Unfamiliar
 from engine.staging import upload
+from kernels import native
 from kernels.attention import prepare
 from kernels.kv_format import KvDtype, row_size, storage_dtype
-from kernels.layers import is_compiled
 from kernels.linear import Quantization
 
 _log = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
         return dtype
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if is_compiled() or torch.cpu._is_amx_tile_supported():
+    if native.available() or torch.cpu._is_amx_tile_supported():
         return torch.bfloat16
     stored = sum(file.stat().st_size for file in Path(config.model_path).glob("*.safetensors"))
     widened = 2 * stored

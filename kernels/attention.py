@@ -9,6 +9,8 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
+from kernels import native
+
 Backend = Literal["triton", "native", "cpu", "reference"]
 
 
@@ -132,13 +134,9 @@ _MODULES = {
 
 
 def _backend(name: Backend | None, device: torch.device) -> _Module:
-    # Imported on first use: a machine with a GPU loads neither the library nor Numba, one without
-    # never Triton, and Numba only where there was no compiler to build the library.
-    if name is None and device.type == "cuda":
-        name = "triton"
-    return cast(_Module, import_module(_MODULES[name or _cpu_backend()]))
-
-
-def _cpu_backend() -> Backend:
-    native = import_module("kernels.native")
-    return "native" if native.available() else "cpu"
+    # Imported on first use: a machine with a GPU never loads Numba, one without never Triton, and
+    # Numba is for where there was no compiler to build the library.
+    if name is None:
+        on_cpu: Backend = "native" if native.available() else "cpu"
+        name = "triton" if device.type == "cuda" else on_cpu
+    return cast(_Module, import_module(_MODULES[name]))
