@@ -31,8 +31,7 @@ class PrefixGroups:
     member_starts: Tensor  # [num_groups + 1], into members
     members: Tensor  # [num_memberships], rows of sequences, ascending within a group
     private_starts: Tensor  # [num_seqs]; 0 for a sequence in no group
-    max_members: int
-    max_run: int  # the longest run, in keys
+    max_members: int  # of the largest group
 
 
 @dataclass(frozen=True, slots=True)

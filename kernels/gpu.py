@@ -47,7 +47,6 @@ def prepare(
         members=tensor(0, 1),
         private_starts=tensor(block_size, block_size),
         max_members=2,
-        max_run=block_size,
     )
     run(query_len=1, groups=shared)
 

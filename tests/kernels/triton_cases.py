@@ -205,7 +205,6 @@ def _groups(case: Case) -> PrefixGroups:
         members=tensor([*members, 0, 0, 0]),
         private_starts=tensor(private),
         max_members=max(len(group) for _, _, group in case.groups),
-        max_run=max(end - begin for begin, end, _ in case.groups) * case.block_size,
     )
 
 
