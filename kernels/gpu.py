@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,8 @@ def prepare(
         private_starts=tensor(block_size, block_size),
         max_members=2,
     )
-    run(query_len=1, groups=shared)
+    for max_members in (2, 4, 8, 16, 32, 64, 128):  # every number of rows that a tile may have
+        run(query_len=1, groups=replace(shared, max_members=max_members))
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
