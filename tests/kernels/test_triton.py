@@ -13,10 +13,16 @@ import torch
 
 from tests.kernels.triton_cases import CASES, Case, Outcome
 
-TOLERANCES = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
-LAYER_TOLERANCES = {"float32": 1e-5, "float16": 8e-3}  # of values up to 10
-GPU_FACTOR = {"float32": 10, "float16": 1, "bfloat16": 2}
+TOLERANCES = {
+    "cpu": {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2},
+    "cuda": {"float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2},
+}
 """A GPU's exponentials are good to 22 bits, and it multiplies in bfloat16, not widened."""
+LAYER_TOLERANCES = {
+    "cpu": {"float32": 1e-5, "float16": 8e-3},
+    "cuda": {"float32": 2e-4, "float16": 0.1},
+}
+"""Of values up to 100, where a last bit of float16 is 0.06."""
 
 PLACES = {"interpreted": "cpu"} | ({"gpu": "cuda"} if torch.cuda.is_available() else {})
 _SECONDS = 900  # where other programs keep the machine busy
@@ -53,7 +59,7 @@ def outcomes(printed: dict[str, dict[str, Any]]) -> dict[str, Outcome]:
 def test_attention_equals_the_reference(
     case: Case, outcomes: dict[str, Outcome], place: str
 ) -> None:
-    assert outcomes[case.name].error < tolerance(TOLERANCES, case.dtype, place)
+    assert outcomes[case.name].error < TOLERANCES[place][case.dtype]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -74,8 +80,4 @@ def test_a_layers_other_kernels_equal_their_reference(
     errors = printed["layers"]["errors"]
     assert len(errors) == 28
     for name, error in errors.items():
-        assert error < tolerance(LAYER_TOLERANCES, name.rpartition(" ")[2], place), name
-
-
-def tolerance(interpreted: dict[str, float], dtype: str, place: str) -> float:
-    return interpreted[dtype] * (GPU_FACTOR[dtype] if place == "cuda" else 1)
+        assert error < LAYER_TOLERANCES[place][name.rpartition(" ")[2]], name
