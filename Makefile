@@ -22,11 +22,11 @@ lint: setup
 	$(BIN)/mypy
 
 # On a machine with a CUDA device: checks what only that can show, and measures it, in minutes.
-# $(PYTHON) needs torch, triton, transformers, msgspec, numba, psutil, rich and pytest with its
-# timeout plugin; hypothesis, if the tests are to run. Nothing is installed, and no service is run.
+# $(PYTHON) needs torch, triton, transformers, msgspec, psutil, rich, pytest with its timeout plugin,
+# and hypothesis. Nothing is installed, and no service is run.
 gpu-check:
 	$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "there is no CUDA device here"'
-	$(PYTHON) -m pytest tests/engine/test_graphs.py tests/engine/test_sampler.py
+	$(PYTHON) -m pytest -k gpu tests/kernels/test_triton.py tests/engine/test_graphs.py
 	$(PYTHON) -m bench kernels --json gpu-kernels.json
 	$(PYTHON) -m bench gpu --json gpu.json
 

@@ -51,9 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     for name in wanted or names():
         try:
             bench = load(name)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as missing:
             if wanted:
                 raise
+            benches.add_parser(name, help=_needs(missing))
             continue
         sub = benches.add_parser(
             name,
@@ -71,12 +72,16 @@ def _print_list(console: Console) -> None:
         try:
             bench = load(name)
         except ModuleNotFoundError as missing:
-            console.print(f"{name}: not here, needs the package {missing.name}")
+            console.print(f"{name}: {_needs(missing)}")
             continue
         table = Table("figure", "meaning", title=f"{name}: {summary(bench)}", title_justify="left")
         for figure, meaning in bench.FIGURES.items():
             table.add_row(figure, meaning)
         console.print(table)
+
+
+def _needs(missing: ModuleNotFoundError) -> str:
+    return f"not here, needs the package {missing.name}"
 
 
 def _header(document: dict[str, object]) -> Table:

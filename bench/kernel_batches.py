@@ -120,7 +120,6 @@ def tenants(
         members=tensor(range(num_seqs)),
         private_starts=tensor([prefix] * num_seqs),
         max_members=members,
-        max_run=prefix,
     )
     return replace(example, batch=replace(example.batch, groups=groups))
 

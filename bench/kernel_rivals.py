@@ -60,7 +60,7 @@ def flashinfer_cascade(example: Paged) -> Work:
 
     batch, groups = example.batch, example.batch.groups
     assert groups is not None
-    shared = groups.max_run // BLOCK_SIZE
+    shared = int(groups.ends[0]) // BLOCK_SIZE  # the same of all
     first_members = groups.members[groups.member_starts[:-1].long()].long()
     levels = [
         _pages(batch.block_tables[first_members, :shared]),

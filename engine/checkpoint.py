@@ -24,7 +24,7 @@ from engine.eager import EagerDecoder
 from engine.errors import EngineError, UnsupportedModel
 from engine.families import Unfamiliar
 from engine.model import AttentionLayout, PagedModel, Weights
-from kernels.layers import is_compiled
+from kernels import native
 
 _log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
         return dtype
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if is_compiled() or torch.cpu._is_amx_tile_supported():
+    if native.available() or torch.cpu._is_amx_tile_supported():
         return torch.bfloat16
     stored = sum(file.stat().st_size for file in Path(config.model_path).glob("*.safetensors"))
     widened = 2 * stored

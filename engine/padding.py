@@ -28,7 +28,6 @@ class GroupShape(NamedTuple):
     num_members: int
     """Of all groups together."""
     max_members: int
-    max_run: int
 
 
 class Shape(NamedTuple):
@@ -139,7 +138,6 @@ def _group_shape(groups: PrefixGroups) -> GroupShape:
         max(_power_of_two(len(groups.begins)), _LEAST_GROUPS),
         max(_power_of_two(len(groups.members)), 2 * _LEAST_GROUPS),
         _power_of_two(groups.max_members),
-        max(_power_of_two(groups.max_run), _LEAST_CONTEXT),
     )
 
 
@@ -156,7 +154,6 @@ def _pad_groups(groups: PrefixGroups | None, shape: Shape) -> PrefixGroups | Non
         members=pad(groups.members, (0, capacity.num_members - len(groups.members))),
         private_starts=pad(groups.private_starts, (0, shape.rows - len(groups.private_starts))),
         max_members=capacity.max_members,
-        max_run=capacity.max_run,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
+from kernels import native
+
 Backend = Literal["triton", "native", "cpu", "reference"]
 
 
@@ -29,8 +31,7 @@ class PrefixGroups:
     member_starts: Tensor  # [num_groups + 1], into members
     members: Tensor  # [num_memberships], rows of sequences, ascending within a group
     private_starts: Tensor  # [num_seqs]; 0 for a sequence in no group
-    max_members: int
-    max_run: int  # the longest run, in keys
+    max_members: int  # of the largest group
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,9 @@ _MODULES = {
 
 
 def _backend(name: Backend | None, device: torch.device) -> _Module:
-    # Imported on first use: a machine with a GPU loads neither the library nor Numba, one without
-    # never Triton, and Numba only where there was no compiler to build the library.
-    if name is None and device.type == "cuda":
-        name = "triton"
-    return cast(_Module, import_module(_MODULES[name or _cpu_backend()]))
-
-
-def _cpu_backend() -> Backend:
-    native = import_module("kernels.native")
-    return "native" if native.available() else "cpu"
+    # Imported on first use: a machine with a GPU never loads Numba, one without never Triton, and
+    # Numba is for where there was no compiler to build the library.
+    if name is None:
+        on_cpu: Backend = "native" if native.available() else "cpu"
+        name = "triton" if device.type == "cuda" else on_cpu
+    return cast(_Module, import_module(_MODULES[name]))

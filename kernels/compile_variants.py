@@ -16,6 +16,7 @@ from kernels import (
     triton_layers,
     triton_linear,
     triton_merge,
+    triton_noise,
     triton_prefill,
 )
 from kernels.triton_walk import Tiling, dot_type
@@ -74,6 +75,13 @@ def variants(
             yield _merge(f"{name} grouped", dtype, shape, arch, grouped=True)
             yield from _layers(name, dtype, shape)
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
+    yield Variant(
+        "draw_noise",
+        triton_noise.draw_noise,
+        torch.float64,
+        {"BLOCK": triton_noise.BLOCK},
+        types={"noise_ptr": "*fp64", "states_ptr": "*i64"},
+    )
 
 
 def _walks(

@@ -149,11 +149,7 @@ def merge_parts(
     highest = np.empty((num_tokens, num_heads), np.float32)
     total = np.empty((num_tokens, num_heads), np.float32)
     for token in own:
-        output[token], highest[token], total[token] = (
-            np.float32(0),
-            np.float32(-np.inf),
-            np.float32(0),
-        )
+        output[token], highest[token], total[token] = _ZERO, _LOWEST, _ZERO
     for run in range(plan.begin.shape[0]):
         row = plan.first_row[run]
         for item in range(plan.first_item[run + 1] - plan.first_item[run]):

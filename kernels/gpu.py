@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -54,9 +56,9 @@ def prepare(
         members=tensor(0, 1),
         private_starts=tensor(block_size, block_size),
         max_members=2,
-        max_run=block_size,
     )
-    run(query_len=1, groups=shared)
+    for max_members in (2, 4, 8, 16, 32, 64, 128):  # every number of rows that a tile may have
+        run(query_len=1, groups=replace(shared, max_members=max_members))
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:

@@ -23,6 +23,9 @@ SCALE_BYTES = 16
 LARGEST = {torch.int8: 127.0, torch.uint8: 448.0}
 """The largest magnitude that a byte of each quantized type holds."""
 
+SMALLEST = 1e-30
+"""Rows without a larger magnitude are stored as zeros: their factor could be infinite."""
+
 
 def storage_dtype(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
     """The element type of the KV memory of a model that computes in `dtype`."""
@@ -54,7 +57,7 @@ def quantize(values: Tensor, storage: torch.dtype) -> Tensor:
     largest = wide.abs().amax(dim=-1, keepdim=True)
     # Not `number / tensor`, which multiplies by a reciprocal and is rounded twice.
     factor = torch.full_like(largest, LARGEST[storage]).div(largest)
-    factor = torch.where(largest > 0, factor, 0.0)
+    factor = torch.where(largest > SMALLEST, factor, 0.0)
     if storage == torch.int8:
         codes = (wide * factor).round().to(torch.int8)
     else:

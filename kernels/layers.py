@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Literal, Protocol, cast
 
 from torch import Tensor
+
+from kernels import native
 
 Backend = Literal["triton", "cpu", "reference"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -107,17 +108,11 @@ def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = N
     return _backend(backend or gate_up.device.type).gate(gate_up, activation)
 
 
-def is_compiled() -> bool:
-    """Whether the compiled library is there, which a CPU's layers are then computed by."""
-    built = find_spec("kernels.native") is not None
-    return built and bool(import_module("kernels.native").available())
-
-
 @cache
 def _backend(name: str) -> _Module:
     """By the name of a backend or of a device. Imported on first use, as attention is."""
     if name in ("triton", "cuda"):
         return cast(_Module, import_module("kernels.triton_layers"))
-    if name == "cpu" and is_compiled():
+    if name == "cpu" and native.available():
         return cast(_Module, import_module("kernels.native_layers"))
     return cast(_Module, import_module("kernels.layers_reference"))

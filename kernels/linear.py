@@ -36,7 +36,7 @@ _QUANTIZED_TOGETHER = 1 << 22  # weights that exist in float32, for a moment
 
 
 class Linear(Protocol):
-    """One product, with its own copy of the weights."""
+    """One product, with the weights that it needs."""
 
     in_features: int
     out_features: int
@@ -57,9 +57,10 @@ def pack(
 ) -> Linear:
     """Stack matrices [out_i, in_features] to one product with sum(out_i) outputs.
 
-    The result holds a copy of its own, so that the originals can be dropped. With `batch_invariant`
-    the result of a row does not depend on the rows beside it. Raises `ValueError` for matrices that
-    do not go together, and for a quantization that the device does not have.
+    The originals can be dropped: the result holds a packed copy or, of a single matrix that torch
+    multiplies as it is, that memory. With `batch_invariant` the result of a row does not depend on
+    the rows beside it. Raises `ValueError` for matrices that do not go together, and for a
+    quantization that the device does not have.
     """
     if len({(weight.shape[1], weight.dtype, weight.device) for weight in weights}) != 1:
         raise ValueError("weights: stacked matrices must agree in inputs, dtype and device")

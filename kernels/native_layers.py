@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels import native
+from kernels.layers import Activation
 from kernels.native_attention import TYPES
-
-Activation = Literal["silu", "gelu_tanh"]
 
 _LONGEST_HEAD = 1024
 

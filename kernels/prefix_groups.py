@@ -65,11 +65,6 @@ class HostGroups:
         return int(np.diff(self.member_starts).max())
 
     @property
-    def max_run(self) -> int:
-        """Keys of the longest run."""
-        return int((self.ends - self.begins).max())
-
-    @property
     def num_spared_keys(self) -> int:
         """How many keys fewer a layer reads in this step, thanks to the groups."""
         reads = np.diff(self.member_starts) - 1
@@ -88,7 +83,6 @@ class HostGroups:
             members=tensor(self.members),
             private_starts=tensor(self.private_starts),
             max_members=self.max_members,
-            max_run=self.max_run,
         )
 
 

@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import kv_format
+
+SMALLEST = tl.constexpr(kv_format.SMALLEST)
 _ELEMENTS_PER_PROGRAM = 2048
 
 
@@ -94,7 +97,7 @@ def store_rows(
             largest_code = 448.0
         wide = values.to(tl.float32)
         largest = tl.max(tl.abs(wide), axis=1)
-        factor = tl.where(largest > 0.0, tl.div_rn(largest_code, largest), 0.0)
+        factor = tl.where(largest > SMALLEST, tl.div_rn(largest_code, largest), 0.0)
         scaled = wide * factor[:, None]
         if element == tl.uint8:
             tl.store(at, to_e4m3(scaled), mask=inside)

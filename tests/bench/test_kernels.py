@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from bench import kernel_rivals, kernels
+import bench.__main__
+from bench import kernel_rivals, kernels, registry
 from bench.kernel_batches import Heads, Paged, paged, tenants
 from bench.registry import BenchError
 from kernels.attention import attend
@@ -60,3 +62,19 @@ def test_without_cuda_the_errors_are_figures_and_a_wrong_kernel_fails(
     monkeypatch.setattr(kernels, "interpreted", lambda: {"decode": float("inf")})
     with pytest.raises(BenchError, match="error_decode"):
         kernels.run(argparse.Namespace())
+
+
+def test_a_bench_runs_where_packages_that_others_need_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(name: str) -> registry.Bench:
+        if name == "sockets":
+            raise ModuleNotFoundError("No module named 'websockets'", name="websockets")
+        return registry.load(name)
+
+    monkeypatch.setattr(bench.__main__, "load", load)
+    monkeypatch.setattr(sys, "argv", ["bench", "sockets"])
+    assert bench.__main__.main() == 1
+    assert "websockets" in capsys.readouterr().err
+    parsed = bench.__main__._parser().parse_args(["kernels", "--batches", "8"])
+    assert parsed.batches == [8]

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+_SECONDS = 900  # where other programs keep the machine busy
+
+pytestmark = pytest.mark.timeout(_SECONDS)
 
 
 def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +24,7 @@ def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         env=inherited | environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=_SECONDS,
         check=False,
     )
 
@@ -31,11 +36,12 @@ def test_no_kernel_spills() -> None:
         "attend_chunk",
         "attend_own",
         "attend_shared",
+        "draw_noise",
         "merge_partials",
         "rotate_and_store",
         "write_slots",
     }
-    plain = "bfloat16 64( grouped)?$"  # what every step of a small model runs
+    plain = "bfloat16 64( grouped)?$|draw_noise"  # what every step of a small model runs
     done = check("--dtype", "bfloat16", "--head-dim", "64", "--only", plain, "--json")
     assert done.returncode == 0, done.stderr
     usages = json.loads(done.stdout)

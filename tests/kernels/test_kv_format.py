@@ -26,8 +26,11 @@ def test_a_row_comes_back_to_its_types_precision(storage: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("storage", STEP)
-def test_zeros_stay_zeros(storage: torch.dtype) -> None:
-    assert not dequantize(quantize(torch.zeros(2, 16), storage)).any()
+@pytest.mark.parametrize("value", [0.0, 1e-39])
+def test_zeros_stay_zeros_and_so_does_what_is_hardly_more(
+    storage: torch.dtype, value: float
+) -> None:
+    assert not dequantize(quantize(torch.full((2, 16), value), storage)).any()
 
 
 @pytest.mark.parametrize("storage", STEP)

@@ -90,7 +90,6 @@ def shared(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int)
         members=ints(0, 1, 2, 3, 4, 5, 0, 1, 3, 4, 5),
         private_starts=ints(320, 320, 320, 480, 480, 480, 0),
         max_members=6,
-        max_run=320,
     )
     return replace(example, batch=replace(example.batch, block_tables=tables, groups=groups))
 
@@ -173,4 +172,4 @@ def test_numba_stays_out_where_the_library_is_built() -> None:
         "prepare(torch.device('cpu'), 6, 2, 64, torch.float32)\n"
         "assert not {'numba', 'llvmlite', 'triton'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)

@@ -116,7 +116,6 @@ def test_every_key_is_read_once_and_in_order_whatever_the_rule(
             reached[row] = int(end)
     assert groups.private_starts.tolist() == reached
     assert groups.max_members == np.diff(groups.member_starts).max()
-    assert groups.max_run == (groups.ends - groups.begins).max()
     arrays = (groups.begins, groups.ends, groups.member_starts, groups.members)
     assert {array.dtype for array in (*arrays, groups.private_starts)} == {np.dtype(np.int32)}
 

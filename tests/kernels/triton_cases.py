@@ -1,7 +1,8 @@
-"""Runs the Triton kernels in Triton's interpreter and prints how far they are off, case by case.
+"""Runs the Triton kernels and prints how far they are off, case by case.
 
-`python -m tests.kernels.triton_cases` is a process of its own: the interpreter is chosen when
-Triton is first imported, and a test run may have imported it already.
+`python -m tests.kernels.triton_cases cpu` runs them in Triton's interpreter, with `cuda` they are
+compiled. It is a process of its own: the interpreter is chosen when Triton is first imported, and a
+test run may have imported it already.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from engine.padding import tensors_of, with_tensors
 from kernels.attention import AttentionBatch, PrefixGroups, attend, write_kv
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 
@@ -86,8 +88,11 @@ CASES = (
 )
 
 
-def run(case: Case) -> Outcome:
-    """Write and attend in the second of three layers of a KV memory full of NaN."""
+def run(case: Case, device: torch.device) -> Outcome:
+    """Write and attend in the second of three layers of a KV memory full of NaN.
+
+    Inputs and what is expected are computed on a CPU, the same for every device.
+    """
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)
     shape = (case.num_kv_heads, case.head_dim)
@@ -105,22 +110,28 @@ def run(case: Case) -> Outcome:
     query = torch.randn(case.num_heads, num_tokens, case.head_dim).to(dtype).transpose(0, 1)
     expected_memory = memory.clone()
     write_kv(key, value, expected_memory[:, 1], batch.slots, backend="reference")
-    write_kv(key, value, kv, batch.slots, backend="triton")
+    on_device = with_tensors(batch, [tensor.to(device) for tensor in tensors_of(batch)])
+    written = memory.to(device)
+    there = written[:, 1]
+    slots = on_device.slots
+    write_kv(key.to(device), value.to(device), there, slots, backend="triton")
     options = {
         "scale": case.head_dim**-0.5,
         "sliding_window": case.sliding_window,
         "softcap": case.softcap,
     }
     whole = replace(batch, groups=None)
-    expected = attend(query.double(), kv, whole, **options, backend="reference")
-    actual = attend(query, kv, batch, **options, backend="triton")
+    stored = expected_memory[:, 1]
+    expected = attend(query.double(), stored, whole, **options, backend="reference")
+    query = query.to(device)
+    actual = attend(query, there, on_device, **options, backend="triton")
     same_alone = None
     if case.batch_invariant:
-        alone = attend(query[-1:], kv, _last(batch), **options, backend="triton")
+        alone = attend(query[-1:], there, _last(on_device), **options, backend="triton")
         same_alone = torch.equal(alone[0], actual[-1])
     return Outcome(
-        error=(actual.double() - expected).abs().max().item(),
-        memory_exact=_same(memory, expected_memory, case.head_dim),
+        error=(actual.cpu().double() - expected).abs().max().item(),
+        memory_exact=_same(written.cpu(), expected_memory, case.head_dim),
         same_alone=same_alone,
     )
 
@@ -194,7 +205,6 @@ def _groups(case: Case) -> PrefixGroups:
         members=tensor([*members, 0, 0, 0]),
         private_starts=tensor(private),
         max_members=max(len(group) for _, _, group in case.groups),
-        max_run=max(end - begin for begin, end, _ in case.groups) * case.block_size,
     )
 
 
@@ -217,22 +227,20 @@ def _same(left: torch.Tensor, right: torch.Tensor, head_dim: int) -> bool:
     return torch.equal(left.nan_to_num(nan=12345.0), right.nan_to_num(nan=12345.0))
 
 
-def main() -> None:
+def main(device: torch.device) -> None:
     """One JSON line a case, and one with the errors of a layer's other kernels."""
-    wanted = set(sys.argv[1:])
-    if not wanted:
-        from tests.kernels.triton_layer_cases import layer_errors  # imports Triton
+    from tests.kernels.triton_layer_cases import layer_errors  # imports Triton
 
-        print(json.dumps({"name": "layers", "errors": layer_errors()}), flush=True)
+    print(json.dumps({"name": "layers", "errors": layer_errors(device)}), flush=True)
     for case in CASES:
-        if not wanted or case.name in wanted:
-            outcome = run(case)
-            values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
-            print(json.dumps({"name": case.name} | values), flush=True)
+        print(json.dumps({"name": case.name} | asdict(run(case, device))), flush=True)
 
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"
+    where = torch.device(sys.argv[1])
+    if where.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)  # fills what `torch.empty` returns with NaN
-    main()
+    # Fills what `torch.empty` returns with NaN; on a GPU there is not always a deterministic way.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    main(where)
