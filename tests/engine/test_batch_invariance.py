@@ -61,14 +61,11 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> PagedModel:
 
 @pytest.fixture(params=native.LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    limit = native.function("pw_linear_limit", native.integer)
     before = native.level()
     native.limit_level(request.param)
-    limit({"plain": 0, "avx2": 1, "amx": 3}.get(request.param, 2))
     yield
     native.limit_level(before)
     native.set_threads(torch.get_num_threads())
-    limit(3)
 
 
 def logits(model: PagedModel, chunks: list[int], beside: list[int] | None = None) -> Tensor:
