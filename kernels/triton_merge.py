@@ -109,8 +109,7 @@ def merge_partials(
     seq = tl.program_id(0)
     head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1) // GROUP
-    token = tl.load(query_starts_ptr + seq).to(tl.int64)
-    query_len = tl.load(query_starts_ptr + seq + 1) - token
+    query_len = tl.load(query_starts_ptr + seq + 1) - tl.load(query_starts_ptr + seq)
     if query_len == 1:
         output = tl.zeros([DIM_PAD], tl.float32)
         top = LOWEST
@@ -169,6 +168,8 @@ def merge_partials(
                 SLOTS,
             )
         dims = tl.arange(0, DIM_PAD)
+        # Loaded again rather than held in a register throughout.
+        token = tl.load(query_starts_ptr + seq).to(tl.int64)
         to = output_ptr + token * output_token_stride + head * output_head_stride + dims
         output = output / tl.where(total > 0.0, total, 1.0)  # a row without any key gets zeros
         tl.store(to, output.to(output_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
