@@ -67,7 +67,7 @@ class Padder:
             return None
         rows = self.buckets[bisect_left(self.buckets, num_rows)]
         context = max(_power_of_two(attention.max_context_len), _LEAST_CONTEXT)
-        groups = None if attention.groups is None else _group_shape(attention.groups)
+        groups = None if attention.groups is None else _group_shape(attention.groups, rows)
         return Shape(rows, self._blocks(min(context, self.max_context)), groups)
 
     def smallest_shapes(self) -> list[Shape]:
@@ -133,10 +133,12 @@ def with_tensors(tree: _Tree, tensors: list[Tensor]) -> _Tree:
     return result
 
 
-def _group_shape(groups: PrefixGroups) -> GroupShape:
+def _group_shape(groups: PrefixGroups, rows: int) -> GroupShape:
+    """Room for a group of every four rows, and for every row in one: what most batches have, so
+    that groups that come and go do not each ask for another graph."""
     return GroupShape(
-        max(_power_of_two(len(groups.begins)), _LEAST_GROUPS),
-        max(_power_of_two(len(groups.members)), 2 * _LEAST_GROUPS),
+        max(_power_of_two(len(groups.begins)), _power_of_two(rows) // 4, _LEAST_GROUPS),
+        max(_power_of_two(len(groups.members)), _power_of_two(rows), 2 * _LEAST_GROUPS),
         _power_of_two(groups.max_members),
     )
 
