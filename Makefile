@@ -23,12 +23,14 @@ lint: setup
 
 # On a machine with a CUDA device: checks what only that can show, and measures it, in minutes.
 # $(PYTHON) needs torch, triton, transformers, msgspec, psutil, rich, pytest with its timeout plugin,
-# and hypothesis. Nothing is installed, and no service is run.
+# and hypothesis. Nothing is installed, and no service is run. A part that fails hides no other.
 gpu-check:
 	$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "there is no CUDA device here"'
-	$(PYTHON) -m pytest -k gpu tests/kernels/test_triton.py tests/engine/test_graphs.py
-	$(PYTHON) -m bench kernels --json gpu-kernels.json
-	$(PYTHON) -m bench gpu --json gpu.json
+	@status=0; set -x; \
+	$(PYTHON) -m pytest -k gpu tests/kernels/test_triton.py tests/engine/test_graphs.py || status=1; \
+	$(PYTHON) -m bench kernels --json gpu-kernels.json || status=1; \
+	$(PYTHON) -m bench gpu --json gpu.json || status=1; \
+	exit $$status
 
 # torch comes first and alone: with its version fixed, nothing later can pull in another build.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard kernels/native/*)

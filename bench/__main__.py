@@ -39,7 +39,9 @@ def main() -> int:
         console.print(table)
     if options.json is not None:
         options.json.write_text(json.dumps(document, indent=2) + "\n")
-    return 0
+    if result.failure:
+        print(f"error: {result.failure}", file=sys.stderr)
+    return int(bool(result.failure))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,11 +28,10 @@ class Stopwatch:
         self._flushed = torch.empty(4 * size, dtype=torch.uint8, device=self._device)
         self._seconds = seconds
 
-    def medians(self, works: Sequence[Work]) -> list[float]:
-        """Median seconds of each, measured in turns: A B A B."""
-        replays = [_captured(work) for work in works]
+    def medians(self, replays: Sequence[Work]) -> list[float]:
+        """Median seconds of each that `captured` returned, measured in turns: A B A B."""
         once = sum(self._time(replay) for replay in replays)
-        rounds = max(5, min(50, int(self._seconds * len(works) / max(once, 1e-6))))
+        rounds = max(5, min(50, int(self._seconds * len(replays) / max(once, 1e-6))))
         times = [[self._time(replay) for replay in replays] for _ in range(rounds)]
         return [statistics.median(each) for each in zip(*times, strict=True)]
 
@@ -46,7 +45,7 @@ class Stopwatch:
         return seconds
 
 
-def _captured(work: Work) -> Work:
+def captured(work: Work) -> Work:
     """The work as one graph, compiled and warm."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.gpu_timing import Work
+from bench.gpu_timing import Stopwatch, Work, captured
 from bench.kernel_batches import BLOCK_SIZE, Paged
 
 _WORKSPACE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Race:
+    """Times our kernels and others' in turns, and remembers which of the others could not run."""
+
+    watch: Stopwatch
+    absent: dict[str, str] = field(default_factory=dict)
+    """By name, why."""
+
+    def medians(
+        self,
+        own: Sequence[Work],
+        others: Mapping[str, Callable[[Paged], Work]],
+        example: Paged,
+    ) -> tuple[list[float], dict[str, float]]:
+        """Median seconds of our work, and by their names of the others' that ran on `example`."""
+        replays = [captured(work) for work in own]
+        names = []
+        for name, make in others.items():
+            try:
+                replays.append(captured(make(example)))
+            except Exception as error:  # noqa: BLE001 - absent, or whatever others' packages raise
+                self.absent.setdefault(name, described(error))
+            else:
+                names.append(name)
+        seconds = self.watch.medians(replays)
+        return seconds[: len(own)], dict(zip(names, seconds[len(own) :], strict=True))
+
+
+def described(error: Exception) -> str:
+    """Its type and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def sdpa(example: Paged) -> Work:
@@ -35,11 +69,6 @@ def sdpa(example: Paged) -> Work:
         is_causal=batch.max_query_len > 1,
         enable_gqa=True,
     )
-
-
-def has_flashinfer() -> bool:
-    """Whether FlashInfer is installed."""
-    return find_spec("flashinfer") is not None
 
 
 def flashinfer_decode(example: Paged) -> Work:

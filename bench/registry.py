@@ -31,11 +31,15 @@ _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 
 @dataclass(frozen=True)
 class Result:
-    """What a bench found: its parameters, figures for a machine, tables for a reader."""
+    """What a bench found: its parameters, figures for a machine, tables for a reader.
+
+    With a `failure` it fails all the same once they are printed and written; the text says why.
+    """
 
     parameters: dict[str, object]
     figures: dict[str, float]
     tables: list[Table] = field(default_factory=list)
+    failure: str = ""
 
 
 class Bench(Protocol):

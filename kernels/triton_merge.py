@@ -226,7 +226,8 @@ def add_shared(
             run_units = tl.sum(tl.where(here, runs, 0))
             if run_units > 0:
                 group = tl.sum(tl.where(here, groups, 0))
-                member = membership - tl.sum(tl.where(here, starts, 0))
+                # Loaded again: looked up in `starts`, it costs a register too many on sm_80.
+                member = membership - tl.load(member_starts_ptr + group)
                 num_tiles = tl.sum(tl.where(here, tiles, 0))
                 item = head // GROUP * num_tiles + member // TILE_MEMBERS
                 first_unit = tl.sum(tl.where(groups < group, units, 0)) + item * run_units

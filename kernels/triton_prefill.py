@@ -25,7 +25,8 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
     if dtype == torch.float32:  # exact fp32 products run on the plain cores and eat registers
         cut = Tiling(rows=32, keys=32, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
     elif not large and (head_dim > 64 or not plain):
-        cut = Tiling(64, keys=32, num_warps=4 if head_dim <= 128 and plain else 8, num_stages=3)
+        keys = 32 if head_dim > 64 else 64
+        cut = Tiling(64, keys, num_warps=4 if head_dim <= 128 and plain else 8, num_stages=3)
     elif head_dim <= 128:
         keys = 128 if plain and large else 64
         cut = Tiling(rows=128, keys=keys, num_warps=8, num_stages=3)

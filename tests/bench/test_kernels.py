@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import bench.__main__
 from bench import kernel_rivals, kernels, registry
+from bench.gpu_timing import Work
 from bench.kernel_batches import Heads, Paged, paged, tenants
-from bench.registry import BenchError
 from kernels.attention import attend
 
 HEADS = Heads(num_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32)
@@ -50,7 +53,7 @@ def test_tenants_share_their_prefix_and_nothing_else() -> None:
     assert example.without_groups().batch.groups is None
 
 
-def test_without_cuda_the_errors_are_figures_and_a_wrong_kernel_fails(
+def test_without_cuda_the_errors_are_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -59,9 +62,60 @@ def test_without_cuda_the_errors_are_figures_and_a_wrong_kernel_fails(
     assert result.figures == {"error_decode": 0.001, "error_prefill": 0.002}
     assert result.figures.keys() <= kernels.FIGURES.keys()
     assert not result.parameters["measured"]
-    monkeypatch.setattr(kernels, "interpreted", lambda: {"decode": float("inf")})
-    with pytest.raises(BenchError, match="error_decode"):
-        kernels.run(argparse.Namespace())
+    assert not result.failure
+
+
+def test_what_a_wrong_kernel_gave_is_written_before_the_bench_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(kernels, "interpreted", lambda: {"decode": float("inf"), "prefill": 0.001})
+    file = tmp_path / "kernels.json"
+    monkeypatch.setattr(sys, "argv", ["bench", "kernels", "--json", str(file)])
+    assert bench.__main__.main() == 1
+    written = json.loads(file.read_text())
+    assert written["figures"] == {"error_decode": float("inf"), "error_prefill": 0.001}
+    assert written["parameters"]["wrong"].keys() == {"error_decode"}
+    printed = capsys.readouterr()
+    assert "error_decode" in printed.err
+    assert "error_prefill" in printed.out
+
+
+def test_neither_a_kernel_nor_a_rival_that_raises_ends_the_bench(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Watch:
+        def medians(self, replays: Sequence[Work]) -> list[float]:
+            for replay in replays:
+                replay()
+            return [2.0] * len(replays)
+
+    def raises(*_: object) -> Work:
+        raise RuntimeError("no such shape\nand a long story")
+
+    def example(*_: object) -> Paged:
+        return paged([(32, 1)] * 2, HEADS, CPU)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    monkeypatch.setattr(Paged, "attend", reference)
+    monkeypatch.setattr(kernel_rivals, "captured", lambda work: work)
+    monkeypatch.setattr(kernel_rivals, "flashinfer_decode", raises)
+    monkeypatch.setattr(kernels, "Stopwatch", Watch)
+    monkeypatch.setattr(kernels, "_fits", lambda *_: True)
+    monkeypatch.setattr(kernels, "paged", example)
+    for rate in ("copy_rate", "matmul_rate"):
+        monkeypatch.setattr(kernels, rate, lambda *_: 1.0)
+    for part in ("_grouped", "_quantized", "_linear", "_prefill"):
+        monkeypatch.setattr(kernels, part, raises)
+    result = kernels.run(argparse.Namespace(batches=[1], contexts=[512]))
+    raised = {"grouped", "quantized", "linear", *(f"prefill_c{c}" for c in kernels.PREFILLS)}
+    assert result.parameters["wrong"] == dict.fromkeys(raised, "RuntimeError: no such shape")
+    assert result.parameters["absent"] == {"flashinfer": "RuntimeError: no such shape"}
+    assert result.figures["decode_sdpa_ratio_b1_c512"] == 1.0
+    assert "decode_flashinfer_ratio_b1_c512" not in result.figures
+    assert result.figures.keys() <= kernels.FIGURES.keys()
+    assert "prefill_c2048" in result.failure
 
 
 def test_a_bench_runs_where_packages_that_others_need_are_missing(
