@@ -4,6 +4,8 @@ Each shape is written to memory as a model folder, loaded as any model is, and d
 engine's own loop. The roofline of a decode step is the time in which the device copies as many
 bytes as the step has to read (weights, and the KV of every context); that of a prefill is the time
 in which it multiplies as much. Both rates are measured in the same run.
+
+Without a GPU a tiny model runs on the CPU, which shows that everything works, and nothing more.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from engine.config import EngineConfig
 from engine.loader import Parts, load_parts
 
 _BATCHES: Final = (1, 8, 64, 256)
+_ON_A_GPU: Final = {"shape": ["8b", "06b"], "context": 1024, "prefill": 16_384, "shared": 2048}
+_ELSEWHERE: Final = {"shape": ["tiny"], "context": 64, "prefill": 512, "shared": 128}
 _REPEATS: Final = 2
 _OWN_TOKENS: Final = 64
 """Of a prompt behind a shared prefix."""
@@ -62,15 +66,16 @@ FIGURES: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `bench.registry.Bench`."""
-    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["8b", "06b"])
+    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), help="of the models")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--batches", nargs="+", type=int, default=list(_BATCHES), metavar="N")
-    parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt")
-    parser.add_argument("--prefill", type=int, default=16_384, help="tokens of all prompts")
+    parser.add_argument("--context", type=int, help="tokens of each prompt")
+    parser.add_argument("--prefill", type=int, help="tokens of all prompts")
     parser.add_argument("--steps", type=int, default=48, help="decode steps that are timed")
     parser.add_argument("--tenants", type=int, default=4, help="that share a prefix each")
-    parser.add_argument("--shared", type=int, default=2048, help="tokens of a shared prefix")
+    parser.add_argument("--shared", type=int, help="tokens of a shared prefix")
     parser.add_argument("--sequences", type=int, default=16, help="of each tenant")
+    parser.set_defaults(**(_ON_A_GPU if torch.cuda.is_available() else _ELSEWHERE))
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -94,7 +99,7 @@ def run(options: argparse.Namespace) -> Result:
         figures |= {f"{shape}_{name}": value for name, value in measured.items()}
         _return_memory(device)
     found = parameters(options, device=_device_name(device), dtype=str(dtype))
-    return Result(found, figures, [_table(figures)])
+    return Result(found, figures, [_table(figures, device)])
 
 
 def _measure(
@@ -184,8 +189,10 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def _table(figures: dict[str, float]) -> Table:
-    table = Table("figure", "value", title="a GPU's share of what it could do")
+def _table(figures: dict[str, float], device: torch.device) -> Table:
+    is_gpu = device.type == "cuda"
+    title = "a GPU's share of what it could do" if is_gpu else "no GPU: this tells nothing of one"
+    table = Table("figure", "value", title=title)
     for name, value in figures.items():
         table.add_row(name, f"{value:,.3g}" if abs(value) < 10 else f"{value:,.0f}")
     return table
