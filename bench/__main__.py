@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def main() -> int:
         "machine": describe_machine(),
         "versions": describe_versions(),
         "parameters": result.parameters,
-        "figures": result.figures,
+        # JSON has no infinity: null for what could not be computed.
+        "figures": {name: x if math.isfinite(x) else None for name, x in result.figures.items()},
     }
     console.print(_header(document))
     for table in result.tables:

@@ -74,7 +74,7 @@ def test_what_a_wrong_kernel_gave_is_written_before_the_bench_fails(
     monkeypatch.setattr(sys, "argv", ["bench", "kernels", "--json", str(file)])
     assert bench.__main__.main() == 1
     written = json.loads(file.read_text())
-    assert written["figures"] == {"error_decode": float("inf"), "error_prefill": 0.001}
+    assert written["figures"] == {"error_decode": None, "error_prefill": 0.001}
     assert written["parameters"]["wrong"].keys() == {"error_decode"}
     printed = capsys.readouterr()
     assert "error_decode" in printed.err
