@@ -32,15 +32,24 @@ def peer() -> Iterator[Peer]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights, with a real tokenizer."""
-    folder = tmp_path_factory.mktemp("model") / "tiny"
+    return save_model(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, num_layers=1)
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that takes longer for a token than the service and a client do."""
+    return save_model(tmp_path_factory.mktemp("model") / "slow", hidden_size=512, num_layers=8)
+
+
+def save_model(folder: Path, hidden_size: int, num_layers: int) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(DEFAULT_MODEL))
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=1024,

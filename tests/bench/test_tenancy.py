@@ -52,13 +52,13 @@ def test_sockets_come_and_go_and_nothing_stays(
 
 
 def test_fairness_loads_both_policies(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--rounds", "1", "--seconds", "2", "--grace-seconds", "1"]
     options += ["--calibration-seconds", "1", "--backlog-seconds", "4"]
     # Few slots and long answers: what is slow must be the engine, and not the clients.
     options += ["--max-running-requests", "2", "--prompt-words", "16", "--output-tokens", "64"]
-    found = figures("fairness", model, tmp_path, monkeypatch, *options)
+    found = figures("fairness", slow_model, tmp_path, monkeypatch, *options)
     assert found.keys() == fairness.FIGURES.keys()
     assert found["errors"] == 0
     assert all(found[f"ttft_ms_p99_{load}"] > 0 for load in ("alone", "vtc", "fcfs"))
