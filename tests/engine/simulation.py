@@ -7,6 +7,7 @@ stale block or a lost write changes the output, just as it would with a real mod
 from __future__ import annotations
 
 import random
+import time
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -216,6 +217,18 @@ def simulated_core(
         num_blocks, block_size, num_host_blocks
     )
     return EngineCore(config, info, runner, costs)
+
+
+def at_a_models_pace(core: EngineCore) -> EngineCore:
+    """Steps of 2 ms: what a test does in the middle of a long answer comes before its end."""
+    execute = core._runner.execute
+
+    def slowly(plan: StepPlan) -> Sampled:
+        time.sleep(0.002)
+        return execute(plan)
+
+    core._runner.execute = slowly  # type: ignore[method-assign]
+    return core
 
 
 def make_request(

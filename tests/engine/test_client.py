@@ -7,14 +7,19 @@ from msgspec import structs
 
 from engine.client import EngineError, EngineUnavailable, RequestRefused
 from engine.local import LocalEngine
-from tests.engine.simulation import expected_output, make_request, simulated_core
+from tests.engine.simulation import (
+    at_a_models_pace,
+    expected_output,
+    make_request,
+    simulated_core,
+)
 
 PROMPT = [5, 6, 7, 8, 9]
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[LocalEngine]:
-    engine = LocalEngine(lambda: simulated_core(num_blocks=256))
+    engine = LocalEngine(lambda: at_a_models_pace(simulated_core(num_blocks=256)))
     await engine.start()
     yield engine
     await engine.close()
@@ -110,7 +115,7 @@ async def test_a_request_id_in_use_is_refused(engine: LocalEngine) -> None:
 
 
 async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
-    engine = LocalEngine(simulated_core)
+    engine = LocalEngine(lambda: at_a_models_pace(simulated_core()))
     await engine.start()
     deltas = engine.generate(make_request("r", PROMPT, 200))
     await anext(deltas)

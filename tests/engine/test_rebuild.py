@@ -14,7 +14,12 @@ from engine.local import LocalEngine
 from engine.plan import StepPlan
 from engine.request import BeamParams, EngineRequest, TokenDelta
 from engine.sampler import Sampled
-from tests.engine.simulation import expected_output, make_request, simulated_core
+from tests.engine.simulation import (
+    at_a_models_pace,
+    expected_output,
+    make_request,
+    simulated_core,
+)
 
 # A thread dies as a process does: without a word to the other side.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -32,7 +37,7 @@ class Fate:
         if not self.comes_up:
             raise SystemExit
         self.builds += 1
-        core = simulated_core(num_blocks=256)
+        core = at_a_models_pace(simulated_core(num_blocks=256))
         execute = core._runner.execute
 
         def execute_or_die(plan: StepPlan) -> Sampled:
