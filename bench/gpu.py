@@ -66,7 +66,12 @@ FIGURES: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `bench.registry.Bench`."""
-    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), help="of the models")
+    parser.add_argument(
+        "--shape",
+        nargs="+",
+        choices=sorted(SHAPES),
+        help=f"of the models; this and other sizes: {_ON_A_GPU} on a GPU, {_ELSEWHERE} elsewhere",
+    )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--batches", nargs="+", type=int, default=list(_BATCHES), metavar="N")
     parser.add_argument("--context", type=int, help="tokens of each prompt")
@@ -75,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenants", type=int, default=4, help="that share a prefix each")
     parser.add_argument("--shared", type=int, help="tokens of a shared prefix")
     parser.add_argument("--sequences", type=int, default=16, help="of each tenant")
-    parser.set_defaults(**(_ON_A_GPU if torch.cuda.is_available() else _ELSEWHERE))
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -87,6 +91,9 @@ def run(options: argparse.Namespace) -> Result:
         raise BenchError("--device: there is no CUDA device here")
     device = torch.device(name)
     dtype = torch.bfloat16 if name == "cuda" else torch.float32
+    for size, usual in (_ON_A_GPU if name == "cuda" else _ELSEWHERE).items():
+        if getattr(options, size) is None:
+            setattr(options, size, usual)
     if min(*options.batches, options.context, options.steps, options.sequences) < 1:
         raise BenchError("--batches, --context, --steps and --sequences must be at least 1")
     rates = {

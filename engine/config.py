@@ -61,7 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
     """Whether a token's result must not depend on what else is computed; then nothing is grouped.
 
-    On a CPU it does not depend on how its prompt is cut into chunks either; prompts take longer.
+    On a CPU it does not depend on how its prompt is cut into chunks either; prompts take longer. On
+    a GPU a prompt token that is computed alone may be rounded differently than in a longer chunk.
     """
 
     def __post_init__(self) -> None:

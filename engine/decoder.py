@@ -88,33 +88,34 @@ class FusedDecoder:
         batch: Batch,
     ) -> Tensor:
         """Add `update` to the residual stream, and return this layer's last one."""
-        norm, head_norm = layer.before_attention, layer.query_norm or layer.key_norm
+        options = layer.options
+        norm, head_norm = options.before_attention, options.query_norm or options.key_norm
         query = rotate_and_write(
             layer.qkv(add_rms_norm(residual, update, norm.weight, norm.eps)),
-            layer.cos,
-            layer.sin,
+            options.rotation.cos,
+            options.rotation.sin,
             batch.positions,
             kv,
             batch.attention.slots,
-            layer.num_heads,
-            layer.num_kv_heads,
-            None if layer.query_norm is None else layer.query_norm.weight,
-            None if layer.key_norm is None else layer.key_norm.weight,
+            options.num_heads,
+            options.num_kv_heads,
+            None if options.query_norm is None else options.query_norm.weight,
+            None if options.key_norm is None else options.key_norm.weight,
             0.0 if head_norm is None else head_norm.eps,
         )
         attended = attend(
             query,
             kv,
             batch.attention,
-            scale=layer.scale,
-            sliding_window=layer.sliding_window,
-            softcap=layer.softcap,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            softcap=options.softcap,
         )
-        update = _normed(layer.out(attended.flatten(1)), layer.after_attention)
-        norm = layer.before_mlp
+        update = _normed(layer.out(attended.flatten(1)), options.after_attention)
+        norm = options.before_mlp
         normed = add_rms_norm(residual, update, norm.weight, norm.eps)
         update = layer.down(gate(layer.gate_up(normed), self._activation))
-        return _normed(update, layer.after_mlp)
+        return _normed(update, options.after_mlp)
 
 
 def _normed(update: Tensor, norm: Norm | None) -> Tensor:
@@ -157,23 +158,11 @@ class _Packer:
 
     def layer(self, layer: LayerDescription) -> DecoderLayer:
         return DecoderLayer(
+            options=layer.options,
             qkv=self.product(layer.qkv),
             out=self.product([layer.out]),
             gate_up=self.product(layer.gate_up),
             down=self.product([layer.down]),
-            before_attention=layer.before_attention,
-            after_attention=layer.after_attention,
-            before_mlp=layer.before_mlp,
-            after_mlp=layer.after_mlp,
-            query_norm=layer.query_norm,
-            key_norm=layer.key_norm,
-            cos=layer.rotation.cos,
-            sin=layer.rotation.sin,
-            num_heads=layer.call.num_heads,
-            num_kv_heads=layer.call.num_kv_heads,
-            scale=layer.call.scale,
-            sliding_window=layer.call.sliding_window,
-            softcap=layer.call.softcap,
         )
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from engine.eager import AttentionCall
-from kernels.decoder_layer import Norm
+from kernels.decoder_layer import LayerOptions, Norm, Rotation
 from kernels.layers import Activation
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -56,29 +56,14 @@ class Unfamiliar(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotary tables, float32 [num_positions, head_dim / 2], any scaling included."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class LayerDescription:
     """One decoder layer; its modules still hold the weights."""
 
-    call: AttentionCall
-    rotation: Rotation
+    options: LayerOptions
     qkv: list[nn.Linear]
     out: nn.Linear
     gate_up: list[nn.Linear]
     down: nn.Linear
-    before_attention: Norm
-    after_attention: Norm | None
-    before_mlp: Norm
-    after_mlp: Norm | None
-    query_norm: Norm | None
-    key_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +141,13 @@ class _Reader:
         if 2 * rotation.cos.shape[1] != call.head_dim:
             raise Unfamiliar("only a part of each head is rotated")
         after_attention = layer.post_attention_layernorm
-        return LayerDescription(
-            call=call,
+        options = LayerOptions(
+            num_heads=call.num_heads,
+            num_kv_heads=call.num_kv_heads,
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+            softcap=call.softcap,
             rotation=rotation,
-            qkv=[_linear(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj)],
-            out=_linear(attention.o_proj),
-            gate_up=[_linear(mlp.gate_proj), _linear(mlp.up_proj)],
-            down=_linear(mlp.down_proj),
             before_attention=self._norm(layer.input_layernorm),
             after_attention=self._norm(after_attention) if self._family.update_norms else None,
             before_mlp=self._norm(
@@ -173,6 +158,13 @@ class _Reader:
             else None,
             query_norm=self._norm(attention.q_norm) if head_norms else None,
             key_norm=self._norm(attention.k_norm) if head_norms else None,
+        )
+        return LayerDescription(
+            options=options,
+            qkv=[_linear(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj)],
+            out=_linear(attention.o_proj),
+            gate_up=[_linear(mlp.gate_proj), _linear(mlp.up_proj)],
+            down=_linear(mlp.down_proj),
         )
 
     def _require_class(self, module: nn.Module, role: str) -> None:

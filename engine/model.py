@@ -22,7 +22,7 @@ from engine.batch import Batch, token_by_token
 from engine.decoder import FusedDecoder
 from engine.errors import EngineError
 from engine.staging import upload
-from kernels.attention import prepare
+from kernels.attention import AttentionShape, prepare
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 
 
@@ -108,15 +108,16 @@ class PagedModel:
             self._row_size = row_size(self.layout.head_dim, self.kv_storage)
         except ValueError as error:
             raise EngineError(f"kv_dtype: {error}") from None
-        prepare(
-            self.device,
-            self.layout.num_heads,
-            self.layout.num_kv_heads,
-            self.layout.head_dim,
-            self.dtype,
-            block_size,
-            self.kv_storage,
+        layout = self.layout
+        shape = AttentionShape(
+            num_heads=layout.num_heads,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            dtype=self.dtype,
+            block_size=block_size,
+            storage=self.kv_storage,
         )
+        prepare(self.device, shape)
 
     @property
     def kv_storage(self) -> torch.dtype:

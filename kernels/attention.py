@@ -52,18 +52,24 @@ class AttentionBatch:
     batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What does not change from one call of a model's attention to the next."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    """Of queries and results."""
+    block_size: int
+    storage: torch.dtype
+    """Of the KV memory: `dtype`, or a quantized type (`kernels.kv_format`)."""
+
+
 class _Module(Protocol):
     """What every backend module provides."""
 
-    def prepare(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        block_size: int,
-        storage: torch.dtype,
-    ) -> None: ...
+    def prepare(self, shape: AttentionShape) -> None: ...
 
     def write_kv(self, key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None: ...
 
@@ -78,21 +84,9 @@ class _Module(Protocol):
     ) -> Tensor: ...
 
 
-def prepare(
-    device: torch.device,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    block_size: int = 16,
-    storage: torch.dtype | None = None,
-) -> None:
-    """Compile what attention of these shapes needs, so that no request waits for a compiler.
-
-    `storage` is the element type of the KV memory, where that is another one than `dtype`.
-    """
-    backend = _backend(None, device)
-    backend.prepare(num_heads, num_kv_heads, head_dim, dtype, block_size, storage or dtype)
+def prepare(device: torch.device, shape: AttentionShape) -> None:
+    """Compile what attention of that shape needs, so that no request waits for a compiler."""
+    _backend(None, device).prepare(shape)
 
 
 def write_kv(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import cpu_paged, cpu_plan
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, AttentionShape
 from kernels.reference import gather
 
 LONGEST_SHORT_RUN = 16
@@ -35,18 +35,12 @@ _LEAST_SHARE = 32768
 _threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="attention")
 
 
-def prepare(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    block_size: int,
-    storage: torch.dtype,
-) -> None:
+def prepare(shape: AttentionShape) -> None:
     """See `kernels.attention.prepare`: the first call on a machine compiles (seconds), later ones
     load from Numba's cache."""
-    kv = torch.zeros(1, 2, num_kv_heads, block_size, head_dim, dtype=storage)
-    token = torch.zeros(1, num_kv_heads, head_dim, dtype=dtype)
+    kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
+    kv = torch.zeros(1, 2, kv_heads, shape.block_size, head_dim, dtype=shape.storage)
+    token = torch.zeros(1, kv_heads, head_dim, dtype=shape.dtype)
     one = torch.ones(1, dtype=torch.int32)
     batch = AttentionBatch(
         block_tables=torch.zeros(1, 1, dtype=torch.int32),
@@ -57,7 +51,7 @@ def prepare(
         max_context_len=1,
     )
     write_kv(token, token, kv, batch.slots)
-    query = torch.zeros(1, num_heads, head_dim, dtype=dtype)
+    query = torch.zeros(1, shape.num_heads, head_dim, dtype=shape.dtype)
     attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
 
 

@@ -18,13 +18,23 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """A layer as those of Llama and its like: attention, then a gated feed-forward network."""
+class Rotation:
+    """Rotary tables, float32 [num_positions, rotary_dim / 2], any scaling included."""
 
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """All of a layer but its products."""
+
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+    rotation: Rotation
     before_attention: Norm
     after_attention: Norm | None
     before_mlp: Norm
@@ -32,11 +42,14 @@ class DecoderLayer:
     query_norm: Norm | None
     """Of each head; with the epsilon of `key_norm`, if there are both."""
     key_norm: Norm | None
-    cos: Tensor
-    """[num_positions, rotary_dim / 2] float32, as `sin`."""
-    sin: Tensor
-    num_heads: int
-    num_kv_heads: int
-    scale: float
-    sliding_window: int | None
-    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A layer as those of Llama and its like: attention, then a gated feed-forward network."""
+
+    options: LayerOptions
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear

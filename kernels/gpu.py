@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import triton_cache
-from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.attention import AttentionBatch, AttentionShape, PrefixGroups
 from kernels.kv_format import row_size
 from kernels.triton_decode import attend_own_keys
 from kernels.triton_grouped import attend_shared_runs
@@ -16,18 +16,12 @@ from kernels.triton_merge import merge
 from kernels.triton_prefill import attend_chunks
 
 
-def prepare(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    block_size: int,
-    storage: torch.dtype,
-) -> None:
+def prepare(shape: AttentionShape) -> None:
     """See `kernels.attention.prepare`: compiles for the current GPU, or loads Triton's cache."""
     device = torch.device("cuda", torch.cuda.current_device())
-    shape = (2, 2, num_kv_heads, block_size, row_size(head_dim, storage))
-    kv = torch.zeros(shape, dtype=storage, device=device)
+    kv_heads, head_dim, block_size = shape.num_kv_heads, shape.head_dim, shape.block_size
+    row = row_size(head_dim, shape.storage)
+    kv = torch.zeros((2, 2, kv_heads, block_size, row), dtype=shape.storage, device=device)
 
     def tensor(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -42,9 +36,9 @@ def prepare(
             max_context_len=block_size + 1,
             groups=groups,
         )
-        token = kv.new_zeros(2 * query_len, num_kv_heads, head_dim, dtype=dtype)
+        token = kv.new_zeros(2 * query_len, kv_heads, head_dim, dtype=shape.dtype)
         write_kv(token, token, kv, batch.slots)
-        query = kv.new_zeros(2 * query_len, num_heads, head_dim, dtype=dtype)
+        query = kv.new_zeros(2 * query_len, shape.num_heads, head_dim, dtype=shape.dtype)
         attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
 
     run(query_len=2, groups=None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 
 import torch
 from torch import Tensor
 
 from kernels import native
-from kernels.attention import AttentionBatch
+from kernels.attention import AttentionBatch, AttentionShape
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""
@@ -22,17 +23,10 @@ _WRITE = Struct("=4q4q4q4q")
 _NO_GROUPS = (0, 0, 0, 0, 0)
 
 
-def prepare(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    block_size: int,
-    storage: torch.dtype,
-) -> None:
+def prepare(shape: AttentionShape) -> None:
     """See `kernels.attention.prepare`; everything was compiled with the package."""
-    if dtype == storage == torch.bfloat16:
-        native.trust_tiles(lambda: _example(num_heads, num_kv_heads, head_dim, block_size))
+    if shape.dtype == shape.storage == torch.bfloat16:
+        native.trust_tiles(partial(_example, shape))
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -130,14 +124,14 @@ def pack_call(
     )
 
 
-def _example(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> Tensor:
+def _example(shape: AttentionShape) -> Tensor:
     """Attention of enough rows for tiles, over more than one split of keys."""
     random = torch.Generator().manual_seed(0)
     query_len, context_len = 24, 300
-    blocks = -(-context_len // block_size)
-    shape = (blocks, 2, num_kv_heads, block_size, head_dim)
-    kv = torch.randn(shape, generator=random).bfloat16()
-    query = torch.randn(query_len, num_heads, head_dim, generator=random).bfloat16()
+    blocks, head_dim = -(-context_len // shape.block_size), shape.head_dim
+    memory = (blocks, 2, shape.num_kv_heads, shape.block_size, head_dim)
+    kv = torch.randn(memory, generator=random).bfloat16()
+    query = torch.randn(query_len, shape.num_heads, head_dim, generator=random).bfloat16()
     batch = AttentionBatch(
         block_tables=torch.arange(blocks, dtype=torch.int32)[None],
         query_starts=torch.tensor([0, query_len], dtype=torch.int32),

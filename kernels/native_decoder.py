@@ -26,7 +26,10 @@ _STEP = Struct("=4q2q")
 def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack | None:
     """The layers as one; `None` where not all products are the library's, and of one shape."""
     shapes = {
-        (layer.num_heads, *((part.in_features, part.out_features) for part in _products(layer)))
+        (
+            layer.options.num_heads,
+            *((part.in_features, part.out_features) for part in _products(layer)),
+        )
         for layer in layers
     }
     addresses = [packed_address(part) for layer in layers for part in _products(layer)]
@@ -38,7 +41,7 @@ class LayerStack:
 
     def __init__(self, layers: Sequence[DecoderLayer], activation: Activation) -> None:
         self._layers = list(layers)  # their tensors must outlive the addresses
-        self._num_heads = layers[0].num_heads
+        self._num_heads = layers[0].options.num_heads
         self._packed = b"".join(_pack(layer, ACTIVATIONS[activation]) for layer in layers)
         arguments = (native.text, native.integer, native.text, native.text)
         self._decode = native.function("pw_decode", *arguments, returns=native.integer)
@@ -75,24 +78,26 @@ def _products(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
 
 
 def _pack(layer: DecoderLayer, activation: int) -> bytes:
+    options = layer.options
     norms = (
-        layer.before_attention,
-        layer.after_attention,
-        layer.before_mlp,
-        layer.after_mlp,
-        layer.query_norm,
-        layer.key_norm,
+        options.before_attention,
+        options.after_attention,
+        options.before_mlp,
+        options.after_mlp,
+        options.query_norm,
+        options.key_norm,
     )
+    cos, sin = options.rotation.cos, options.rotation.sin
     return _LAYER.pack(
         *(packed_address(product) for product in _products(layer)),
         *(field for norm in norms for field in _norm_fields(norm)),
-        layer.cos.data_ptr(),
-        layer.sin.data_ptr(),
-        layer.cos.shape[1],
-        layer.sliding_window or 0,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.shape[1],
+        options.sliding_window or 0,
         activation,
-        layer.scale,
-        layer.softcap or 0.0,
+        options.scale,
+        options.softcap or 0.0,
     )
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.attention import AttentionBatch, AttentionShape, PrefixGroups
 from kernels.kv_format import dequantize, is_quantized, quantize
 
 _Part = tuple[Tensor, Tensor]
@@ -16,14 +16,7 @@ _Part = tuple[Tensor, Tensor]
 logarithm of the sum of the exponentials of their scores."""
 
 
-def prepare(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    block_size: int,
-    storage: torch.dtype,
-) -> None:
+def prepare(shape: AttentionShape) -> None:
     """See `kernels.attention.prepare`; nothing here needs compiling."""
 
 

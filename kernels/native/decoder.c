@@ -19,7 +19,7 @@ static int64_t bytes_of(const pw_step *step, int64_t width, int64_t type) {
     return (bytes + 63) / 64 * 64;
 }
 
-/* The buffers of one layer, which the next one finds there again. Frees nothing: see `memory`. */
+/* The buffers of one layer, which the next one uses again; the caller frees `memory`. */
 static bool allocate(decoder *d, const pw_layer *layer, char **memory) {
     const int64_t heads = d->attention.num_heads * d->attention.head_dim;
     const int64_t widths[NUM_BUFFERS] = {

@@ -15,9 +15,8 @@ from bench.gpu_shapes import SHAPES, write_model
 def test_without_a_gpu_a_tiny_model_is_measured_in_every_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     out = tmp_path / "figures.json"
-    given = ["gpu", "--json", str(out), "--steps", "3"]
+    given = ["gpu", "--json", str(out), "--device", "cpu", "--steps", "3"]
     given += ["--batches", "1", "4", "--context", "48", "--prefill", "96", "--shared", "96"]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--tenants", "2", "--sequences", "3"])
     assert cli.main() == 0

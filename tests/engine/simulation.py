@@ -227,7 +227,7 @@ def at_a_models_pace(core: EngineCore) -> EngineCore:
         time.sleep(0.002)
         return execute(plan)
 
-    core._runner.execute = slowly  # type: ignore[method-assign]
+    core._runner.execute = slowly
     return core
 
 

@@ -229,7 +229,7 @@ def test_a_layer_with_one_more_module_is_not_fused() -> None:
 def test_contexts_end_where_the_engine_ends_them() -> None:
     model = make_model(("llama", {}))
     fused = fuse(model, EagerDecoder(model).calls, max_positions=40)
-    assert {layer.cos.shape for layer in fused._layers} == {(40, 8)}
+    assert {layer.options.rotation.cos.shape for layer in fused._layers} == {(40, 8)}
 
 
 def test_the_originals_are_gone_once_a_model_is_loaded(

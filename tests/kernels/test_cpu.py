@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import cpu, cpu_paged, cpu_plan, native
-from kernels.attention import Backend, attend, write_kv
+from kernels.attention import AttentionShape, Backend, attend, write_kv
 from tests.kernels.batches import Paged, paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -183,7 +183,7 @@ def test_several_threads_may_attend_at_once(backend: Backend) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
-    cpu.prepare(6, 2, 64, dtype, 16, dtype)
+    cpu.prepare(AttentionShape(6, 2, 64, dtype, 16, dtype))
     compiled = _compiled_variants()
     for seqs in ([(5, 1)], [(20, 1), (30, 2)], [(20, 1), (30, 30)]):
         example = paged(seqs, dtype=dtype)

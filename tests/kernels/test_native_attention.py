@@ -18,7 +18,7 @@ from kernels import native
 if not native.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
 
-from kernels.attention import PrefixGroups, attend, prepare
+from kernels.attention import AttentionShape, PrefixGroups, attend, prepare
 from tests.kernels.batches import Paged, paged
 from tests.kernels.test_cpu import MIXED, TOLERANCE, assert_right, run
 
@@ -148,7 +148,7 @@ def test_tiles_are_tried_before_they_attend(monkeypatch: pytest.MonkeyPatch) -> 
     tried: list[Callable[[], Tensor]] = []
     monkeypatch.setattr(native, "trust_tiles", tried.append)
     for dtype in TOLERANCE:
-        prepare(torch.device("cpu"), 6, 2, 64, dtype)
+        prepare(torch.device("cpu"), AttentionShape(6, 2, 64, dtype, 16, dtype))
     assert [compute().dtype for compute in tried] == [torch.bfloat16]
 
 
@@ -168,8 +168,9 @@ def test_attention_goes_without_a_library_that_was_not_built(
 def test_numba_stays_out_where_the_library_is_built() -> None:
     program = (
         "import sys, torch\n"
-        "from kernels.attention import prepare\n"
-        "prepare(torch.device('cpu'), 6, 2, 64, torch.float32)\n"
+        "from kernels.attention import AttentionShape, prepare\n"
+        "shape = AttentionShape(6, 2, 64, torch.float32, 16, torch.float32)\n"
+        "prepare(torch.device('cpu'), shape)\n"
         "assert not {'numba', 'llvmlite', 'triton'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
