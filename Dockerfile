@@ -34,7 +34,7 @@ COPY tenants tenants
 COPY app app
 # A package without its compiled part would work, slowly: not what an image is for.
 RUN pip wheel --no-deps --wheel-dir /wheel . \
-    && python -c 'import sys, zipfile; sys.exit(not any("kernels/_native" in name for name in zipfile.ZipFile(sys.argv[1]).namelist()))' /wheel/*.whl
+    && python -c 'import sys, zipfile; sys.exit(not any("kernels/native/_library" in name for name in zipfile.ZipFile(sys.argv[1]).namelist()))' /wheel/*.whl
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}

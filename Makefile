@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 .PHONY: setup serve test lint gpu-check
 
 setup: $(STAMP)
-	@$(BIN)/python -m engine.weights > /dev/null
+	@$(BIN)/python -m engine.model.weights > /dev/null
 
 serve: setup
 	@exec $(BIN)/partywall serve $(ARGS)
@@ -27,7 +27,7 @@ lint: setup
 gpu-check:
 	$(PYTHON) -c 'import torch; assert torch.cuda.is_available(), "there is no CUDA device here"'
 	@status=0; set -x; \
-	$(PYTHON) -m pytest -k gpu tests/kernels/test_triton.py tests/engine/test_graphs.py || status=1; \
+	$(PYTHON) -m pytest -k gpu tests/kernels/triton/test_triton.py tests/engine/run/test_graphs.py || status=1; \
 	$(PYTHON) -m bench kernels --json gpu-kernels.json || status=1; \
 	$(PYTHON) -m bench gpu --json gpu.json || status=1; \
 	exit $$status

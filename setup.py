@@ -1,4 +1,4 @@
-"""The package's one compiled part, built where there is a C compiler; see `kernels/native.py`."""
+"""The package's one compiled part, built where there is a C compiler; see `kernels.native.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 FOLDER = Path("kernels", "native")
 SOURCES = sorted(str(path) for path in FOLDER.glob("*.c"))
 HEADERS = sorted(str(path) for path in FOLDER.glob("*.h"))
-DIGEST = blake2b(digest_size=8)  # as `kernels.native.sources_digest` computes it
+DIGEST = blake2b(digest_size=8)  # as `kernels.native.library.sources_digest` computes it
 for file in sorted(SOURCES + HEADERS):
     DIGEST.update(Path(file).read_bytes())
 
@@ -19,7 +19,7 @@ for file in sorted(SOURCES + HEADERS):
 setup(
     ext_modules=[
         Extension(
-            "kernels._native",
+            "kernels.native._library",
             SOURCES,
             depends=HEADERS,
             define_macros=[("PW_SOURCES", f'"{DIGEST.hexdigest()}"')],

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from starlette.requests import HTTPConnection
 
-from app.errors import ApiError, unauthorized
+from app.wire.errors import ApiError, unauthorized
 from tenants.records import Principal
 from tenants.store import TenantStore
 

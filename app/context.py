@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from app.admission import Gate
-from app.draining import Draining
-from app.limits import ServiceLimits
-from app.metrics import Metrics
-from app.presence import Presence
-from app.responses import ModelNames, Responses
+from app.generate.admission import Gate
+from app.prompt.turns import TurnBuilder
+from app.responses.registry import ModelNames, Responses
 from app.stores import Stores
-from app.turns import TurnBuilder
-from app.warming import Warmer
+from app.transport.bounds import ServiceLimits
+from app.upkeep.connections import Presence
+from app.upkeep.draining import Draining
+from app.upkeep.metrics import Metrics
+from app.upkeep.warming import Warmer
 from engine.client import EngineClient
 from tenants.store import TenantStore
 

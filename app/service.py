@@ -15,18 +15,15 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from transformers import PreTrainedTokenizerBase
 
-from app.admin_token import AdminToken
-from app.admission import Gate
-from app.chat_template import ChatTemplate
+from app.admin import admin_routes
+from app.admin.token import AdminToken
 from app.context import Service
-from app.draining import Draining
-from app.history import History
-from app.http_io import RequestIds, answering, routing_error
-from app.limits import ServiceLimits
-from app.metrics import Metrics
-from app.presence import Presence
-from app.responses import ModelNames, Responses, Workshop
-from app.routes.admin import admin_routes
+from app.generate.admission import Gate
+from app.prompt.history import History
+from app.prompt.system_prompts import SystemHeads
+from app.prompt.template import ChatTemplate
+from app.prompt.turns import TurnBuilder
+from app.responses.registry import ModelNames, Responses, Workshop
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.models import get_model, list_models
@@ -34,9 +31,12 @@ from app.routes.ops import healthz, metrics, readyz
 from app.routes.responses import cancel_response, create_response, get_response
 from app.routes.responses_ws import responses_socket
 from app.stores import Stores
-from app.system_heads import SystemHeads
-from app.turns import TurnBuilder
-from app.warming import Warmer
+from app.transport.bounds import ServiceLimits
+from app.transport.http import RequestIds, answering, routing_error
+from app.upkeep.connections import Presence
+from app.upkeep.draining import Draining
+from app.upkeep.metrics import Metrics
+from app.upkeep.warming import Warmer
 from engine.client import EngineClient
 
 _log = logging.getLogger(__name__)

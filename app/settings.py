@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from engine.weights import DEFAULT_MODEL, default_cache_dir
+from engine.model.weights import DEFAULT_MODEL, default_cache_dir
 
 ENV_PREFIX = "PARTYWALL_"
 _GIVEN_FILES = (

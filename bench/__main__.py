@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.machine import describe_machine, describe_versions
+from bench.common.machine import describe_machine, describe_versions
 from bench.registry import BenchError, load, names, summary
 
 

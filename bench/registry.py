@@ -11,20 +11,20 @@ from typing import Protocol, cast
 from rich.table import Table
 
 _MODULES = {
-    "serve": "bench.serve",
-    "fairness": "bench.fairness",
-    "isolation": "bench.isolation",
-    "sockets": "bench.sockets",
-    "socket-overhead": "bench.socket_overhead",
-    "trace": "bench.trace",
-    "recovery": "bench.recovery",
-    "reuse": "bench.reuse",
+    "serve": "bench.service.serve",
+    "fairness": "bench.tenants.fairness",
+    "isolation": "bench.tenants.isolation",
+    "sockets": "bench.service.sockets",
+    "socket-overhead": "bench.service.socket_overhead",
+    "trace": "bench.engine.trace",
+    "recovery": "bench.engine.recovery",
+    "reuse": "bench.engine.reuse",
     "paper": "bench.paper",
-    "quantize": "bench.quantize",
-    "step": "bench.step",
-    "kernels": "bench.kernels",
-    "gpu": "bench.gpu",
-    "peers": "bench.peers",
+    "quantize": "bench.engine.quantize",
+    "step": "bench.engine.step",
+    "kernels": "bench.kernels.gpu_kernels",
+    "gpu": "bench.engine.gpu",
+    "peers": "bench.service.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

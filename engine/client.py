@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from engine.errors import EngineError, EngineUnavailable, RequestRefused
-from engine.request import EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.api import (
+    EngineError,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    EngineUnavailable,
+    RequestRefused,
+    TokenDelta,
+)
 
 __all__ = ["EngineClient", "EngineError", "EngineUnavailable", "RequestRefused"]
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from engine.eviction_order import Eviction
+from engine.blocks.eviction_policy import Eviction
 
 Quantization = Literal["none", "int8"]
 
@@ -51,7 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_token_price: float = 2.0
     """What a generated token adds; more than 0."""
     threads: int | None = None
-    """CPU threads of the compute kernels; `None`: see `engine.threads.compute_threads`."""
+    """CPU threads of the compute kernels; `None`: see `engine.run.threads.compute_threads`."""
     quantize: Quantization = "none"
     """Weights and activations of matrix products in 8 bits, on a CPU."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels.native import library
 
 Backend = Literal["triton", "native", "cpu", "reference"]
 
@@ -126,9 +126,9 @@ def attend(
 
 _MODULES = {
     "cpu": "kernels.cpu",
-    "native": "kernels.native_attention",
-    "reference": "kernels.reference",
-    "triton": "kernels.gpu",
+    "native": "kernels.native.attention",
+    "reference": "kernels.reference.attention",
+    "triton": "kernels.triton.attention",
 }
 
 
@@ -136,6 +136,6 @@ def _backend(name: Backend | None, device: torch.device) -> _Module:
     # Imported on first use: a machine with a GPU never loads Numba, one without never Triton, and
     # Numba is for where there was no compiler to build the library.
     if name is None:
-        on_cpu: Backend = "native" if native.available() else "cpu"
+        on_cpu: Backend = "native" if library.available() else "cpu"
         name = "triton" if device.type == "cuda" else on_cpu
     return cast(_Module, import_module(_MODULES[name]))

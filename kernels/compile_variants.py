@@ -9,17 +9,8 @@ from typing import Any
 import torch
 import triton
 
-from kernels import (
-    triton_cache,
-    triton_decode,
-    triton_grouped,
-    triton_layers,
-    triton_linear,
-    triton_merge,
-    triton_noise,
-    triton_prefill,
-)
-from kernels.triton_walk import Tiling, dot_type
+from kernels.triton import cache, decode, grouped, layers, linear, merge, noise, prefill
+from kernels.triton.walk import Tiling, dot_type
 
 _BLOCK_SIZE = 16
 _MEMBERS = 16
@@ -71,15 +62,15 @@ def variants(
                 yield from _walks(f"{name} {stored}", dtype, shape, arch, stored=stored)
                 yield _write(f"{name} {stored}", dtype, shape, stored)
             yield _write(name, dtype, shape, "auto")
-            yield _merge(f"{name} alone", dtype, shape, arch, grouped=False)
-            yield _merge(f"{name} grouped", dtype, shape, arch, grouped=True)
+            yield _merge(f"{name} alone", dtype, shape, arch, is_grouped=False)
+            yield _merge(f"{name} grouped", dtype, shape, arch, is_grouped=True)
             yield from _layers(name, dtype, shape)
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
     yield Variant(
         "draw_noise",
-        triton_noise.draw_noise,
+        noise.draw_noise,
         torch.float64,
-        {"BLOCK": triton_noise.BLOCK},
+        {"BLOCK": noise.BLOCK},
         types={"noise_ptr": "*fp64", "states_ptr": "*i64"},
     )
 
@@ -111,13 +102,11 @@ def _walks(
         known = {key: value for key, value in every.items() if key in kernel.arg_names}
         return Variant(f"{kernel.__name__} {name}", kernel, dtype, known, options, types)
 
-    cut = triton_prefill.tiling(
-        group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap
-    )
-    yield variant(triton_prefill.attend_chunk, cut)
-    cut = triton_decode.tiling(group, shape.head_dim, dtype)
+    cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap)
+    yield variant(prefill.attend_chunk, cut)
+    cut = decode.tiling(group, shape.head_dim, dtype)
     yield variant(
-        triton_decode.attend_own,
+        decode.attend_own,
         cut,
         SEQS=_SEQS,
         UNIT=cut.keys,
@@ -125,78 +114,78 @@ def _walks(
         **({"private_starts_ptr": None} if window else {}),
     )
     if not window:
-        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
-        yield variant(triton_grouped.attend_shared, cut, GROUPS=_GROUPS)
+        cut = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
+        yield variant(grouped.attend_shared, cut, GROUPS=_GROUPS)
 
 
-def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int, *, grouped: bool) -> Variant:
+def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int, *, is_grouped: bool) -> Variant:
     group = shape.num_heads // shape.num_kv_heads
     constants = _heads(shape) | {
         "SEQS": _SEQS,
         "GROUPS": _GROUPS,
         "GROUP": group,
         "WINDOW": 0,
-        "UNIT": triton_decode.tiling(group, shape.head_dim, dtype).keys,
+        "UNIT": decode.tiling(group, shape.head_dim, dtype).keys,
         "FIXED": False,
         "SHARED_ROWS": 0,
         "SHARED_UNIT": 0,
-        "MEMBERS": triton_merge.MEMBERS,
-        "SLOTS": triton_merge.SLOTS,
+        "MEMBERS": merge.MEMBERS,
+        "SLOTS": merge.SLOTS,
     }
-    if grouped:
-        cut = triton_grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
+    if is_grouped:
+        cut = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
         constants |= {"SHARED_ROWS": cut.rows, "SHARED_UNIT": cut.keys}
     else:
         tables = ("private_starts", "begins", "ends", "member_starts", "members")
         absent = (*tables, "shared_outputs", "shared_sums")
         constants |= {f"{name}_ptr": None for name in absent}
-    return Variant(f"merge_partials {name}", triton_merge.merge_partials, dtype, constants)
+    return Variant(f"merge_partials {name}", merge.merge_partials, dtype, constants)
 
 
 def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
-    heads = triton_cache.heads_per_program(shape.num_kv_heads, shape.head_dim)
+    heads = cache.heads_per_program(shape.num_kv_heads, shape.head_dim)
     constants = _heads(shape) | {"BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
     types = {"kv_ptr": _STORED[stored]} if stored != "auto" else {}
-    return Variant(f"write_slots {name}", triton_cache.write_slots, dtype, constants, types=types)
+    return Variant(f"write_slots {name}", cache.write_slots, dtype, constants, types=types)
 
 
 def _layers(name: str, dtype: torch.dtype, shape: Shape) -> Iterator[Variant]:
     norm = {"DIM": shape.dim, "DIM_PAD": triton.next_power_of_2(shape.dim)}
     yield Variant(
         f"add_and_norm {name}",
-        triton_layers.add_and_norm,
+        layers.add_and_norm,
         dtype,
         norm,
-        triton_layers.norm_options(shape.dim),
+        layers.norm_options(shape.dim),
     )
     all_heads = shape.num_heads + 2 * shape.num_kv_heads
     rotate = _heads(shape) | {
         "HALF": shape.head_dim // 2,
         "BLOCK_SIZE": _BLOCK_SIZE,
-        "HEADS": triton_cache.heads_per_program(all_heads, shape.head_dim),
+        "HEADS": cache.heads_per_program(all_heads, shape.head_dim),
     }
-    kernel = triton_layers.rotate_and_store
+    kernel = layers.rotate_and_store
     plain = rotate | {"query_weight_ptr": None, "key_weight_ptr": None}
     yield Variant(f"rotate_and_store {name}", kernel, dtype, plain)
     fp8 = {"kv_ptr": _STORED["fp8"]}
     yield Variant(f"rotate_and_store {name} normed fp8", kernel, dtype, rotate, types=fp8)
-    gate = {"BLOCK": triton_layers.GATE_BLOCK, "GELU": True}
-    yield Variant(f"activate_and_multiply {name}", triton_layers.activate_and_multiply, dtype, gate)
+    gate = {"BLOCK": layers.GATE_BLOCK, "GELU": True}
+    yield Variant(f"activate_and_multiply {name}", layers.activate_and_multiply, dtype, gate)
 
 
 def _linear(name: str, dtype: torch.dtype) -> Iterator[Variant]:
-    options = dict(triton_linear.options(dtype))
+    options = dict(linear.options(dtype))
     depth = options.pop("DEPTH")
     constants = {
-        "ROWS": triton_linear.ROWS,
-        "COLUMNS": triton_linear.COLUMNS,
+        "ROWS": linear.ROWS,
+        "COLUMNS": linear.COLUMNS,
         "DEPTH": depth,
         "DOT_TYPE": dot_type(dtype),
         "bias_ptr": None,
     }
-    yield Variant(f"multiply {name}", triton_linear.multiply, dtype, constants, options)
-    add = {"BLOCK": triton_linear.ADD_BLOCK, "bias_ptr": None}
-    yield Variant(f"add_pieces {name}", triton_linear.add_pieces, dtype, add)
+    yield Variant(f"multiply {name}", linear.multiply, dtype, constants, options)
+    add = {"BLOCK": linear.ADD_BLOCK, "bias_ptr": None}
+    yield Variant(f"add_pieces {name}", linear.add_pieces, dtype, add)
 
 
 def _heads(shape: Shape) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from kernels import cpu_paged, cpu_plan
 from kernels.attention import AttentionBatch, AttentionShape
-from kernels.reference import gather
+from kernels.reference.attention import gather
 
 LONGEST_SHORT_RUN = 16
 """Queries of one sequence up to which the block walk beats gathering the sequence for torch."""

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, cast
 
 from torch import Tensor
 
-from kernels import native
+from kernels.native import library
 
 Backend = Literal["triton", "cpu", "reference"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -112,7 +112,7 @@ def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = N
 def _backend(name: str) -> _Module:
     """By the name of a backend or of a device. Imported on first use, as attention is."""
     if name in ("triton", "cuda"):
-        return cast(_Module, import_module("kernels.triton_layers"))
-    if name == "cpu" and native.available():
-        return cast(_Module, import_module("kernels.native_layers"))
-    return cast(_Module, import_module("kernels.layers_reference"))
+        return cast(_Module, import_module("kernels.triton.layers"))
+    if name == "cpu" and library.available():
+        return cast(_Module, import_module("kernels.native.layers"))
+    return cast(_Module, import_module("kernels.reference.layers"))

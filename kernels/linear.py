@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import native
+from kernels.native import library
 
 Quantization = Literal["none", "int8"]
 
@@ -68,7 +68,7 @@ def pack(
     on_cpu = weights[0].device.type == "cpu"
     if quantization == "int8" and not on_cpu:
         raise ValueError("quantize: int8 products are for CPUs")
-    if on_cpu and native.available() and weights[0].dtype in _ACTIVATIONS:
+    if on_cpu and library.available() and weights[0].dtype in _ACTIVATIONS:
         _try_tiles()
         return _Packed(weights, bias, quantization)
     if quantization == "int8":
@@ -133,7 +133,7 @@ def _try_tiles() -> None:
     weight, x = (torch.randn(rows, 160, generator=random).bfloat16() for rows in (72, 40))
     schemes: tuple[Quantization, ...] = ("none", "int8")
     for quantization in schemes:
-        native.trust_tiles(partial(_Packed([weight], None, quantization), x))
+        library.trust_tiles(partial(_Packed([weight], None, quantization), x))
 
 
 class _Plain:
@@ -203,7 +203,7 @@ def _product(
         return _row_by_row
     # Loaded only where there is a GPU.
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    product = import_module("kernels.triton_linear").linear
+    product = import_module("kernels.triton.linear").linear
     return product
 
 
@@ -295,15 +295,15 @@ class _Description(ctypes.Structure):
     )
 
 
-if native.available():
-    _reorder = native.function(
-        "pw_linear_pack", native.address, native.integer, native.integer, native.address
+if library.available():
+    _reorder = library.function(
+        "pw_linear_pack", library.address, library.integer, library.integer, library.address
     )
-    _multiply = native.function(
+    _multiply = library.function(
         "pw_linear",
-        native.address,
-        native.integer,
-        native.integer,
-        native.address,
-        native.address,
+        library.address,
+        library.integer,
+        library.integer,
+        library.address,
+        library.address,
     )

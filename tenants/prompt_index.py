@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from engine.hashing import block_hashes
-from engine.request import EngineInfo, Namespaces
+from engine.api import EngineInfo, Namespaces
+from engine.blocks.hashing import block_hashes
 from tenants.records import PromptIndex, SystemPrompt
 
 _FINGERPRINT_BYTES = 16

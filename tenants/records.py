@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.hashing import derive_key
+from engine.blocks.hashing import derive_key
 from tenants.errors import InvalidField
 
 SECRET_BYTES = 32

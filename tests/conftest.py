@@ -3,7 +3,7 @@
 import os
 import signal
 
-from engine.threads import thread_environment
+from engine.run.threads import thread_environment
 
 # One thread for the references computed here: the engines under test need the cores.
 os.environ.update(thread_environment(threads=1))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.chat_client import ChatError, ChatOptions, run_chat
+from app.commands.chat_client import ChatError, ChatOptions, run_chat
 from app.commands.errors import CommandError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"

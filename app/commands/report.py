@@ -28,7 +28,7 @@ def usage(
     **given: Any,
 ) -> None:
     """Show what a tenant used, by day."""
-    from app.documents import UsageDay, usage_csv
+    from app.admin.documents import UsageDay, usage_csv
     from app.stores import Stores
 
     async def work(stores: Stores) -> list[UsageDay]:
@@ -58,7 +58,7 @@ def audit(
     **given: Any,
 ) -> None:
     """Show who changed what."""
-    from app.documents import AuditDocument
+    from app.admin.documents import AuditDocument
 
     entries = with_stores(given, lambda stores: stores.audit.read(owner=owner, limit=limit))
     documents = [AuditDocument.of(entry).model_dump(mode="json") for entry in entries]

@@ -16,7 +16,7 @@ from app.commands.store import store_options
 from app.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
-    from app.run import Welcome
+    from app.main import Welcome
 
 
 @settings_command()
@@ -37,8 +37,8 @@ def serve(**given: Any) -> None:
 def _serve(settings: Settings) -> None:
     import uvloop
 
-    from app.run import run_service
-    from engine.errors import EngineError
+    from app.main import run_service
+    from engine.api import EngineError
     from tenants.errors import StoreError
 
     def progress(line: str) -> None:

@@ -21,7 +21,7 @@ from app.commands.store import (
 )
 
 if TYPE_CHECKING:
-    from app.tenant_patch import TenantPatch
+    from app.admin.tenant_patch import TenantPatch
     from tenants.records import Tenant
 
 app = typer.Typer(help="Create, show, change and delete tenants.", no_args_is_help=True)
@@ -85,7 +85,7 @@ def set_(
     **given: Any,
 ) -> None:
     """Change a tenant; it holds for the next request of every running service."""
-    from app.tenant_patch import edited
+    from app.admin.tenant_patch import edited
 
     patch = _patch(changes)
     changed = with_stores(
@@ -124,7 +124,7 @@ def rotate_key(
 @settings_command(STORE_FIELDS)
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
     """Delete a tenant with its keys, prompts and stored responses; print what it used."""
-    from app.documents import UsageDay
+    from app.admin.documents import UsageDay
 
     confirm(f"Delete tenant {tenant} and everything of it?", yes)
     used = with_stores(given, lambda stores: stores.tenants.delete_tenant(tenant, actor=actor()))
@@ -137,7 +137,7 @@ def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **
 
 
 def _document(tenant: Tenant) -> dict[str, Any]:
-    from app.documents import TenantDocument
+    from app.admin.documents import TenantDocument
 
     return TenantDocument.of(tenant).model_dump(mode="json")
 
@@ -153,8 +153,8 @@ def _patch(changes: list[str]) -> TenantPatch:
     """`limits.sockets=5` and its like. Raises `CommandError` that names the field."""
     from pydantic import TypeAdapter, ValidationError
 
-    from app.errors import field_path
-    from app.tenant_patch import TenantPatch
+    from app.admin.tenant_patch import TenantPatch
+    from app.wire.errors import field_path
 
     document: dict[str, Any] = {}
     for change in changes:

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.auth import authenticate
-from app.chat import start_completion
+from app.chat.completion import start_completion
 from app.context import Service
-from app.http_io import json_response, read_json, unless_gone
-from app.sse import EventStream
-from app.wire import parse
-from app.wire_chat import ChatBody
+from app.transport.http import json_response, read_json, unless_gone
+from app.transport.server_sent_events import EventStream
+from app.wire.chat import ChatBody
+from app.wire.common import parse
 
 
 async def create_completion(request: Request) -> ASGIApp:

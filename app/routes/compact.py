@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.auth import authenticate
-from app.compaction import compact
 from app.context import Service
-from app.http_io import json_response, read_json, unless_gone
-from app.wire import parse
-from app.wire_responses import CompactBody
+from app.responses.compaction import compact
+from app.transport.http import json_response, read_json, unless_gone
+from app.wire.common import parse
+from app.wire.responses import CompactBody
 
 
 async def compact_conversation(request: Request) -> ASGIApp:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from app.auth import authenticate
 from app.context import Service
-from app.http_io import json_response
+from app.transport.http import json_response
 
 
 async def list_models(request: Request) -> ASGIApp:

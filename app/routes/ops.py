@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from app.context import Service
-from app.http_io import json_response
+from app.transport.http import json_response
+from engine.api import EngineStats
 from engine.client import EngineUnavailable
-from engine.request import EngineStats
 from tenants.store import StoreUnavailable
 
 

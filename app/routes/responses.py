@@ -10,13 +10,13 @@ from starlette.types import ASGIApp
 
 from app.auth import authenticate
 from app.context import Service
-from app.errors import invalid_request
-from app.http_io import json_response, read_json, unless_gone
-from app.response_run import ResponseRun
-from app.sse import EventStream
-from app.wire import parse
-from app.wire_events import event_type
-from app.wire_responses import CreateBody
+from app.responses.run import ResponseRun
+from app.transport.http import json_response, read_json, unless_gone
+from app.transport.server_sent_events import EventStream
+from app.wire.common import parse
+from app.wire.errors import invalid_request
+from app.wire.events import event_type
+from app.wire.responses import CreateBody
 
 _CANCEL_SECONDS = 1.0
 

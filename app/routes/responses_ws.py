@@ -23,9 +23,9 @@ from starlette.websockets import WebSocket
 
 from app.auth import authenticate, select_subprotocol
 from app.context import Service
-from app.errors import as_api_error
-from app.http_io import error_response
-from app.open_socket import OpenSocket
+from app.transport.http import error_response
+from app.transport.socket import OpenSocket
+from app.wire.errors import as_api_error
 
 
 async def responses_socket(socket: WebSocket) -> None:

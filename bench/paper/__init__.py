@@ -2,9 +2,9 @@
 
 Kwon et al., SOSP 2023. Every system gets the same requests, the same memory and the same time for
 the same step; only what it does with memory differs. Partywall's scheduler and block pool are its
-own ones. Time is simulated (`bench.cost_model`) at the paper's scale: OPT-13B on an A100 with 12 GB
-for KV. One point of (b) is computed for real by the small model, to see whether simulation can be
-trusted.
+own ones. Time is simulated (`bench.paper.cost_model`) at the paper's scale: OPT-13B on an A100 with
+12 GB for KV. One point of (b) is computed for real by the small model, to see whether simulation
+can be trusted.
 
 (a) KV memory by category; (b) latency over request rate; (c) memory saved by sharing within a
 request; (d) shared prefixes; (e) chats; (f) block sizes; (g) requests batched at once.
@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bench.cost_model import opt_13b_on_a100
 from bench.paper.blocks import BLOCK_SIZES
+from bench.paper.cost_model import opt_13b_on_a100
 from bench.paper.findings import Findings
 from bench.paper.measure import ALL_FIGURES, Plan, measure
 from bench.paper.tables import tables
 from bench.registry import BenchError, Result, parameters
-from engine.weights import DEFAULT_MODEL, resolve_model
+from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 _TRACE: Final = Path("../shared/traces/azure_conv_2023.csv")
 _SUFFIXES: Final = {"": "", "_alpaca": ", Alpaca lengths", "_azure": ", Azure lengths"}

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bench.cost_model import PAPER_SLOTS
+from bench.common.workload import question
+from bench.engine.scripted import scripted_core
+from bench.paper.cost_model import PAPER_SLOTS
 from bench.paper.paged import NAMESPACE
 from bench.paper.sharing import Saving
 from bench.paper.small_model import load_small_model
 from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
-from bench.scripted import scripted_core
-from bench.workload import question
-from engine.ahead import Runner
-from engine.core import EngineCore
-from engine.plan import StepPlan
-from engine.request import BeamParams, EngineRequest, SamplingParams
-from engine.runner import ModelRunner
-from engine.sampler import Sampled
+from engine.api import BeamParams, EngineRequest, SamplingParams
+from engine.run.runner import ModelRunner
+from engine.run.sampler import Sampled
+from engine.run.steps import Runner
+from engine.schedule.plan import StepPlan
+from engine.serve.core import EngineCore
 
 Scores = list[list[float]]
 """Log-probabilities of the candidates of each beam in one step of one search, best first."""

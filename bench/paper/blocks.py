@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.baselines.server import TracedRequest
-from bench.cost_model import PAPER_SLOTS, opt_13b_on_a100
+from bench.paper.baselines.server import TracedRequest
+from bench.paper.cost_model import PAPER_SLOTS, opt_13b_on_a100
 from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
 from bench.paper.systems import MAX_RUNNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from bench.cost_model import PAPER_SLOTS, opt_13b_on_a100
+from bench.paper.cost_model import PAPER_SLOTS, opt_13b_on_a100
 from bench.paper.simulation import Run, simulate
 from bench.paper.systems import make_server
 from bench.paper.workloads import Workload

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from bench.baselines.memory import MemoryUse
-from bench.baselines.server import Step, TracedRequest
-from bench.cost_model import StepShape
-from bench.scripted import scripted_core
-from engine.ahead import Runner
-from engine.plan import ScheduledChunk, StepPlan
-from engine.request import EngineRequest, Namespaces, SamplingParams
-from engine.sampler import Sampled
+from bench.engine.scripted import scripted_core
+from bench.paper.baselines.memory import MemoryUse
+from bench.paper.baselines.server import Step, TracedRequest
+from bench.paper.cost_model import StepShape
+from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.run.sampler import Sampled
+from engine.run.steps import Runner
+from engine.schedule.plan import ScheduledChunk, StepPlan
 
 _INDEX_STRIDE = 2**28
 """Between the tokens of a request's sequences, which all differ."""

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from bench import plots
+from bench.common import plots
 from bench.paper.curves import LATENCY, Curve
 from bench.paper.findings import Findings
 from bench.paper.systems import (

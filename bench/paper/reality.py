@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.baselines.orca import Orca, Running, reserve_oracle
-from bench.baselines.server import Server, Step, TracedRequest
-from bench.cost_model import Fit, StepShape, fit
-from bench.lengths import poisson_arrivals, sharegpt
+from bench.paper.baselines.orca import Orca, Running, reserve_oracle
+from bench.paper.baselines.server import Server, Step, TracedRequest
+from bench.paper.cost_model import Fit, StepShape, fit
+from bench.paper.lengths import poisson_arrivals, sharegpt
 from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
 from bench.paper.small_model import load_small_model
 from bench.paper.systems import ORACLE, PARTYWALL
-from engine.batch import pack
-from engine.model import PagedModel
-from engine.runner import ModelRunner
+from engine.model.paged_model import PagedModel
+from engine.run.batch import pack
+from engine.run.runner import ModelRunner
 
 BLOCK_SIZE = 8
 """Small, as the lengths are."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from bench.cost_model import PAPER_SLOTS
+from bench.paper.cost_model import PAPER_SLOTS
 from bench.paper.paged import Paged
 from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
-from engine.scheduler import Scheduler
+from engine.schedule.scheduler import Scheduler
 
 WIDTHS = (2, 4, 6)
 

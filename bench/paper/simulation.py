@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.baselines.memory import MemoryUse
-from bench.baselines.server import Server, TracedRequest
-from bench.cost_model import StepShape
+from bench.paper.baselines.memory import MemoryUse
+from bench.paper.baselines.server import Server, TracedRequest
+from bench.paper.cost_model import StepShape
 
 _WARM_UP = 0.25
 """The share of the trace before anything but latency is averaged: nothing runs at its start."""

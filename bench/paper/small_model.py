@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers.utils import logging as transformers_logging
 
-from engine.checkpoint import load_model
 from engine.config import EngineConfig
-from engine.model import PagedModel
+from engine.model.load import load_model
+from engine.model.paged_model import PagedModel
 
 
 def load_small_model(path: str, block_size: int) -> PagedModel:

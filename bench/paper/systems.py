@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench.baselines.orca import Orca, reserve_max, reserve_oracle, reserve_pow2
-from bench.baselines.server import Server
-from bench.baselines.static import PaddedBatches, StaticBatches
-from bench.lengths import CONTEXT_TOKENS
+from bench.paper.baselines.orca import Orca, reserve_max, reserve_oracle, reserve_pow2
+from bench.paper.baselines.server import Server
+from bench.paper.baselines.static import PaddedBatches, StaticBatches
+from bench.paper.lengths import CONTEXT_TOKENS
 from bench.paper.paged import Paged
 
 MAX_RUNNING = 256

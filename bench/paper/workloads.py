@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from bench import lengths
-from bench.baselines.server import TracedRequest
-from bench.lengths import Lengths, poisson_arrivals
+from bench.paper import lengths
+from bench.paper.baselines.server import TracedRequest
+from bench.paper.lengths import Lengths, poisson_arrivals
 
 _FEWEST = 8
 _CHAT_PROMPT_TOKENS = 1024

@@ -18,11 +18,11 @@ from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from app.admin_token import AdminToken
-from app.limits import ServiceLimits
+from app.admin.token import AdminToken
 from app.server import HttpProtocol, WebSocketProtocol
 from app.service import create_app
 from app.stores import Stores
+from app.transport.bounds import ServiceLimits
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
 from tenants.records import SystemPrompt, Tenant, TenantLimits

@@ -10,9 +10,9 @@ import asyncio
 import subprocess
 import sys
 
-from app.limits import ServiceLimits
 from app.service import create_app
 from app.stores import Stores
+from app.transport.bounds import ServiceLimits
 from tenants.connection import open_redis
 from tests.app.conftest import MODEL, PEPPER, byte_tokenizer, serving
 from tests.app.scripted_engine import ScriptedEngine

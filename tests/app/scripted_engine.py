@@ -9,10 +9,7 @@ from collections.abc import AsyncIterator
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
-from engine.admission import check_request
-from engine.client import EngineUnavailable
-from engine.hashing import block_hashes
-from engine.request import (
+from engine.api import (
     EngineInfo,
     EngineRequest,
     EngineStats,
@@ -20,6 +17,9 @@ from engine.request import (
     TokenDelta,
     TokenLogprobs,
 )
+from engine.blocks.hashing import block_hashes
+from engine.client import EngineUnavailable
+from engine.validation import check_request
 
 BLOCK_SIZE = 16
 _LAST_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.limits import ServiceLimits
-from app.run import engine_config, service_limits
+from app.main import engine_config, service_limits
 from app.settings import (
     Settings,
     SettingsError,
@@ -15,6 +14,7 @@ from app.settings import (
     load_settings,
     option_name,
 )
+from app.transport.bounds import ServiceLimits
 from engine.config import EngineConfig
 
 

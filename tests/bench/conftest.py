@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from engine.weights import DEFAULT_MODEL, resolve_model
+from engine.model.weights import DEFAULT_MODEL, resolve_model
 from tests.bench.stand_in import Peer
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench.figures import percentile, same_distribution
+from bench.common.figures import percentile, same_distribution
 
 
 def test_percentiles_are_values_that_were_seen() -> None:

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import bench.__main__
-from bench import kernel_rivals, kernels, registry
-from bench.gpu_timing import Work
-from bench.kernel_batches import Heads, Paged, paged, tenants
+from bench import registry
+from bench.kernels import gpu_kernels as kernels
+from bench.kernels import rivals as kernel_rivals
+from bench.kernels.batches import Heads, Paged, paged, tenants
+from bench.kernels.timing import Work
 from kernels.attention import attend
 
 HEADS = Heads(num_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32)

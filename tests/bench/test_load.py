@@ -9,8 +9,8 @@ from time import perf_counter
 
 import pytest
 
-from bench.drivers import Ask, DriverError, Timing
-from bench.load import Arrival, Phase, Sent, evenly, most_per_s, poisson, send_as_due
+from bench.common.drivers import Ask, DriverError, Timing
+from bench.common.load import Arrival, Phase, Sent, evenly, most_per_s, poisson, send_as_due
 
 
 def ask(question: str = "now") -> Ask:

@@ -12,9 +12,12 @@ import pytest
 from PIL import Image
 
 from bench import __main__ as cli
-from bench import lengths, paper
-from bench.baselines.server import TracedRequest
-from bench.cost_model import (
+from bench import paper
+from bench.paper import lengths
+from bench.paper.baselines.server import TracedRequest
+from bench.paper.beams import simulated_saving
+from bench.paper.blocks import shared_prompt_blocks
+from bench.paper.cost_model import (
     KV_BYTES_PER_TOKEN,
     PAPER_SLOTS,
     StepCost,
@@ -22,8 +25,6 @@ from bench.cost_model import (
     fit,
     opt_13b_on_a100,
 )
-from bench.paper.beams import simulated_saving
-from bench.paper.blocks import shared_prompt_blocks
 from bench.paper.curves import Curve
 from bench.paper.paged import Paged
 from bench.paper.reality import Scale, measure_reality

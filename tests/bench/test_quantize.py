@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as cli
-from bench import quantize
+from bench.engine import quantize
 from bench.registry import BenchError
-from engine import decoder
+from engine.model import fused_layers as decoder
 
 
 def test_every_scheme_is_compared_with_float32(

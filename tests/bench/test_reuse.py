@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as cli
-from bench import reuse
+from bench.engine import reuse
 from bench.registry import BenchError
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bench import __main__ as cli
-from bench import serve
+from bench.common.workload import question, system_prompt
 from bench.registry import BenchError, load, names
-from bench.workload import question, system_prompt
+from bench.service import serve
 
 
 class Peer(BaseHTTPRequestHandler):

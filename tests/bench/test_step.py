@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as cli
-from bench import step
-from bench.stopwatch import PartTimes
-from engine import core, decoder
-from engine.batch import BatchBuilder
-from tests.engine.test_model import save_model
+from bench.common.stopwatch import PartTimes
+from bench.engine import step
+from engine.model import fused_layers as decoder
+from engine.run.batch import BatchBuilder
+from engine.serve import core
+from tests.engine.model.test_model import save_model
 
 PLACES = [
     (core, "_send"),
@@ -28,8 +29,10 @@ def measure(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     given = ["step", "--model", str(folder / "model"), "--json", str(out), "--threads", "1"]
     given += ["--batches", "1", "8", "--context", "32", "--chunk", "16", "--steps", "4"]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
-    monkeypatch.setattr("bench.step.warn_if_busy", lambda: 0.0)
-    monkeypatch.setattr("bench.step.thread_environment", lambda _: {})  # this process goes on
+    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr(
+        "bench.engine.step.thread_environment", lambda _: {}
+    )  # this process goes on
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     return found
@@ -75,7 +78,7 @@ def test_a_part_does_not_count_what_its_parts_take(monkeypatch: pytest.MonkeyPat
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("bench.stopwatch.perf_counter", lambda: now)
+    monkeypatch.setattr("bench.common.stopwatch.perf_counter", lambda: now)
     times = PartTimes()
     inner = times.timed("inner", work)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as cli
-from bench import fairness, isolation, sockets
-from bench.load import Phase, Sent
+from bench.common.load import Phase, Sent
 from bench.registry import BenchError
+from bench.service import sockets
+from bench.tenants import fairness, isolation
 from tests.bench.test_load import arrival
 
 

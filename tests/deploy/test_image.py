@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import Settings, env_name
-from engine import weights
+from engine.model import weights
 from tests.deploy.conftest import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

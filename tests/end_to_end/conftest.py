@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from bench.service import Service, running_service
-from engine.weights import DEFAULT_MODEL, resolve_model
+from bench.common.service import Service, running_service
+from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
 BLOCK_SIZE = 4

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from engine.api import BeamParams, SamplingParams, TokenDelta
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.loader import load_core
-from engine.request import BeamParams, SamplingParams, TokenDelta
+from engine.run.assemble import load_core
+from engine.serve.core import EngineCore
 from tests.end_to_end.conftest import BLOCK_SIZE, FP32_BLOCK_BYTES
 from tests.engine.simulation import make_request
 

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from bench.service import Service, served_model
+from bench.common.service import Service, served_model
 from tests.end_to_end.test_exactness import metric
 from tests.end_to_end.test_failures import engine_process, is_idle, until
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench.service import Service
+from bench.common.service import Service
 from tests.end_to_end.conftest import BLOCK_SIZE
 
 MAX_TOKENS = 24

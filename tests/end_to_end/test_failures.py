@@ -10,7 +10,7 @@ import httpx
 import psutil
 from websockets.asyncio.client import ClientConnection
 
-from bench.service import Service
+from bench.common.service import Service
 from tests.end_to_end.test_exactness import ask, metric, open_socket
 
 LONG = {"ignore_eos": True, "max_output_tokens": 400}
@@ -18,7 +18,7 @@ LONG = {"ignore_eos": True, "max_output_tokens": 400}
 
 def engine_process(service: Service) -> psutil.Process:
     children = psutil.Process(service.pid).children(recursive=True)
-    return next(child for child in children if "engine.process" in child.cmdline())
+    return next(child for child in children if "engine.serve.process" in child.cmdline())
 
 
 def is_idle(service: Service) -> bool:

@@ -112,6 +112,8 @@ def test_the_openai_example_runs(code: str, service: Started, environment: dict[
 
 
 def test_every_error_code_is_documented() -> None:
-    documented = (Path(__file__).parents[2] / "app" / "errors.py").read_text().split('"""')[1]
+    documented = (
+        (Path(__file__).parents[2] / "app" / "wire" / "errors.py").read_text().split('"""')[1]
+    )
     for code in re.findall(r"`([a-z_]+)`", documented):
         assert f"`{code}`" in README

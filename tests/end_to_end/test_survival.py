@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection
 
-from bench.service import Service
+from bench.common.service import Service
 from tests.end_to_end.program import Started, start
 from tests.end_to_end.test_exactness import metric, open_socket, text_of
 from tests.end_to_end.test_failures import engine_process, is_idle, is_ready, until

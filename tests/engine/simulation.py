@@ -13,17 +13,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from engine.beam import BeamSearch, Candidate, Hypothesis, num_candidates
-from engine.block_pool import BlockPool
+from engine.api import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.blocks.eviction_policy import Eviction
+from engine.blocks.pool import BlockPool
+from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.eviction_order import Eviction
-from engine.plan import StepPlan
-from engine.recovery import FREE_COPIES, CostModel, Policy
-from engine.request import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
-from engine.sampler import Sampled
-from engine.sequence import Sequence
-from engine.transfers import Transfers
+from engine.run.sampler import Sampled
+from engine.schedule.beam import BeamSearch, Candidate, Hypothesis, num_candidates
+from engine.schedule.plan import StepPlan
+from engine.schedule.preemption import FREE_COPIES, CostModel, Policy
+from engine.schedule.sequence import Sequence
+from engine.serve.core import EngineCore
 
 VOCAB = 997
 EOS = 3

@@ -11,14 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu, cpu_paged, cpu_plan, native
+from kernels import cpu, cpu_paged, cpu_plan
 from kernels.attention import AttentionShape, Backend, attend, write_kv
+from kernels.native import library
 from tests.kernels.batches import Paged, paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of outputs around 1: some fp32 roundings, or one rounding of the result to its own type."""
 
-BACKENDS: list[Backend] = ["cpu", "native"] if native.available() else ["cpu"]
+BACKENDS: list[Backend] = ["cpu", "native"] if library.available() else ["cpu"]
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -138,10 +139,10 @@ def test_the_number_of_threads_changes_no_bit_of_a_decode_step(backend: Backend)
     results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        native.set_threads(count)
+        library.set_threads(count)
         results.append(run(backend, example))
     torch.set_num_threads(threads)
-    native.set_threads(threads)
+    library.set_threads(threads)
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 

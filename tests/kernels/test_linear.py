@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import linear, native
+from kernels import linear
 from kernels.linear import Quantization, pack
+from kernels.native import library
 
-needs_library = pytest.mark.skipif(not native.available(), reason="kernels/native is not built")
+needs_library = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
 
 SCHEMES: list[tuple[torch.dtype, Quantization]] = [
     (torch.float32, "none"),
@@ -25,14 +26,14 @@ SHAPES = [(1, 1), (15, 17), (64, 48), (66, 100), (129, 31), (200, 145)]  # input
 @pytest.fixture(params=["plain", "avx2", "avx512", "amx"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels of that instruction set, or of the best one that this machine has below it."""
-    native.limit_level(request.param)
+    library.limit_level(request.param)
     yield request.param
-    native.limit_level(native.LEVELS[-1])
+    library.limit_level(library.LEVELS[-1])
 
 
 @pytest.fixture(params=["int8 instructions", "none"])
 def no_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(library, "available", lambda: False)
     if request.param == "none":
         monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
 
@@ -90,12 +91,12 @@ def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(
     alone = torch.cat([product(row) for row in x.split(1)])
     try:
         for threads in (1, 2, 3):
-            native.set_threads(threads)
+            library.set_threads(threads)
             for rows in (2, 7, 8, 9, 16, 17, 31, 32, 33, 50):
                 assert torch.equal(product(x[:rows]), alone[:rows])
                 assert torch.equal(product(x[-rows:]), alone[-rows:])
     finally:
-        native.set_threads(torch.get_num_threads())
+        library.set_threads(torch.get_num_threads())
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -190,7 +191,7 @@ def test_the_product_keeps_its_own_weights_and_says_how_large_they_are() -> None
 @needs_library
 def test_tiles_are_tried_once_before_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Callable[[], Tensor]] = []
-    monkeypatch.setattr(native, "trust_tiles", tried.append)
+    monkeypatch.setattr(library, "trust_tiles", tried.append)
     linear._try_tiles.cache_clear()
     for _ in range(2):
         pack([drawn(8, 16)])

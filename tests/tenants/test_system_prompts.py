@@ -9,8 +9,8 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from engine.hashing import block_hashes
-from engine.request import EngineInfo, Namespaces
+from engine.api import EngineInfo, Namespaces
+from engine.blocks.hashing import block_hashes
 from tenants.errors import InvalidField, PromptNotFound, TenantNotFound
 from tenants.prompt_index import engine_fingerprint, index_prompt
 from tenants.records import SystemPrompt, Tenant

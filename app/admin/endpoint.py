@@ -1,0 +1,198 @@
+"""One admin request: who asks, what for, once or again, and the answer or the problem.
+
+A handler says with its annotations what it takes and gives; checks and documentation follow from
+them. `Idempotency-Key` and `If-Match` are dealt with here, for all handlers alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from pydantic import BaseModel, TypeAdapter
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.admin.documents import Versioned
+from app.admin.headers import IF_MATCH, idempotency_key, if_match
+from app.admin.openapi import Operation
+from app.admin.problems import (
+    Complaint,
+    Problem,
+    as_problem,
+    clash,
+    complaint,
+    internal_problem,
+    invalid,
+    unauthorized,
+)
+from app.admin.token import AdminToken
+from app.context import Service
+from app.transport.http import json_response, read_body, require_json
+from tenants.errors import InvalidField, StoreUnavailable
+
+_log = logging.getLogger(__name__)
+
+Body = TypeVar("Body")
+Query = TypeVar("Query")
+
+_KEPT_HEADERS = ("content-type", "etag")
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """An answer that may be asked for again."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Generic[Body, Query]):
+    """A request that may be served: its sender is an operator, and what it holds is valid."""
+
+    service: Service
+    actor: str
+    path: Mapping[str, str]
+    headers: Headers
+    body: Body
+    query: Query
+    if_match: frozenset[str] | None = None
+
+    def require_match(self, current: Versioned) -> None:
+        """Raises `Problem` 412 where `If-Match` names another state than the current one."""
+        if self.if_match is not None and not self.if_match & {"*", current.etag()}:
+            raise Problem(
+                HTTPStatus.PRECONDITION_FAILED,
+                f"It has changed: its ETag is {current.etag()} now.",
+                code="changed_meanwhile",
+                headers={"etag": current.etag()},
+            )
+
+
+Handler = Callable[[Call[Any, Any]], Awaitable[BaseModel | Response | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A handler, and what its annotations say."""
+
+    operation: Operation
+    handler: Handler
+    status: HTTPStatus
+    body: TypeAdapter[Any] | None
+
+    async def answer(self, service: Service, token: AdminToken, request: Request) -> Response:
+        """The answer to a request, errors included."""
+        try:
+            return await self._answer(service, token, request)
+        except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
+            problem = as_problem(error)
+            if problem is None:
+                _log.exception("%s %s failed", request.method, request.url.path)
+                problem = internal_problem()
+            return problem.response()
+
+    async def _answer(self, service: Service, token: AdminToken, request: Request) -> Response:
+        actor = _actor(token, request)
+        method = self.operation.method
+        is_write = method != "GET"
+        body = await read_body(request, service.limits.max_body_bytes) if is_write else b""
+        key = idempotency_key(request) if is_write else None
+        call = Call(
+            service=service,
+            actor=actor,
+            path=request.path_params,
+            headers=request.headers,
+            query=self._query(request),
+            body=self._body(request, body),
+            if_match=if_match(request) if method == "PATCH" else None,
+        )
+        if key is None:
+            return await self._perform(call)
+        return await self._perform_once(call, key, _fingerprint(request, body))
+
+    async def _perform(self, call: Call[Any, Any]) -> Response:
+        result = await self.handler(call)
+        if result is None:
+            return Response(status_code=self.status)
+        if isinstance(result, Response):
+            return result
+        headers = {"etag": result.etag()} if isinstance(result, Versioned) else {}
+        return json_response(result.model_dump_json().encode(), self.status, headers)
+
+    async def _perform_once(self, call: Call[Any, Any], key: str, fingerprint: bytes) -> Response:
+        """The answer that the first request under `key` had, or that this one has as the first."""
+        store = call.service.stores.idempotency
+        try:
+            kept = await store.begin(call.actor, key, fingerprint)
+        except InvalidField as error:
+            # A key that names another request already: what is there does not allow this one.
+            raise clash(complaint(error)) from error
+        if kept is not None:
+            return _replayed(kept)
+        try:
+            response = await self._perform(call)
+        except BaseException:
+            # Nothing was done, or nobody knows: it may be tried again under the same key.
+            with contextlib.suppress(StoreUnavailable):
+                await store.abandon(call.actor, key)
+            raise
+        try:
+            await store.finish(call.actor, key, _kept(response))
+        except StoreUnavailable:
+            # It is done all the same, and its answer may hold a secret that is shown but once.
+            _log.warning("an answer could not be kept: a retry of it will not find it")
+        return response
+
+    def _body(self, request: Request, body: bytes) -> Any:
+        if self.body is None:
+            return None
+        if not body and not self.operation.body_required:
+            return self.body.validate_json(b"{}")
+        require_json(request)
+        return self.body.validate_json(body)
+
+    def _query(self, request: Request) -> BaseModel | None:
+        model = self.operation.query
+        known = () if model is None else model.model_fields
+        names = [name for name, _ in request.query_params.multi_items()]
+        for name in names:
+            if name not in known:
+                raise invalid(Complaint(field=name, detail="there is no such parameter"))
+            if names.count(name) > 1:
+                raise invalid(Complaint(field=name, detail="may be given once"))
+        return None if model is None else model.model_validate_strings(dict(request.query_params))
+
+
+def _actor(token: AdminToken, request: Request) -> str:
+    """Whose token the request carries."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    holder = token.holder(given.strip()) if scheme.lower() == "bearer" else None
+    if holder is None:
+        raise unauthorized()
+    return holder
+
+
+def _fingerprint(request: Request, body: bytes) -> bytes:
+    """What must be the same for a request to be the same as an earlier one."""
+    url, expected = request.url, request.headers.get(IF_MATCH.name)
+    parts = [request.method, url.path, url.query, expected, body]
+    return sha256(msgspec.msgpack.encode(parts)).digest()
+
+
+def _kept(response: Response) -> bytes:
+    kept = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
+    return msgspec.msgpack.encode(_Kept(response.status_code, kept, bytes(response.body)))
+
+
+def _replayed(blob: bytes) -> Response:
+    kept = msgspec.msgpack.decode(blob, type=_Kept)
+    return Response(kept.body, kept.status, kept.headers | {"idempotency-replayed": "true"})

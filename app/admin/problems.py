@@ -1,0 +1,176 @@
+"""Errors of the operator's interface: RFC 9457 problem documents, which name the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
+
+from app.wire.errors import RETRY_AFTER_SECONDS, ApiError, field_path
+from engine.api import EngineError, EngineUnavailable, RequestRefused
+from tenants.errors import (
+    GroupExists,
+    GroupNotFound,
+    InvalidField,
+    KeyNotFound,
+    PromptNotFound,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+    TenantExists,
+    TenantNotFound,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+_STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
+    TenantNotFound: (HTTPStatus.NOT_FOUND, "tenant_not_found"),
+    GroupNotFound: (HTTPStatus.NOT_FOUND, "group_not_found"),
+    KeyNotFound: (HTTPStatus.NOT_FOUND, "key_not_found"),
+    PromptNotFound: (HTTPStatus.NOT_FOUND, "prompt_not_found"),
+    TenantExists: (HTTPStatus.CONFLICT, "tenant_exists"),
+    GroupExists: (HTTPStatus.CONFLICT, "group_exists"),
+    StoreConflict: (HTTPStatus.CONFLICT, "conflict"),
+}
+_ROUTING_CODES: Mapping[HTTPStatus, str] = {
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+}
+
+
+class Complaint(BaseModel):
+    """What is wrong with one field of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    field: str
+    detail: str
+
+
+class ProblemDocument(BaseModel):
+    """An error after RFC 9457; `code` is for programs, `errors` name the fields at fault."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[Complaint] = Field(default_factory=list)
+
+
+class Problem(Exception):
+    """A request of an operator's that cannot be served."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        *,
+        code: str,
+        complaints: Sequence[Complaint] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.code = code
+        self.complaints = list(complaints)
+        self.headers = dict(headers or {})
+
+    def response(self) -> Response:
+        """The problem as a document."""
+        document = ProblemDocument(
+            title=self.status.phrase,
+            status=int(self.status),
+            detail=self.detail,
+            code=self.code,
+            errors=self.complaints,
+        )
+        return Response(document.model_dump_json(), self.status, self.headers, MEDIA_TYPE)
+
+
+def unauthorized() -> Problem:
+    """What a request without the admin token is told."""
+    return Problem(
+        HTTPStatus.UNAUTHORIZED,
+        "Send the admin token as 'Authorization: Bearer TOKEN'.",
+        code="invalid_admin_token",
+        headers={"www-authenticate": 'Bearer realm="partywall admin"'},
+    )
+
+
+def invalid(*complaints: Complaint) -> Problem:
+    """A request whose fields cannot be what they are, whatever the state of the store."""
+    return _about(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_field", complaints)
+
+
+def clash(*complaints: Complaint) -> Problem:
+    """A request whose fields could be what they are, but not beside what is there now."""
+    return _about(HTTPStatus.CONFLICT, "conflict", complaints)
+
+
+def internal_problem() -> Problem:
+    """What an operator reads where the service itself is at fault; details go to the log only."""
+    detail = "The service had an error; its log says more."
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail, code="internal_error")
+
+
+def routing_problem(status: int, detail: str, headers: Mapping[str, str] | None) -> Problem:
+    """A path that is not there, or not with this method."""
+    known = HTTPStatus(status)
+    code = _ROUTING_CODES.get(known, "invalid_request")
+    return Problem(known, detail, code=code, headers=headers)
+
+
+def as_problem(error: Exception) -> Problem | None:
+    """What an operator is told when `error` escapes; `None` for one that is our own bug."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, ApiError):
+        return Problem(
+            HTTPStatus(error.status), error.message, code=error.code, headers=error.headers
+        )
+    if isinstance(error, ValidationError):
+        return _from_validation(error)
+    if isinstance(error, InvalidField):
+        return invalid(complaint(error))
+    if isinstance(error, StoreUnavailable):
+        return _unavailable("The tenant store is not available right now.", "store_unavailable")
+    if isinstance(error, StoreError) and type(error) in _STORE_ERRORS:
+        status, code = _STORE_ERRORS[type(error)]
+        return Problem(status, str(error), code=code)
+    if isinstance(error, EngineUnavailable):
+        return _unavailable("The engine is not available right now.", "engine_unavailable")
+    if isinstance(error, RequestRefused):
+        return Problem(HTTPStatus.CONFLICT, str(error), code="does_not_fit")
+    if isinstance(error, EngineError):
+        return Problem(HTTPStatus.CONFLICT, str(error), code="engine_refused")
+    return None
+
+
+def complaint(error: InvalidField) -> Complaint:
+    """The store's complaint about a field."""
+    return Complaint(field=error.field, detail=str(error).removeprefix(f"{error.field}: "))
+
+
+def _from_validation(error: ValidationError) -> Problem:
+    complaints = error.errors(include_url=False, include_context=False, include_input=False)
+    if complaints[0]["type"] == "json_invalid":
+        return Problem(HTTPStatus.BAD_REQUEST, complaints[0]["msg"], code="invalid_json")
+    return invalid(
+        *(Complaint(field=field_path(one["loc"]), detail=one["msg"]) for one in complaints)
+    )
+
+
+def _about(status: HTTPStatus, code: str, complaints: Sequence[Complaint]) -> Problem:
+    texts = (f"{one.field}: {one.detail}" if one.field else one.detail for one in complaints)
+    return Problem(status, "; ".join(texts), code=code, complaints=complaints)
+
+
+def _unavailable(detail: str, code: str) -> Problem:
+    retry = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, code=code, headers=retry)

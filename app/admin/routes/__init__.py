@@ -1,0 +1,1 @@
+"""The operator's endpoints, one module a resource."""

@@ -1,0 +1,46 @@
+"""`/admin/audit`: who changed what, from what to what, and when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from app.admin.declaration import endpoint
+from app.admin.documents import AuditDocument, Document
+from app.admin.endpoint import Call
+from app.admin.lists import Next, PageSize, Query, page
+
+EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")]
+Owner = Annotated[str, StringConstraints(pattern=r"^@?[a-z0-9-]{1,63}$")]
+
+
+class AuditQuery(Query):
+    """A page of entries."""
+
+    limit: PageSize = 100
+    after: Annotated[EntryId | None, Field(description="Those older than this one.")] = None
+    owner: Annotated[
+        Owner | None, Field(description="Those of a tenant, or of '@' and a share group.")
+    ] = None
+
+
+class AuditList(Document):
+    """Writes that happened, the newest first."""
+
+    entries: list[AuditDocument]
+    next: Next
+
+
+@endpoint("GET", "/audit", "Audit")
+async def list_audit(call: Call[None, AuditQuery]) -> AuditList:
+    """List what operators have changed."""
+    query = call.query
+    found = await call.service.stores.audit.read(
+        before=query.after, owner=query.owner, limit=query.limit + 1
+    )
+    entries, after = page(found, query.limit, lambda entry: entry.id)
+    return AuditList(entries=[AuditDocument.of(entry) for entry in entries], next=after)
+
+
+ENDPOINTS = [list_audit]

@@ -1,0 +1,108 @@
+"""`/admin/live`: what this replica is doing right now, by tenant."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from pydantic import Field
+
+from app.admin.declaration import endpoint
+from app.admin.documents import Document
+from app.admin.endpoint import Call
+from app.context import Service
+from app.upkeep.connections import Connected
+from engine.api import EngineStats, EngineUnavailable, TenantStats
+
+_NOBODY = Connected(sockets=0, streams=0)
+_IDLE = TenantStats(
+    running=0,
+    waiting=0,
+    blocks_held=0,
+    blocks_shared=0,
+    blocks_cached=0,
+    blocks_pinned=0,
+    served=0.0,
+)
+
+
+class LiveEngine(Document):
+    """The engine as a whole."""
+
+    running: int = Field(description="Requests in the batch.")
+    queued: int = Field(description="Requests that wait for a place in it.")
+    blocks_total: int
+    blocks_in_use: int
+    blocks_cached: int = Field(description="Held by nobody, and findable.")
+    blocks_pinned: int
+
+
+class LiveTenant(Document):
+    """One tenant's part of it. Blocks are distinct ones."""
+
+    id: str = Field(description="A tenant's id, or '@' and a share group's.")
+    sockets: int
+    streams: int = Field(description="Responses that are not over, in the engine or not.")
+    running: int
+    queued: int
+    blocks_held: int = Field(description="Of its running requests.")
+    blocks_shared: int = Field(description="Those held that several hold.")
+    blocks_cached: int
+    blocks_pinned: int
+    served: float = Field(description="Weighted tokens served so far, divided by its weight.")
+
+
+class Live(Document):
+    """This replica, now. The engine is null while it does not answer."""
+
+    engine: LiveEngine | None
+    tenants: list[LiveTenant]
+
+
+@endpoint("GET", "/live", "Live view")
+async def show_live(call: Call[None, None]) -> Live:
+    """Show what this replica is doing: streams, sockets and KV blocks, by tenant."""
+    stats = await _engine_stats(call.service)
+    connected = call.service.presence.snapshot()
+    known = {} if stats is None else stats.tenants
+    return Live(
+        engine=None if stats is None else _engine(stats),
+        tenants=[
+            _tenant(one, connected.get(one, _NOBODY), known.get(one, _IDLE))
+            for one in sorted(connected.keys() | known.keys())
+        ],
+    )
+
+
+def _engine(stats: EngineStats) -> LiveEngine:
+    return LiveEngine(
+        running=stats.running,
+        queued=stats.waiting,
+        blocks_total=stats.blocks_total,
+        blocks_in_use=stats.blocks_in_use,
+        blocks_cached=stats.blocks_cached,
+        blocks_pinned=stats.blocks_pinned,
+    )
+
+
+def _tenant(tenant_id: str, connected: Connected, stats: TenantStats) -> LiveTenant:
+    fields = msgspec.structs.asdict(stats)
+    queued = fields.pop("waiting")
+    return LiveTenant(
+        id=tenant_id,
+        sockets=connected.sockets,
+        streams=connected.streams,
+        queued=queued,
+        **fields,
+    )
+
+
+async def _engine_stats(service: Service) -> EngineStats | None:
+    try:
+        async with asyncio.timeout(service.limits.readiness_timeout_seconds):
+            return await service.engine.stats()
+    except (EngineUnavailable, TimeoutError):
+        return None
+
+
+ENDPOINTS = [show_live]

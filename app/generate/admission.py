@@ -1,0 +1,207 @@
+"""The gate before the engine: a tenant's limits are taken on admission and settled at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Coroutine
+from time import perf_counter
+from typing import Any
+
+from app.upkeep.metrics import Metrics
+from app.wire.errors import ApiError
+from engine.api import EngineRequest
+from tenants.limits import Admission, Limiter, LimitExceeded, Quota
+from tenants.records import Principal, Tenant
+from tenants.usage import UsageMeter
+
+HEARTBEAT_SECONDS = 5.0
+_QUEUE_RETRY_SECONDS = 1.0
+_CODES = {
+    "requests": "rate_limit_exceeded",
+    "tokens": "rate_limit_exceeded",
+    "tokens_per_day": "tokens_per_day_exceeded",
+    "streams": "concurrent_streams_exceeded",
+    "sockets": "sockets_exceeded",
+}
+
+
+class Gate:
+    """Admits requests within their tenants' limits, and meters what they used.
+
+    One for each service process; what holds across processes is the limiter's business. `run`
+    keeps the leases of running streams alive.
+    """
+
+    def __init__(self, limiter: Limiter, meter: UsageMeter, metrics: Metrics) -> None:
+        self._limiter = limiter
+        self._meter = meter
+        self._metrics = metrics
+        self._queued: Counter[str] = Counter()
+        self._tickets: set[Ticket] = set()
+        self._unfinished: set[asyncio.Task[None]] = set()
+
+    async def admit(self, principal: Principal, request: EngineRequest) -> Ticket:
+        """Take what `request` may use at most: its prompt, and all its sequences at their longest.
+
+        It counts as one request and one stream. One that goes on behind `generated` tokens takes
+        the rest of the answer only: the others were paid for. The caller must settle the ticket.
+        Raises `ApiError` 429; nothing is taken then.
+        """
+        tenant = principal.tenant
+        self._enqueue(tenant)
+        try:
+            admission = await self._take(tenant, request)
+        except LimitExceeded as exceeded:
+            self._leave_queue(tenant.id)
+            self._metrics.limited.labels(exceeded.limit).inc()
+            raise limit_error(exceeded) from None
+        except BaseException:
+            self._leave_queue(tenant.id)
+            raise
+        ticket = Ticket(self, tenant, admission, continued=request.num_generated > 0)
+        self._tickets.add(ticket)
+        return ticket
+
+    async def run(self) -> None:
+        """Renew the leases of running streams and open sockets until cancelled."""
+        while True:
+            await self._limiter.renew([ticket.admission for ticket in self._tickets])
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def close(self) -> None:
+        """Wait until everything that has ended is accounted for."""
+        while self._unfinished:
+            await asyncio.wait(self._unfinished)
+
+    def _enqueue(self, tenant: Tenant) -> None:
+        most = tenant.limits.queued_requests
+        if most is not None and self._queued[tenant.id] >= most:
+            self._metrics.limited.labels("queue").inc()
+            message = f"{most} requests are waiting for their first token already."
+            raise ApiError(
+                429, message, code="queue_full", headers=_retry_headers(_QUEUE_RETRY_SECONDS)
+            )
+        self._queued[tenant.id] += 1
+
+    def _leave_queue(self, tenant_id: str) -> None:
+        self._queued[tenant_id] -= 1
+        if not self._queued[tenant_id]:
+            del self._queued[tenant_id]
+
+    async def _take(self, tenant: Tenant, request: EngineRequest) -> Admission:
+        tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
+        if not request.num_generated:
+            tokens += len(request.prompt)
+        taking = asyncio.create_task(self._limiter.admit(tenant, request.request_id, tokens))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            # The caller has left, and the limiter may have taken everything all the same.
+            self._finish(self._give_back(taking))
+            raise
+
+    async def _give_back(self, taking: asyncio.Task[Admission]) -> None:
+        try:
+            admission = await taking
+        except LimitExceeded:
+            return
+        await self._limiter.settle(admission, 0)
+
+    def _finish(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have `work` done even where whoever asked for it is cancelled meanwhile."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return task
+
+
+class Ticket:
+    """An admitted request, until `settle` gives back what it took and did not use.
+
+    `headers` (`x-ratelimit-*`) go with its answer.
+    """
+
+    def __init__(
+        self, gate: Gate, tenant: Tenant, admission: Admission, *, continued: bool
+    ) -> None:
+        self.admission = admission
+        self.headers = _quota_headers(admission.requests, admission.tokens)
+        self._gate = gate
+        self._tenant_id = tenant.id
+        self._continued = continued
+        self._began: float | None = None
+        self._settled = False
+
+    def first_token(self) -> None:
+        """The request waits no longer: its first token is there. Harmless when repeated."""
+        if self._began is None and not self._settled:
+            self._began = perf_counter()
+            self._gate._leave_queue(self._tenant_id)
+
+    async def settle(self, *, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """Account for the end with what was really used; only the first call counts.
+
+        It is done even if the caller is cancelled while it waits.
+        """
+        if self._settled:
+            return
+        gate, began = self._gate, self._began
+        self._settled = True
+        gate._tickets.discard(self)
+        if began is None:
+            gate._leave_queue(self._tenant_id)
+        gate._meter.add(
+            self._tenant_id,
+            # One that was answered: not the rest of another's answer, nor none at all.
+            requests=0 if self._continued or not prompt_tokens else 1,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
+            stream_seconds=0.0 if began is None else perf_counter() - began,
+        )
+        used = prompt_tokens + output_tokens
+        await asyncio.shield(gate._finish(gate._limiter.settle(self.admission, used)))
+
+
+def limit_error(exceeded: LimitExceeded) -> ApiError:
+    """What a client reads that has reached a limit; without `retry-after` waiting is in vain."""
+    wait = exceeded.retry_after_seconds
+    # A socket's error event has no headers: its reader has the message only.
+    message = str(exceeded) if wait is None else f"{exceeded} Try again in {duration(wait)}."
+    headers = _quota_headers(exceeded.requests, exceeded.tokens) | _retry_headers(wait)
+    return ApiError(429, message, code=_CODES[exceeded.limit], headers=headers)
+
+
+def _quota_headers(requests: Quota | None, tokens: Quota | None) -> dict[str, str]:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, of the limits that there are."""
+    headers: dict[str, str] = {}
+    for kind, quota in (("requests", requests), ("tokens", tokens)):
+        if quota is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(quota.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(quota.remaining)
+            headers[f"x-ratelimit-reset-{kind}"] = duration(quota.reset_seconds)
+    return headers
+
+
+def _retry_headers(seconds: float | None) -> dict[str, str]:
+    if seconds is None:
+        return {"x-should-retry": "false"}
+    milliseconds = max(1, math.ceil(seconds * 1000))
+    return {
+        "retry-after": str(math.ceil(milliseconds / 1000)),
+        "retry-after-ms": str(milliseconds),
+    }
+
+
+def duration(seconds: float) -> str:
+    """A time as these headers carry it: `20ms`, `1.5s`, `6m0s`, `1h0m0s`."""
+    milliseconds = math.ceil(max(0.0, seconds) * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(math.ceil(milliseconds / 1000), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"

@@ -1,0 +1,224 @@
+"""One engine request seen as text: pieces of its lines to show, and at the end why it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from time import perf_counter
+from typing import Literal, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from app.generate.admission import Ticket
+from app.generate.lines import Line, LineEnd, Piece
+from app.upkeep.draining import shutting_down
+from app.upkeep.metrics import Metrics
+from app.wire.errors import ApiError
+from app.wire.events import TokenLogprob
+from engine.api import EngineRequest, TokenDelta
+from engine.client import EngineClient, EngineError
+
+Interruption = Literal["cancelled", "suspended", "error"]
+Outcome = LineEnd | Interruption
+
+
+class Generation:
+    """Runs one `EngineRequest`. Whatever ends it, the engine's blocks are given back, and `ticket`
+    is settled.
+
+    Its `lines` and `cached_tokens` grow until it has an `outcome`; `failure` explains the outcome
+    "error". A request with `generated` tokens goes on behind them: `cached_tokens` and `held` are
+    then what an earlier generation of its only line was left with.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        request: EngineRequest,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str],
+        metrics: Metrics,
+        ticket: Ticket,
+        *,
+        cached_tokens: int = 0,
+        held: Sequence[TokenLogprob] = (),
+    ) -> None:
+        self.request = request
+        self.lines = [
+            Line(index, request.sampling, tokenizer, stop, request.generated_by(index), held)
+            for index in range(request.num_outputs)
+        ]
+        self.cached_tokens = cached_tokens
+        self.failure: ApiError | None = None
+        self.stop = stop
+        self.ticket = ticket
+        self._engine = engine
+        self._metrics = metrics
+        self._interruption: Interruption | None = None
+        self._deltas: AsyncGenerator[TokenDelta, None] | None = None
+        self._reader: asyncio.Task[object] | None = None
+        self._is_waiting = False
+        self._first_run = request.num_generated == 0
+        self._started = perf_counter()
+        self._last_tokens: dict[int, float] = {}
+        self._searched_tokens = 0
+
+    @property
+    def line(self) -> Line:
+        """The only line of a request that has one."""
+        [line] = self.lines
+        return line
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Why it ended, once it has; that of the first line where all have come to their ends."""
+        if self._interruption is not None:
+            return self._interruption
+        for line in self.lines:
+            if line.end is None:
+                return None
+        return self.lines[0].end
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all lines so far; of a search, those of all its beams."""
+        if self.request.beam is not None:
+            return self._searched_tokens
+        return sum(len(line.output_ids) for line in self.lines)
+
+    def start(self) -> None:
+        """Begin. The caller must iterate `pieces` or call `close`."""
+        # The protocol promises `aclose` in words; every engine implements it as a generator.
+        deltas = self._engine.generate(self.request)
+        self._deltas = cast("AsyncGenerator[TokenDelta, None]", deltas)
+        self._metrics.streams_running.inc()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The answer's text as it comes; `start` goes first.
+
+        Errors of the engine set `outcome`, since the stream has begun. What a suspended generation
+        holds back stays so.
+        """
+        self._reader = asyncio.current_task()
+        try:
+            while self.outcome is None:
+                delta = await self._next_delta()
+                if delta is not None:
+                    for piece in await self._take(delta):
+                        yield piece
+            if self.outcome != "suspended":
+                for piece in self.rest():
+                    yield piece
+        finally:
+            await self.close()
+
+    def rest(self) -> list[Piece]:
+        """What is held back, given that no more tokens will come. Harmless when repeated."""
+        return [piece for piece in (line.rest() for line in self.lines) if not piece.is_empty]
+
+    def cancel(self) -> None:
+        """End the answer here, with outcome "cancelled"; harmless after its end."""
+        self._interrupt("cancelled")
+
+    def suspend(self) -> None:
+        """End it here, with outcome "suspended", so that another generation can go on behind it."""
+        self._interrupt("suspended")
+
+    def fail(self, error: ApiError) -> None:
+        """End it here, with outcome "error"; harmless after its end."""
+        self._interrupt("error", error)
+
+    async def spoil(self, error: ApiError) -> None:
+        """End it with outcome "error", whatever it has come to: nobody can be told the rest."""
+        self._interruption, self.failure = "error", error
+        await self.close()
+
+    async def close(self) -> None:
+        """Give the request back to the engine, finished or not, and settle. May be called twice."""
+        deltas, self._deltas = self._deltas, None
+        if deltas is None:
+            return
+        self._metrics.streams_running.dec()
+        try:
+            await deltas.aclose()
+        finally:
+            await self._settle()
+
+    def _interrupt(self, how: Interruption, failure: ApiError | None = None) -> None:
+        if self.outcome is None:
+            self._interruption, self.failure = how, failure
+            if self._is_waiting:
+                assert self._reader is not None
+                self._is_waiting = False
+                self._reader.cancel()
+
+    async def _settle(self) -> None:
+        """Account for the tokens; an earlier generation has paid for its own and the prompt."""
+        output = self.output_tokens - self.request.num_generated
+        first = output > 0 and not self.request.num_generated
+        prompt = len(self.request.prompt) if first else 0
+        cached = self.cached_tokens if first else 0
+        self._metrics.count_tokens(prompt, cached, output)
+        await self.ticket.settle(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+    async def _next_delta(self) -> TokenDelta | None:
+        """The next delta, or `None` once the generation was ended from outside.
+
+        That cancels the wait like `asyncio.timeout` does, whose costs come once for every token.
+        """
+        assert self._deltas is not None
+        assert self._reader is not None
+        self._is_waiting = True
+        try:
+            delta = await anext(self._deltas)
+            return delta if self._interruption is None else None
+        except asyncio.CancelledError:
+            if self._is_waiting or self._reader.uncancel() > 0:
+                raise  # this is not, or not only, our own
+            return None
+        except StopAsyncIteration:
+            error = "the engine ended the request without a reason"
+        except EngineError as problem:
+            error = str(problem)
+        finally:
+            self._is_waiting = False
+        request_id = self.request.request_id
+        return TokenDelta(request_id=request_id, finish_reason="error", error=error)
+
+    async def _take(self, delta: TokenDelta) -> list[Piece]:
+        """Account for a delta; returns what it lets us show.
+
+        A line that has come to a stop string ends at the engine as well; a line that fails ends
+        them all.
+        """
+        if delta.finish_reason == "error":
+            message = delta.error or "The engine stopped while the response was running."
+            self.fail(ApiError(500, message, code="server_error"))
+        if self._first_run:
+            self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if delta.searched_tokens:
+            self.ticket.first_token()
+            # A search whose engine has died begins anew, and is paid for once.
+            self._searched_tokens = max(self._searched_tokens, delta.searched_tokens)
+        line = self.lines[delta.index]
+        if line.end is not None:
+            return []
+        if delta.token_ids:
+            self._observe_latency(delta)
+        pieces = line.take(delta)
+        if delta.finish_reason == "aborted":
+            # Nobody here asked for it: the engine is being closed.
+            self.fail(shutting_down())
+        elif line.end is not None and delta.finish_reason is None and self.outcome is None:
+            await self._engine.abort(self.request.request_id, line.index)
+        return pieces
+
+    def _observe_latency(self, delta: TokenDelta) -> None:
+        now, before = perf_counter(), self._last_tokens.get(delta.index)
+        if not self._last_tokens:
+            self.ticket.first_token()
+            self._metrics.time_to_first_token.observe(now - self._started)
+        if before is not None:
+            tokens = len(delta.token_ids)
+            self._metrics.inter_token_latency.observe((now - before) / tokens, tokens)
+        self._last_tokens[delta.index] = now

@@ -1,0 +1,41 @@
+"""Log-probabilities as clients read them: each token's text and its exact bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from app.generate.token_bytes import spelled_bytes
+from app.wire.events import TokenLogprob, TopLogprob
+from engine.api import TokenLogprobs
+
+
+class TokenTexts:
+    """Texts and bytes of single tokens, for one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def describe(self, token_id: int, logprobs: TokenLogprobs, top: int) -> TokenLogprob:
+        """One generated token with its `top` likeliest alternatives."""
+        return TokenLogprob(
+            **self._fields(token_id, logprobs.logprob),
+            top_logprobs=[
+                TopLogprob(**self._fields(other, logprob)) for other, logprob in logprobs.top[:top]
+            ],
+        )
+
+    def _fields(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        exact = self._exact_bytes(token_id) if "\ufffd" in text else None
+        encoded = text.encode() if exact is None else exact
+        # JSON has no minus infinity; the lowest float says the same.
+        return {"token": text, "bytes": list(encoded), "logprob": max(logprob, -1e30)}
+
+    def _exact_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token that is only part of a character."""
+        token = str(self._tokenizer.convert_ids_to_tokens(token_id))
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return spelled_bytes(token)

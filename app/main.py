@@ -1,0 +1,254 @@
+"""From settings to a running service, and back to a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.admin.token import load_admin_token, write_private
+from app.server import bind, run_server, service_url
+from app.settings import Settings
+from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
+from app.transport.bounds import ServiceLimits
+from engine.config import EngineConfig
+from engine.model.weights import resolve_model
+from engine.serve.process import ProcessEngine
+from tenants.store import TenantStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from app.context import Service
+
+_FAREWELL_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+_COLLECTION_THRESHOLDS = (5_000, 10, 20)
+"""New objects that are left after which the young are collected, and multiples for the older."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """What an operator learns when the service is ready; only secrets that this start made."""
+
+    url: str
+    pid: int
+    tenant: str | None
+    api_key: str | None
+    admin_token: str | None
+
+
+def engine_config(settings: Settings, folder: Path) -> EngineConfig:
+    """The engine's part of the settings."""
+    return EngineConfig(
+        model_path=str(folder),
+        device=settings.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
+        kv_dtype=settings.kv_dtype,
+        kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
+        host_memory_bytes=int(settings.host_memory),
+        block_size=settings.block_size,
+        max_context_tokens=settings.max_context_tokens,
+        step_token_budget=settings.step_token_budget,
+        max_running_requests=settings.max_running_requests,
+        prefix_cache=settings.prefix_cache,
+        prefix_grouping=settings.prefix_grouping,
+        batch_invariant=settings.batch_invariant,
+        eviction=settings.eviction,
+        fairness=settings.fairness,
+        prompt_token_price=settings.prompt_token_price,
+        cached_token_price=settings.cached_token_price,
+        output_token_price=settings.output_token_price,
+        recovery=settings.recovery,
+        min_run_tokens=settings.min_run_tokens,
+        threads=settings.threads,
+    )
+
+
+def service_limits(settings: Settings) -> ServiceLimits:
+    """The service's part of the settings."""
+    return ServiceLimits(
+        send_deadline_seconds=settings.send_deadline_seconds,
+        max_message_bytes=settings.max_message_bytes,
+        max_body_bytes=settings.max_message_bytes,
+        response_ttl_seconds=settings.response_ttl_seconds,
+        resume_grace_seconds=settings.resume_grace_seconds,
+        default_max_output_tokens=settings.default_max_output_tokens,
+    )
+
+
+async def run_service(
+    settings: Settings, progress: Progress, welcome: Callable[[Welcome], None]
+) -> None:
+    """Start everything, serve until SIGTERM or SIGINT, and stop everything.
+
+    `progress` is told what the start is doing, `welcome` what an operator needs once requests are
+    served. Raises `OSError` for an address that cannot be bound, `EngineError` for a model that
+    cannot be served, `StoreUnavailable` for a store that does not answer, and `CancelledError` when
+    it is stopped before it is ready.
+    """
+    if settings.ready_file is not None:
+        settings.ready_file.unlink(missing_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        starting = stack.enter_context(_cancelled_by_signals())
+        listener = stack.enter_context(contextlib.closing(bind(settings)))
+        folder = await asyncio.to_thread(
+            resolve_model, settings.model, settings.cache_dir, progress
+        )
+        progress(f"loading {settings.model}")
+        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
+        engine_started = _start(engine, stack)
+        stores = await stack.enter_async_context(
+            open_stores(
+                settings,
+                owner=True,
+                tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
+            )
+        )
+        tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
+        from app.service import create_app
+
+        await engine_started
+        if settings.quantize != "none":
+            error = engine.info.logit_error
+            progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
+        admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
+        app = create_app(
+            engine,
+            stores,
+            tokenizer,
+            _model_id(settings.model, folder),
+            service_limits(settings),
+            admin_token,
+        )
+
+        async def on_ready() -> None:
+            await engine.stats()
+            wanted = settings.demo_tenant and not settings.is_exposed
+            tenant, api_key = None, None
+            if wanted:
+                tenant, api_key = await _demo_tenant(
+                    stores.tenants, admin_token.created is not None
+                )
+            what = Welcome(
+                url=service_url(settings, listener),
+                pid=os.getpid(),
+                tenant=tenant,
+                api_key=api_key,
+                admin_token=admin_token.created,
+            )
+            _spare_collections()
+            if settings.ready_file is not None:
+                write_private(settings.ready_file, json.dumps(asdict(what)) + "\n")
+            welcome(what)
+
+        starting.close()
+        await run_server(
+            app,
+            settings,
+            listener,
+            on_ready=on_ready,
+            drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
+        )
+
+
+def _spare_collections() -> None:
+    """Make full garbage collections short and rare: each one stops all streams.
+
+    What a start has made stays for good, and need not be looked at again (0.1 s each time).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals() -> Iterator[contextlib.ExitStack]:
+    """Until the yielded stack is closed, SIGTERM and SIGINT cancel the current task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    with contextlib.ExitStack() as handlers:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+            handlers.callback(loop.remove_signal_handler, number)
+        yield handlers
+
+
+def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:
+    """Start the engine, which the stack will close, however far it has come."""
+    start = asyncio.create_task(engine.start())
+
+    async def close() -> None:
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await engine.close()
+
+    stack.push_async_callback(close)
+    return start
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer; what makes the application is imported on the way.
+
+    Together that takes more than a second, in which the engine starts already.
+    """
+    import app.service  # noqa: F401
+    from app.prompt.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder)
+
+
+async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
+    """Let running streams finish for a while, suspend the rest, and see everybody off."""
+    service.draining.begin()
+    finished = asyncio.create_task(_finished(service))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait(
+        {finished, hurried}, timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED
+    )
+    for waiting in (finished, hurried):
+        waiting.cancel()
+    await service.responses.suspend()
+    # What cannot be suspended ends with the engine.
+    await service.engine.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FAREWELL_SECONDS):
+            await _finished(service)
+
+
+async def _finished(service: Service) -> None:
+    """Wait until no stream is running, and no socket is open."""
+    registry = service.metrics.registry
+    while registry.get_sample_value("partywall_streams_running"):  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_SECONDS)
+    await service.draining.left()
+
+
+async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:
+    """The demo tenant's id, if there is one, and its API key where this start created it.
+
+    It is created on the first start, or in an empty store: an operator who deleted it later does
+    not want it back.
+    """
+    ids = [tenant.id for tenant in await tenants.list_tenants()]
+    if DEMO_TENANT in ids:
+        return DEMO_TENANT, None
+    if ids and not first_start:
+        return None, None
+    _, api_key = await tenants.create_tenant(DEMO_TENANT)
+    return DEMO_TENANT, api_key
+
+
+def _model_id(model: str, folder: Path) -> str:
+    """What clients call the model: its name or hub id, or the last part of a local folder."""
+    return folder.name if Path(model).expanduser().is_dir() else model

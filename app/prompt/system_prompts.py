@@ -1,0 +1,112 @@
+"""Which leading tokens of a prompt belong to a registered system prompt."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.prompt.template import ChatTemplate, common_prefix
+from app.wire.errors import invalid_request
+from app.wire.responses import PromptReference
+from tenants.records import Principal, SystemPrompt
+from tenants.store import StoreUnavailable
+from tenants.system_prompts import SystemPrompts
+from tenants.templates import render, static_head, variables
+
+_log = logging.getLogger(__name__)
+_CACHED_HEADS = 1024
+
+
+@dataclass(frozen=True)
+class SystemText:
+    """A conversation's system message, and the registered prompt it comes from, if any.
+
+    `owner` is whose prompt that is: the tenant's id, or its share group's `owner`.
+    """
+
+    text: str
+    prompt: SystemPrompt | None = None
+    owner: str = ""
+
+
+class SystemHeads:
+    """Registered system prompts as token ids: a tenant's own, and behind them its share group's."""
+
+    def __init__(self, prompts: SystemPrompts, template: ChatTemplate) -> None:
+        self._prompts = prompts
+        self._template = template
+        self._heads: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+
+    async def resolve(self, principal: Principal, reference: PromptReference) -> SystemText:
+        """The text of a prompt that a request names.
+
+        Raises `ApiError` for a prompt or version the tenant does not have, and for variables that
+        are missing or unknown; `StoreUnavailable` while the store is down.
+        """
+        found = await self._find(principal, reference)
+        if found is None:
+            version = f" in version '{reference.version}'" if reference.version else ""
+            message = f"There is no prompt '{reference.id}'{version}."
+            raise invalid_request(message, "prompt.id", "prompt_not_found")
+        prompt, owner = found
+        values = reference.variables or {}
+        expected = set(variables(prompt.text))
+        for name in sorted(expected ^ values.keys()):
+            complaint = "has no value" if name in expected else "is not in the prompt"
+            raise invalid_request(f"The variable '{name}' {complaint}.", f"prompt.variables.{name}")
+        return SystemText(render(prompt.text, values), prompt, owner)
+
+    async def recognize(self, principal: Principal, text: str) -> SystemText:
+        """An inline system message; it counts as the registered prompt with the same text.
+
+        While the store is down no prompt is recognized: the request shares less, and is served.
+        """
+        try:
+            for owner in _owners(principal):
+                prompt = await self._prompts.find_by_text(owner, text)
+                if prompt is not None:
+                    return SystemText(text, prompt, owner)
+        except StoreUnavailable:
+            _log.warning("the store is down: a system message was not looked up")
+        return SystemText(text)
+
+    async def shared_tokens(self, system: SystemText | None, ids: Sequence[int]) -> int:
+        """How many leading ids belong to the registered prompt: 0 for any other system message."""
+        if system is None or system.prompt is None:
+            return 0
+        return common_prefix(await self.head(system.owner, system.prompt), ids)
+
+    async def _find(
+        self, principal: Principal, reference: PromptReference
+    ) -> tuple[SystemPrompt, str] | None:
+        """The named prompt and its owner. A tenant's name hides the same name of its group."""
+        for owner in _owners(principal):
+            prompt = await self._prompts.get(owner, reference.id, reference.version)
+            if prompt is not None:
+                return prompt, owner
+            if reference.version and await self._prompts.get(owner, reference.id) is not None:
+                return None
+        return None
+
+    async def head(self, owner: str, prompt: SystemPrompt) -> list[int]:
+        """The ids that every conversation under `prompt` starts with."""
+        # By text: a name and version may come back with another text after a deletion. By owner:
+        # how fast a head is there must not tell what somebody else has registered.
+        key = (owner, prompt.text)
+        head = self._heads.get(key)
+        if head is None:
+            static = static_head(prompt.text)
+            head = await self._template.head_ids(static, whole=static == prompt.text)
+            self._heads[key] = head
+            if len(self._heads) > _CACHED_HEADS:
+                self._heads.popitem(last=False)
+        self._heads.move_to_end(key)
+        return head
+
+
+def _owners(principal: Principal) -> list[str]:
+    """Whose prompts a tenant may use, in the order they are looked through."""
+    group = principal.group
+    return [principal.tenant.id] if group is None else [principal.tenant.id, group.owner]

@@ -1,0 +1,138 @@
+"""Reading requests and writing answers over HTTP, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.context import Service
+from app.transport.server_sent_events import until_gone
+from app.wire.common import decode_json
+from app.wire.errors import ApiError, as_api_error, internal_error
+
+_log = logging.getLogger(__name__)
+_CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
+READER_GONE = 499
+Result = TypeVar("Result")
+
+
+class ReaderGone(Exception):
+    """The client left before its answer was ready."""
+
+
+def json_response(
+    content: bytes | dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A JSON answer."""
+    body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    return Response(body, status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """An error in the shape of HTTP."""
+    return json_response(error.body(), error.status, error.headers)
+
+
+async def read_json(request: Request, max_body_bytes: int) -> Any:
+    """The request's JSON body. Raises `ApiError` 400, 413 or 415."""
+    require_json(request)
+    return decode_json(await read_body(request, max_body_bytes))
+
+
+def require_json(request: Request) -> None:
+    """Raises `ApiError` 415 for a body that says it is anything but JSON."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
+
+
+async def read_body(request: Request, max_body_bytes: int) -> bytes:
+    """The request's body. Raises `ApiError` 413."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_body_bytes:
+            message = f"The body is larger than {max_body_bytes} bytes."
+            raise ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+    return bytes(body)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled as soon as the client leaves (`ReaderGone`).
+
+    Only for requests whose body has been read.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(until_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ReaderGone
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait({task, gone})
+
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+def answering(endpoint: Endpoint, route: str) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """An endpoint whose exceptions become answers in the protocol's shape, counted for `route`."""
+
+    async def answer(request: Request) -> ASGIApp:
+        try:
+            return await endpoint(request)
+        except (ReaderGone, ClientDisconnect):
+            return Response(status_code=READER_GONE)
+        except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
+            known = as_api_error(error)
+            if known is None:
+                _log.exception("%s %s failed", request.method, request.url.path)
+                known = internal_error()
+            service: Service = request.app.state.service
+            service.metrics.count_refused(route, known.status)
+            return error_response(known)
+
+    return answer
+
+
+async def routing_error(_: Request, error: Exception) -> Response:
+    """Starlette's own refusals (404, 405) in the protocol's shape."""
+    assert isinstance(error, HTTPException)
+    code = _CODES_BY_STATUS.get(error.status_code, "invalid_request")
+    return error_response(
+        ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+    )
+
+
+class RequestIds:
+    """Plain ASGI middleware: an `x-request-id` on every HTTP response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything through; add the header to the start of a response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,209 @@
+"""The lanes of one socket: first in, first out within a lane, side by side across lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from app.prompt.history import SocketHistory
+from app.responses.registry import Responses
+from app.responses.run import ResponseRun
+from app.transport.bounds import ServiceLimits
+from app.transport.socket_writer import Outbox, ReaderLeft
+from app.upkeep.connections import Connection
+from app.wire.errors import ApiError, as_api_error, internal_error
+from app.wire.events import on_lane
+from app.wire.responses import CreateMessage, ResumeMessage
+
+_log = logging.getLogger(__name__)
+
+
+def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
+    """An error as a socket carries it."""
+    event: dict[str, Any] = {"type": "error", "status": error.status, "error": error.detail()}
+    if stream_id is not None:
+        event["stream_id"] = stream_id
+    return msgspec.json.encode(event)
+
+
+class _Entry:
+    """One response in its lane: waiting, starting or running."""
+
+    def __init__(self, message: CreateMessage | ResumeMessage) -> None:
+        self.message = message
+        self.run: ResponseRun | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.run is not None:
+            self.run.cancel()
+
+
+class _Lane:
+    """A reader of streams: the outbox, with the lane's name on every event."""
+
+    def __init__(self, outbox: Outbox, stream_id: str | None) -> None:
+        self._outbox = outbox
+        self._stream_id = stream_id
+
+    def offer(self, event: bytes) -> bool:
+        """See `app.responses.event_log.Reader`."""
+        return self._outbox.offer(on_lane(event, self._stream_id))
+
+    async def send(self, event: bytes) -> None:
+        """See `app.responses.event_log.Reader`. Raises `ReaderLeft`."""
+        await self._outbox.send(on_lane(event, self._stream_id))
+
+
+class Lanes:
+    """Runs one socket's responses and sends their events to its reader.
+
+    `on_idle` is called whenever the last lane has become empty.
+    """
+
+    def __init__(
+        self,
+        responses: Responses,
+        connection: Connection,
+        outbox: Outbox,
+        limits: ServiceLimits,
+        on_idle: Callable[[], None],
+    ) -> None:
+        self._responses = responses
+        self._connection = connection
+        self._outbox = outbox
+        self._limits = limits
+        self._on_idle = on_idle
+        self._history = SocketHistory(limits.socket_history_responses)
+        self._active = asyncio.Semaphore(limits.max_active_responses_per_socket)
+        self._lanes: dict[str | None, deque[_Entry]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusal: ApiError | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no response is waiting or running."""
+        return not self._lanes
+
+    def submit(self, message: CreateMessage | ResumeMessage) -> None:
+        """Queue a message in its lane. Raises `ApiError` where the socket has too many."""
+        if self._refusal is not None:
+            raise self._refusal
+        lane = self._lanes.get(message.stream_id)
+        if lane is None and len(self._lanes) >= self._limits.max_lanes_per_socket:
+            raise ApiError(
+                400,
+                f"A socket holds {self._limits.max_lanes_per_socket} lanes at once.",
+                code="websocket_stream_limit_reached",
+                param="stream_id",
+            )
+        if sum(map(len, self._lanes.values())) >= self._limits.inbox_messages:
+            raise ApiError(
+                429,
+                f"{self._limits.inbox_messages} responses are waiting on this socket already.",
+                code="inbox_full",
+            )
+        if lane is not None:
+            lane.append(_Entry(message))
+            return
+        self._lanes[message.stream_id] = deque([_Entry(message)])
+        task = asyncio.create_task(self._run_lane(message.stream_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self, response_id: str | None, stream_id: str | None) -> None:
+        """End the named response, or the lane's current one. Raises `ApiError` if there is none."""
+        if response_id is not None:
+            for entry in self._entries():
+                if entry.run is not None and entry.run.resource.id == response_id:
+                    entry.cancel()
+                    return
+        elif stream_id in self._lanes:
+            self._lanes[stream_id][0].cancel()
+            return
+        what = f"response '{response_id}'" if response_id else "response in this lane"
+        raise ApiError(404, f"No {what} is running.", code="response_not_found")
+
+    def cancel_all(self) -> None:
+        """End every response that has begun."""
+        for entry in self._entries():
+            entry.cancel()
+
+    def evict(self, response_id: str) -> None:
+        """Forget a socket's own response, because a continuation of it failed."""
+        self._history.evict(response_id)
+
+    def refuse(self, error: ApiError) -> None:
+        """From now on answer whatever has not begun yet with `error`."""
+        self._refusal = error
+
+    async def finished(self) -> None:
+        """Wait until every response has had its last event."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Read no further: the responses that have begun are left to themselves."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _entries(self) -> list[_Entry]:
+        return [entry for lane in self._lanes.values() for entry in lane]
+
+    async def _run_lane(self, stream_id: str | None) -> None:
+        """Serve a lane until it is empty; the entry being served stays at its head."""
+        lane = self._lanes[stream_id]
+        try:
+            while lane:
+                async with self._active:
+                    await self._serve(lane[0])
+                lane.popleft()
+        except ReaderLeft:
+            pass  # the socket is about to close, and to close its lanes
+        finally:
+            del self._lanes[stream_id]
+            if self.idle:
+                self._on_idle()
+
+    async def _serve(self, entry: _Entry) -> None:
+        """Send the events of one response, or why there are none. Raises `ReaderLeft`."""
+        message = entry.message
+        try:
+            after = await self._begin(entry)
+            assert entry.run is not None
+            await entry.run.feed(after, _Lane(self._outbox, message.stream_id))
+            failed = entry.run.resource.status == "failed"
+        except ReaderLeft:
+            raise
+        except Exception as error:  # noqa: BLE001 - a lane outlives any bug in one response
+            failed = True
+            known = as_api_error(error)
+            if known is None:
+                _log.exception("a response on a socket failed")
+                known = internal_error()
+            self._responses.metrics.count_refused("responses", known.status)
+            await self._outbox.send(error_event(known, message.stream_id))
+        if failed and isinstance(message, CreateMessage) and message.previous_response_id:
+            self.evict(message.previous_response_id)
+
+    async def _begin(self, entry: _Entry) -> int:
+        """Start or find the response; returns the number of the event that it has been read to."""
+        if self._refusal is not None:
+            raise self._refusal
+        principal, message = self._connection.principal, entry.message
+        after = -1
+        if isinstance(message, ResumeMessage):
+            after = -1 if message.starting_after is None else message.starting_after
+            entry.run = await self._responses.resume(principal, message.response_id, after)
+        else:
+            entry.run = await self._responses.start(principal, message, self._history)
+        if entry.cancelled:
+            entry.run.cancel()
+        return after

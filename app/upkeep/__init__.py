@@ -1,0 +1,1 @@
+"""What runs beside requests: connections, warming, draining, metrics."""

@@ -1,0 +1,224 @@
+"""The chat completions API on the wire: what comes in and what goes out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from app.wire.common import (
+    Declined,
+    DeclinedFlag,
+    DeclinedList,
+    Identifier,
+    SamplingFields,
+    Wire,
+    declining,
+    text_or_list,
+)
+from app.wire.events import Sent, TokenLogprob
+
+MAX_SEQUENCES = 16
+"""Lines of one request, sampled or searched, at most."""
+
+
+class TextPart(Wire):
+    """A text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _part_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"@{kind}"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("@text")],
+    Discriminator(
+        _part_tag,
+        custom_error_type="unsupported_value",
+        custom_error_message="only text is served: parts of type text",
+    ),
+]
+
+
+class ChatMessage(Wire):
+    """One message of the conversation; an answer's message fits unchanged."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+        Discriminator(text_or_list),
+    ]
+    name: Declined = None
+    refusal: Declined = None
+    audio: Declined = None
+    annotations: DeclinedList = None
+    tool_calls: DeclinedList = None
+    function_call: Declined = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(Wire):
+    """`include_usage` adds a last chunk with the token counts; chunks are never padded."""
+
+    include_usage: bool | None = None
+    include_obfuscation: DeclinedFlag = None
+
+
+class ResponseFormat(Wire):
+    """Plain text is the one output format."""
+
+    type: Literal["text"]
+
+
+def _early_stopping(value: object) -> object:
+    if value is None or isinstance(value, bool) or value == "never":
+        return value
+    raise PydanticCustomError("invalid_value", 'expected true, false or "never"')
+
+
+class ChatBody(SamplingFields):
+    """The body of `POST /v1/chat/completions`.
+
+    `best_of` and the fields of beam search are extensions, under the names that other open servers
+    and `transformers` use; `app.chat.choices` says what goes together.
+    """
+
+    model: Identifier
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
+    num_beams: Annotated[int, Field(ge=2, le=MAX_SEQUENCES)] | None = None
+    length_penalty: Annotated[float, Field(ge=-5, le=5)] | None = None
+    early_stopping: Annotated[Any, AfterValidator(_early_stopping)] = None
+
+    store: DeclinedFlag = None
+    modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
+    tools: DeclinedList = None
+    tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    functions: DeclinedList = None
+    function_call: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    audio: Declined = None
+    moderation: Declined = None
+    prediction: Declined = None
+    prompt_cache_options: Declined = None
+    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    reasoning_effort: Declined = None
+    verbosity: Annotated[Any, AfterValidator(declining("medium"))] = None
+    web_search_options: Declined = None
+
+
+class PromptTokensDetails(Sent, kw_only=True):
+    """`cached_tokens` of the prompt were found in the cache."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(Sent, kw_only=True):
+    """This service hides no reasoning tokens."""
+
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class ChatUsage(Sent, kw_only=True):
+    """Token counts of one completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = msgspec.field(
+        default_factory=CompletionTokensDetails
+    )
+
+
+class ChoiceLogprobs(Sent, kw_only=True):
+    """Log-probabilities of the tokens of a choice or chunk."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class AnswerMessage(Sent, kw_only=True):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(Sent, kw_only=True):
+    """One of the answers of a completion.
+
+    Hypotheses of a beam search come best first, with their `score`: the sum of the tokens'
+    log-probabilities over the length to the power of `length_penalty`.
+    """
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: FinishReason
+    score: float | UnsetType = UNSET
+
+
+class ChatCompletion(Sent, kw_only=True):
+    """The answer to a request without `stream`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: ChatUsage
+    service_tier: Literal["default"] = "default"
+
+
+class ChunkChoice(Sent, kw_only=True):
+    """What one chunk adds to one answer; `delta` holds only the keys that are new."""
+
+    index: int
+    delta: dict[str, str]
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Sent, kw_only=True):
+    """One chunk of a streamed completion.
+
+    Where the usage is asked for, all chunks have the field, and the last one its value.
+    """
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    service_tier: Literal["default"] = "default"
+    usage: ChatUsage | UnsetType | None = UNSET

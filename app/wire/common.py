@@ -1,0 +1,148 @@
+"""What every wire message shares: strict models, the sampling fields, fields we decline.
+
+Nothing is accepted and ignored. A field that OpenAI's API has and this service does not is declared
+as `Declined`, with the values that ask for nothing; any other value is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from app.wire.errors import from_validation, invalid_request
+
+MAX_STOP_STRINGS = 4
+MAX_METADATA_PAIRS = 16
+
+
+class Wire(BaseModel):
+    """A message on the wire: unknown fields are errors, and types are taken literally."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=Wire)
+
+
+def decode_json(data: bytes | str) -> Any:
+    """Parse one JSON document. Raises `ApiError` with code `invalid_json`."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise invalid_request(f"This is not valid JSON: {error}", None, "invalid_json") from error
+
+
+def parse(model: type[Model], document: Any) -> Model:
+    """Validate a decoded document. Raises `ApiError` naming the first offending field."""
+    if not isinstance(document, dict):
+        raise invalid_request("Expected a JSON object.", None, "invalid_type")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def declining(*neutral: object) -> Callable[[object], object]:
+    """A validator that lets only values through that ask for nothing (`None` always does)."""
+
+    def check(value: object) -> object:
+        if value is None or any(type(value) is type(one) and value == one for one in neutral):
+            return value
+        raise PydanticCustomError("unsupported_value", "this service does not support it")
+
+    return check
+
+
+Declined = Annotated[Any, AfterValidator(declining())]
+"""A known field that this service does not serve."""
+
+DeclinedFlag = Annotated[Any, AfterValidator(declining(False))]
+DeclinedList = Annotated[Any, AfterValidator(declining([]))]
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+CacheKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+ServiceTier = Annotated[Any, AfterValidator(declining("auto", "default"))]
+
+
+def text_or_list(value: Any) -> str:
+    """The tag of a value that may be a string or a list; tags do not show in error paths."""
+    return "@text" if isinstance(value, str) else "@list"
+
+
+def _stop_strings(value: str | list[str]) -> str | list[str]:
+    strings = [value] if isinstance(value, str) else value
+    if not all(strings):
+        raise PydanticCustomError("invalid_value", "a stop string cannot be empty")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise PydanticCustomError("invalid_value", f"at most {MAX_STOP_STRINGS} stop strings")
+    return value
+
+
+def _metadata(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > MAX_METADATA_PAIRS:
+        raise PydanticCustomError("invalid_value", f"at most {MAX_METADATA_PAIRS} pairs")
+    if any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
+        raise PydanticCustomError("invalid_value", "keys hold 64 characters, values 512")
+    return value
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_metadata)]
+
+
+class SamplingFields(Wire):
+    """How to sample and on whose behalf: the same names in both APIs.
+
+    `top_k`, `min_p`, `repetition_penalty`, `seed` (on responses), `stop_token_ids` and
+    `ignore_eos` are extensions to OpenAI's API, under the names that other open servers use.
+    `prompt_cache_key` narrows sharing: conversations share blocks only under the same key.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: (
+        Annotated[
+            Annotated[str, Tag("@text")] | Annotated[list[str], Tag("@list")],
+            Discriminator(text_or_list),
+            AfterValidator(_stop_strings),
+        ]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    user: Identifier | None = None
+    safety_identifier: Identifier | None = None
+    prompt_cache_key: CacheKey | None = None
+    metadata: Metadata | None = None
+    service_tier: ServiceTier = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def end_user(self) -> str | None:
+        """Who the conversation belongs to; `safety_identifier` supersedes the older `user`."""
+        return self.safety_identifier or self.user
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whichever form they came in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

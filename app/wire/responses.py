@@ -1,0 +1,228 @@
+"""What a client sends to the Responses API: create bodies, input items, WebSocket messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from app.wire.common import (
+    CacheKey,
+    Declined,
+    DeclinedFlag,
+    DeclinedList,
+    Identifier,
+    SamplingFields,
+    ServiceTier,
+    Wire,
+    declining,
+    text_or_list,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _type_tag(value: Any, default: str = "") -> str:
+    kind = (
+        value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+    )
+    return f"@{kind}"
+
+
+class InputText(Wire):
+    """A text part of a user, system or developer message."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(Wire):
+    """A text part of an assistant message, as a response carried it."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: DeclinedList = None
+    logprobs: list[dict[str, Any]] | None = None
+
+
+Part = Annotated[
+    Annotated[InputText, Tag("@input_text")] | Annotated[OutputText, Tag("@output_text")],
+    Discriminator(
+        _type_tag,
+        custom_error_type="unsupported_value",
+        custom_error_message="only text is served: parts of type input_text and output_text",
+    ),
+]
+
+
+Content = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+    Discriminator(text_or_list),
+]
+
+
+class MessageItem(Wire):
+    """One message of the conversation; output items of earlier responses fit unchanged."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: Identifier | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class CompactionItem(Wire):
+    """A conversation's sealed summary, as `POST /v1/responses/compact` returned it."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: Identifier | None = None
+
+
+def _item_tag(value: Any) -> str:
+    return _type_tag(value, "message")
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("@message")] | Annotated[CompactionItem, Tag("@compaction")],
+    Discriminator(
+        _item_tag,
+        custom_error_type="unsupported_value",
+        custom_error_message="only items of type message and compaction are served",
+    ),
+]
+Input = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[InputItem], Field(min_length=1), Tag("@list")],
+    Discriminator(text_or_list),
+]
+
+
+def _items(value: str | list[MessageItem | CompactionItem]) -> list[MessageItem | CompactionItem]:
+    """Input as items; a bare string is one user message."""
+    return [MessageItem(role="user", content=value)] if isinstance(value, str) else value
+
+
+class PromptReference(Wire):
+    """A registered system prompt of the tenant, by name, with the values of its variables."""
+
+    id: Identifier
+    version: Identifier | None = None
+    variables: dict[str, str] | None = None
+
+
+class TextFormat(Wire):
+    """Plain text is the one output format."""
+
+    type: Literal["text"]
+
+
+class TextOptions(Wire):
+    """Options of the text output; `verbosity` is declined unless it is the default."""
+
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, AfterValidator(declining("medium"))] = None
+
+
+class StreamOptions(Wire):
+    """Options of an SSE stream; events are never padded."""
+
+    include_obfuscation: DeclinedFlag = None
+
+
+class CreateBody(SamplingFields):
+    """The body of `POST /v1/responses`."""
+
+    model: str | None = None
+    input: Input
+    instructions: str | None = None
+    previous_response_id: Identifier | None = None
+    prompt: PromptReference | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+
+    tools: DeclinedList = None
+    tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    truncation: Annotated[Any, AfterValidator(declining("disabled"))] = None
+    background: DeclinedFlag = None
+    generate: Annotated[Any, AfterValidator(declining(True))] = None
+    conversation: Declined = None
+    context_management: DeclinedList = None
+    max_tool_calls: Declined = None
+    moderation: Declined = None
+    prompt_cache_options: Declined = None
+    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    reasoning: Declined = None
+    access_programs: Declined = None
+    image: Declined = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's text carries log-probabilities."""
+        return self.include is not None and LOGPROBS in self.include
+
+    @property
+    def items(self) -> list[MessageItem | CompactionItem]:
+        """The input as items."""
+        return _items(self.input)
+
+
+class CompactBody(Wire):
+    """The body of `POST /v1/responses/compact`."""
+
+    model: Identifier
+    input: Input | None = None
+    previous_response_id: Identifier | None = None
+    instructions: str | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_options: Declined = None
+    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    service_tier: ServiceTier = None
+
+    @property
+    def items(self) -> list[MessageItem | CompactionItem]:
+        """The input as items; none where a previous response is compacted as it is."""
+        return [] if self.input is None else _items(self.input)
+
+
+class CreateMessage(CreateBody):
+    """`response.create` on the socket: the body of the POST, plus its lane."""
+
+    type: Literal["response.create"]
+    stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    stream: Annotated[Any, AfterValidator(declining(True))] = None
+
+
+class CancelMessage(Wire):
+    """`response.cancel`, an extension: ends the response named, or the lane's running one.
+
+    Without `response_id` and `stream_id` it means the lane without a name.
+    """
+
+    type: Literal["response.cancel"]
+    response_id: Identifier | None = None
+    stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+
+
+class ResumeMessage(Wire):
+    """`response.resume`, an extension: the events of a response that `starting_after` has not seen.
+
+    They are numbered as they first were. Without `starting_after` it means all of them.
+    """
+
+    type: Literal["response.resume"]
+    response_id: Identifier
+    starting_after: Annotated[int, Field(ge=0)] | None = None
+    stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None

@@ -1,0 +1,1 @@
+"""What the benches share: the machine, load, figures and pictures."""

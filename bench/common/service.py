@@ -1,0 +1,142 @@
+"""A service of the bench's own: started on a free port with an empty store, stopped afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from bench.common.machine import tree_rss_mib
+from bench.registry import BenchError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_START_SECONDS = 300.0
+_WARM_SECONDS = 120.0
+_STOP_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service."""
+
+    url: str
+    pid: int
+    admin_token: str
+    ready_seconds: float
+
+    def rss_mib(self) -> float:
+        """Resident memory of all its processes."""
+        return tree_rss_mib(self.pid)
+
+    def create_tenant(self, name: str, system_prompt: str | None = None) -> str:
+        """A tenant, its registered system prompt warm if it has one; returns its API key."""
+        with self._admin() as admin:
+            created = admin.post("/admin/tenants", json={"id": name})
+            api_key = str(created.raise_for_status().json()["api_key"])
+            if system_prompt is None:
+                return api_key
+            prompt = f"/admin/tenants/{name}/prompts/bench"
+            admin.put(prompt, json={"text": system_prompt}).raise_for_status()
+            deadline = time.monotonic() + _WARM_SECONDS
+            while admin.get(prompt).raise_for_status().json()["warmed_at"] is None:
+                if time.monotonic() > deadline:
+                    raise BenchError(f"the prompt of {name} was not warm after {_WARM_SECONDS} s")
+                time.sleep(0.05)
+            return api_key
+
+    def operator(self) -> httpx.AsyncClient:
+        """A client that may ask `/admin`."""
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self._headers, timeout=30, trust_env=False
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The service's metrics by name and labels."""
+        with self._admin() as admin:
+            lines = admin.get("/metrics").raise_for_status().text.splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def wait_until_idle(self, seconds: float = 30.0) -> None:
+        """Return once the engine has no request. Raises `BenchError` if it keeps some."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.metrics()
+            if not found["partywall_engine_running"] + found["partywall_engine_waiting"]:
+                return
+            if time.monotonic() > deadline:
+                raise BenchError(f"the engine is not idle after {seconds:.0f} s")
+            time.sleep(0.05)
+
+    def _admin(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=self._headers, timeout=30, trust_env=False)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.admin_token}"}
+
+
+def served_model(url: str, api_key: str) -> str:
+    """The id of the model that a server of the OpenAI API serves."""
+    headers = {"authorization": f"Bearer {api_key}"}
+    answer = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).raise_for_status()
+    return str(answer.json()["data"][0]["id"])
+
+
+@contextmanager
+def running_service(options: Sequence[str], program: str = "app.cli") -> Iterator[Service]:
+    """Start `partywall serve` from this source tree with `options`; stop it at the end.
+
+    `program` is the module whose command line that is. Raises `BenchError` if it does not become
+    ready.
+    """
+    with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
+        log = Path(folder, "log")
+        ready = Path(folder, "ready.json")
+        command = [sys.executable, "-m", program, "serve", "--port", "0", "--no-demo-tenant"]
+        command += ["--data-dir", str(Path(folder, "data")), "--ready-file", str(ready), *options]
+        # Settings in the caller's environment must not change what is measured.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PARTYWALL_") or name == "PARTYWALL_CACHE_DIR"
+        }
+        started = time.monotonic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            _wait_for(ready, process, log)
+            seconds = time.monotonic() - started
+            told = json.loads(ready.read_text())
+            yield Service(told["url"], process.pid, told["admin_token"], seconds)
+        finally:
+            _stop(process)
+
+
+def _wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise BenchError(f"the service did not start:\n{log.read_text()[-2000:]}")
+        time.sleep(0.01)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,1 @@
+"""Benches of the engine: its steps, its cache, its models."""

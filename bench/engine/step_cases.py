@@ -1,0 +1,212 @@
+"""Brings an engine to the steps that `bench step` looks at, and takes them apart."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from statistics import fmean
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+import msgspec
+import torch
+import zmq
+
+from bench.common.stopwatch import PartTimes, replaced
+from bench.engine.step import PARTS
+from bench.registry import BenchError
+from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.blocks.hashing import KEY_BYTES
+from engine.config import EngineConfig
+from engine.model import eager_layers as eager
+from engine.model import fused_layers as fused
+from engine.model.eager_layers import EagerDecoder
+from engine.model.fused_layers import FusedDecoder
+from engine.run import runner as engine_runner
+from engine.run.assemble import load_parts
+from engine.run.batch import BatchBuilder
+from engine.run.runner import ModelRunner
+from engine.run.sampler import Draws, Sampled
+from engine.schedule.plan import StepPlan
+from engine.schedule.scheduler import Scheduler
+from engine.serve import core as engine_core
+from engine.serve.core import EngineCore
+
+Step = TypeVar("Step")
+
+_WARM_UP_STEPS: Final = 2
+_PRODUCTS: Final = ("qkv", "out", "gate_up", "down")
+_CALLS: Final = (
+    (Scheduler, "plan", "plan"),
+    (Scheduler, "commit", "commit"),
+    (BatchBuilder, "build", "batch"),
+    (engine_runner, "sample", "sampling"),
+    (Draws, "result", "sampling"),
+    (engine_core, "_send", "hand_over"),
+    (FusedDecoder, "forward", "forward"),
+    (FusedDecoder, "_embed", "embedding"),
+    (fused, "add_rms_norm", "norms"),
+    (fused, "rotate_and_write", "rotation"),
+    (fused, "attend", "attention"),
+    (fused, "gate", "activation"),
+    (EagerDecoder, "forward", "forward"),
+    (eager, "write_kv", "rotation"),
+    (eager, "attend", "attention"),
+)
+"""Owner and name of what is replaced, and the part that it is."""
+
+
+class _Runner:
+    """A model that can be told not to compute; then it says nothing of meaning."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.computes = False
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        """See `engine.run.steps.Runner`."""
+        if self.computes:
+            return self._runner.execute(plan)
+        return Sampled([0] * len(plan.samplers), [None] * len(plan.samplers))
+
+
+class StepBench:
+    """One loaded model, brought to each case by an engine of its own."""
+
+    def __init__(self, config: EngineConfig, num_steps: int) -> None:
+        """Steps that are measured are `num_steps` of each of two kinds."""
+        parts = load_parts(config)
+        self.info = parts.info
+        self.is_fused = parts.model.weights.is_fused
+        self._config = parts.config
+        self._model = parts.model
+        self._num_steps = num_steps
+        self._times = PartTimes(self._synchronise)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> StepBench:
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        context = self._stack.enter_context(zmq.Context())
+        self._socket, self._service = (
+            self._stack.enter_context(context.socket(zmq.PAIR)) for _ in range(2)
+        )
+        self._service.bind(f"ipc://{folder}/step")
+        self._socket.connect(f"ipc://{folder}/step")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def decode(self, batch: int, context: int) -> dict[str, float]:
+        """Seconds of each part of steps in which `batch` sequences behind `context` decode."""
+        output = 2 * (self._num_steps + _WARM_UP_STEPS) + 1
+        core, runner = self._core(batch, context + output, batch * context)
+        for number in range(batch):
+            core.submit(_request(str(number), context, output))
+        core.step()
+        if len(core.scheduler.running) != batch:
+            raise BenchError("the requests do not all fit in one step")
+        return self._measured(core, runner)
+
+    def prefill(self, chunk: int) -> dict[str, float]:
+        """Seconds of each part of steps that compute `chunk` tokens of a prompt."""
+        length = min(
+            (2 * (self._num_steps + _WARM_UP_STEPS) + 1) * chunk, self.info.max_context_tokens - 1
+        )
+        if length < (2 * _WARM_UP_STEPS + 2) * chunk:
+            raise BenchError("--chunk: contexts of this model have room for too few of these")
+        core, runner = self._core(1, length + 1, chunk)
+        core.submit(_request("prompt", length, 1))
+        return self._measured(core, runner, (length - 1) // chunk)
+
+    def _core(self, batch: int, tokens: int, budget: int) -> tuple[EngineCore, _Runner]:
+        """An engine with memory for `batch` sequences of `tokens`, touched as in use."""
+        if tokens > self.info.max_context_tokens:
+            raise BenchError(f"contexts of this model end at {self.info.max_context_tokens}")
+        num_blocks = batch * (-(-tokens // self._config.block_size) + 1)
+        self._model.allocate(num_blocks)
+        self._model.memory.zero_()
+        config = msgspec.structs.replace(
+            self._config, max_running_requests=batch, step_token_budget=max(batch, budget)
+        )
+        info = msgspec.structs.replace(self.info, num_blocks=num_blocks, num_host_blocks=0)
+        runner = _Runner(ModelRunner(self._model))
+        return EngineCore(config, info, runner), runner
+
+    def _measured(
+        self, core: EngineCore, runner: _Runner, most_steps: int | None = None
+    ) -> dict[str, float]:
+        runner.computes = True
+        plain: list[float] = []
+        apart: list[dict[str, float]] = []
+        num_steps = 2 * (self._num_steps + _WARM_UP_STEPS)
+        for index in range(min(num_steps, most_steps or num_steps)):
+            if index % 2:
+                with self._taken_apart():
+                    self._times.timed("other", self._step)(core)
+                apart.append(self._times.take())
+            else:
+                self._synchronise()
+                start = perf_counter()
+                self._step(core)
+                self._synchronise()
+                plain.append(perf_counter() - start)
+            while self._service.poll(0):
+                self._service.recv()
+        middle = _middle_half(apart[_WARM_UP_STEPS:], lambda step: sum(step.values()))
+        seconds = {part: fmean(step.get(part, 0.0) for step in middle) for part in PARTS}
+        seconds["total"] = fmean(sum(step.values()) for step in middle)
+        alone: list[float] = _middle_half(plain[_WARM_UP_STEPS:], float)
+        seconds["plain"] = fmean(alone)
+        return seconds
+
+    def _step(self, core: EngineCore) -> None:
+        """What the engine's loop does between two looks at its messages."""
+        deltas = core.step()
+        if any(delta.error is not None for delta in deltas):
+            raise BenchError("a step failed")
+        engine_core._send(self._socket, deltas)
+
+    @contextmanager
+    def _taken_apart(self) -> Iterator[None]:
+        timed = self._times.timed
+        with ExitStack() as stack:
+            for owner, name, part in _CALLS:
+                call = timed(part, vars(owner)[name])
+                stack.enter_context(replaced(owner, name, call))
+            decoder = self._model.weights.decoder
+            if isinstance(decoder, FusedDecoder):
+                products = [self._timed_products(layer) for layer in decoder._layers]
+                stack.enter_context(replaced(decoder, "_layers", products))
+                stack.enter_context(replaced(decoder, "_head", timed("head", decoder._head)))
+                # What the compiled library does in one call cannot be looked into.
+                stack.enter_context(replaced(decoder, "_stack", None))
+            yield
+
+    def _timed_products(self, layer: Any) -> Any:
+        products = {part: self._times.timed(part, getattr(layer, part)) for part in _PRODUCTS}
+        return replace(layer, **products)
+
+    def _synchronise(self) -> None:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+
+def _middle_half(steps: list[Step], seconds: Callable[[Step], float]) -> list[Step]:
+    """Without the fastest and the slowest quarter: as robust as a median, and parts add up."""
+    steps = sorted(steps, key=seconds)
+    quarter = len(steps) // 4
+    return steps[quarter : len(steps) - quarter]
+
+
+def _request(name: str, prompt: int, output: int) -> EngineRequest:
+    key = bytes(KEY_BYTES)
+    return EngineRequest(
+        request_id=name,
+        tenant="bench",
+        prompt=[1 + position % 7 for position in range(prompt)],
+        namespaces=Namespaces(shared_key=key, private_key=key),
+        sampling=SamplingParams(max_tokens=output, temperature=0),
+    )

@@ -1,0 +1,244 @@
+"""Partywall beside other servers: the load of `serve`, in turns, one server alive at a time.
+
+Every server is started, warmed up, loaded once and stopped in each round (A B A B), so that
+whatever changes on the machine meets all alike; ratios are medians over the rounds. Peers get the
+same requests as Partywall, whose tenants have registered the system prompts that they send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from bench.common.drivers import HttpDriver
+from bench.common.machine import LoadWatch, tree_rss_mib, warn_if_busy
+from bench.common.rounds import (
+    LOAD_FIGURES,
+    Tenants,
+    add_load_arguments,
+    registered,
+    round_of_asks,
+    send_round,
+    summary,
+    system_prompts,
+    token_counter,
+    warm_up,
+)
+from bench.common.service import running_service, served_model
+from bench.registry import BenchError, Result, parameters
+from bench.service.peer import Peer, read_peers, running_peer
+from engine.model.weights import DEFAULT_MODEL
+
+_OURS: Final = "partywall"
+_OF_EACH: Final = LOAD_FIGURES | {
+    "ready_s": "from its start to its readiness, seconds",
+    "peak_rss_mib": "most resident memory of all its processes while it was loaded, MiB",
+    "foreign_load_percent": "how busy others kept the machine in its worst round, % of all cores",
+}
+_RATIOS: Final = {
+    "tokens_per_s_ratio": ("output_tokens_per_s", "Partywall's tokens a second over the peer's"),
+    "ttft_p50_ratio": ("ttft_ms_p50", "Partywall's median time to the first text over the peer's"),
+}
+FIGURES: Final = {
+    f"{name}_PEER": f"{meaning}; PEER is its name in the file"
+    for name, (_, meaning) in _RATIOS.items()
+} | {
+    f"{name}_SERVER": f"{meaning}; SERVER is `{_OURS}` or a peer's name"
+    for name, meaning in _OF_EACH.items()
+}
+_IN_ROUNDS: Final = ("output_tokens_per_s", "ttft_ms_p50", "itl_ms_p50")
+_SAMPLE_SECONDS: Final = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--peers", type=Path, required=True, metavar="FILE", help="see bench/peers.example.toml"
+    )
+    add_load_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=2, help="rounds; figures are their medians")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="what Partywall serves")
+    parser.add_argument("--dtype", default="auto", help="type of its weights and KV cache")
+    parser.add_argument("--serve-args", default="", help="more options of `partywall serve`")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Load all servers in turns, and compare."""
+    peers = read_peers(options.peers)
+    foreign = warn_if_busy()
+    systems = system_prompts(options, token_counter(options.model))
+    servers = [_ours(options, systems), *(_server(peer, systems) for peer in peers)]
+    for number in range(options.rounds):
+        for server in servers:
+            server.rounds.append(_load(server, options, f"round {number}"))
+    figures = {
+        f"{name}_{server.name}": value
+        for server in servers
+        for name, value in server.figures().items()
+    }
+    for name, (figure, _) in _RATIOS.items():
+        for peer in servers[1:]:
+            figures[f"{name}_{peer.name}"] = _ratio(servers[0], peer, figure)
+    reported = parameters(options, peers=str(options.peers), foreign_load_percent=foreign)
+    return Result(reported, figures, [_table(servers, figures), _rounds_table(servers)])
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A server that is ready, and who asks it."""
+
+    url: str
+    model: str
+    tenants: Tenants
+    pid: int | None
+    """`None` for one that nobody here has started: its memory and load are not known."""
+    ready_seconds: float
+
+
+@dataclass
+class _Server:
+    """One of those compared, and what was seen of it in each round."""
+
+    name: str
+    start: Callable[[], AbstractContextManager[_Running]]
+    omits: Sequence[str] = ()
+    new_connections: bool = False
+    rounds: list[dict[str, float]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """Medians over the rounds, but the sum of errors, and the most memory and foreign load."""
+        reduce: dict[str, Callable[[list[float]], float]] = {
+            "errors": sum,
+            "peak_rss_mib": max,
+            "foreign_load_percent": max,
+        }
+        return {
+            name: reduce.get(name, statistics.median)([round_[name] for round_ in self.rounds])
+            for name in self.rounds[0]
+        }
+
+
+def _ours(options: argparse.Namespace, systems: Sequence[str]) -> _Server:
+    flags = ["--model", options.model, "--dtype", options.dtype, *shlex.split(options.serve_args)]
+
+    @contextmanager
+    def start() -> Iterator[_Running]:
+        with running_service(flags) as service:
+            tenants = registered(service, systems)
+            model = served_model(service.url, tenants[0][0])
+            yield _Running(service.url, model, tenants, service.pid, service.ready_seconds)
+
+    return _Server(_OURS, start)
+
+
+def _server(peer: Peer, systems: Sequence[str]) -> _Server:
+    tenants = [(peer.api_key, system) for system in systems]
+
+    @contextmanager
+    def start() -> Iterator[_Running]:
+        with running_peer(peer) as (pid, seconds):
+            yield _Running(peer.base_url, peer.model, tenants, pid, seconds)
+
+    return _Server(peer.name, start, peer.omits, peer.new_connections)
+
+
+def _load(server: _Server, options: argparse.Namespace, label: str) -> dict[str, float]:
+    """One round of one server. Raises `BenchError` where it cannot be started or serves nothing."""
+    with server.start() as running:
+        try:
+            return asyncio.run(_measure(server, running, options, label))
+        except BenchError as error:
+            raise BenchError(f"{server.name}: {error}") from error
+
+
+async def _measure(
+    server: _Server, running: _Running, options: argparse.Namespace, label: str
+) -> dict[str, float]:
+    driver = HttpDriver(
+        running.url,
+        running.model,
+        omits=server.omits,
+        new_connections=server.new_connections,
+    )
+    shorter = "ignore_eos" in server.omits
+    try:
+        await warm_up(driver, running.tenants, options, shorter=shorter)
+        asks = round_of_asks(running.tenants, options, label)
+        watch = LoadWatch()
+        with _peak_rss(running.pid) as peak:
+            timings, seconds = await send_round(driver, asks, options, shorter=shorter)
+        foreign = watch.foreign_percent()
+    finally:
+        await driver.close()
+    found = summary(timings, seconds)
+    if running.pid is not None:
+        found["ready_s"] = running.ready_seconds
+        found["peak_rss_mib"] = max(peak)
+        found["foreign_load_percent"] = foreign
+    return found
+
+
+@contextmanager
+def _peak_rss(pid: int | None) -> Iterator[list[float]]:
+    """Resident memory of a process tree in MiB, seen now and then while entered."""
+    seen: list[float] = []
+    if pid is None:
+        yield seen
+        return
+    ended = threading.Event()
+    look = partial(tree_rss_mib, pid)
+
+    def watch() -> None:
+        seen.append(look())
+        while not ended.wait(_SAMPLE_SECONDS):
+            seen.append(look())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        watching.join()
+
+
+def _ratio(ours: _Server, peer: _Server, figure: str) -> float:
+    """The median over the rounds, whose two sides were measured one after the other."""
+    pairs = zip(ours.rounds, peer.rounds, strict=True)
+    return statistics.median(one[figure] / other[figure] for one, other in pairs)
+
+
+def _table(servers: Sequence[_Server], figures: dict[str, float]) -> Table:
+    columns = [server.name for server in servers]
+    table = Table("figure", *columns, title="peers", title_justify="left")
+    for name in [*_OF_EACH, *_RATIOS]:
+        cells = (figures.get(f"{name}_{column}") for column in columns)
+        table.add_row(name, *("" if cell is None else f"{cell:,.2f}" for cell in cells))
+    return table
+
+
+def _rounds_table(servers: Sequence[_Server]) -> Table:
+    columns = ("round", "server", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "foreign load")
+    table = Table(*columns, title="rounds", title_justify="left")
+    for number in range(len(servers[0].rounds)):
+        for server in servers:
+            found = server.rounds[number]
+            load = found.get("foreign_load_percent")
+            table.add_row(
+                str(number),
+                server.name,
+                *(f"{found[name]:,.1f}" for name in _IN_ROUNDS),
+                "not known" if load is None else f"{load:.0f} %",
+            )
+    return table

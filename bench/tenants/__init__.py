@@ -1,0 +1,1 @@
+"""Benches of what tenants may do to each other."""

@@ -1,0 +1,248 @@
+"""What crosses the engine's border: a request going in, token deltas coming out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "aborted", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. The service validates ranges; see `app.wire.common`.
+
+    `temperature == 0` means greedy. `max_tokens == 0` computes the prompt and generates nothing,
+    which is how a prompt is warmed. `logprobs` is the number of alternatives reported beside the
+    chosen token (0: only the chosen token's own), `None` for no log-probabilities.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Namespaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may share this request's blocks.
+
+    Blocks that lie wholly within the first `shared_tokens` tokens are hashed under `shared_key`
+    (the tenant's), all later ones under `private_key` (the end user's).
+    """
+
+    shared_key: bytes
+    private_key: bytes
+    shared_tokens: int = 0
+
+
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Beam search in place of sampling, as `transformers` defines it.
+
+    `num_beams` (at least 2) lines are searched, and the `num_return` best hypotheses returned. A
+    hypothesis scores its log-probability divided by its output length to the power of
+    `length_penalty`. `early_stopping`: stop at the first `num_beams` finished hypotheses (`True`),
+    when a better one is unlikely (`False`) or impossible (`None`, "never" in `transformers`).
+    """
+
+    num_beams: int
+    num_return: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
+
+
+class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may have of the engine; the newest one that was seen counts.
+
+    `weight` is its share of service beside other tenants. Cached blocks up to `reserved_blocks` are
+    never evicted for another tenant. Its running requests hold at most `max_blocks` blocks
+    together, its pinned prompts at most `max_pinned_blocks`; `None` is no limit.
+    """
+
+    weight: float = 1.0
+    reserved_blocks: int = 0
+    max_blocks: int | None = None
+    max_pinned_blocks: int | None = None
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt to continue. `tenant` is an opaque label for fairness and accounting.
+
+    `num_sequences` continuations are sampled from one prefill, each with a seed of its own; with
+    `beam` (then `num_sequences == 1` and `temperature == 0`) the best ones are searched for.
+
+    `generated` holds, by sequence, output tokens that an earlier run of the same request has
+    delivered already (empty: none): generation goes on behind them exactly as if it had never
+    stopped, `max_tokens` and penalties included; `cached_tokens` is what that run has reported.
+    Sequences that were over already are `ended`: they are neither computed nor reported again.
+    With `cache` off it neither finds blocks nor leaves any. `pin` names a prompt
+    (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`.
+    """
+
+    request_id: str
+    tenant: str
+    prompt: list[int]
+    namespaces: Namespaces
+    sampling: SamplingParams
+    share: TenantShare = TenantShare()
+    num_sequences: int = 1
+    beam: BeamParams | None = None
+    generated: list[list[int]] = []
+    ended: tuple[int, ...] = ()
+    cached_tokens: int | None = None
+    cache: bool = True
+    pin: str | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """How many indices end, each with a `finish_reason` of its own."""
+        return self.num_sequences if self.beam is None else self.beam.num_return
+
+    @property
+    def num_lines(self) -> int:
+        """How many sequences may be computed at once."""
+        return self.num_sequences if self.beam is None else self.beam.num_beams
+
+    @property
+    def num_generated(self) -> int:
+        """Output tokens that an earlier run has delivered, all sequences together."""
+        return sum(map(len, self.generated))
+
+    def generated_by(self, index: int) -> list[int]:
+        """Output tokens that sequence `index` has delivered in an earlier run."""
+        return self.generated[index] if index < len(self.generated) else []
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural-log probabilities of one generated token and of the most likely alternatives."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of sequence `index` of a request; its last delta carries `finish_reason`.
+
+    A request is over when each of its `num_outputs` indices is; one that fails or is aborted ends
+    all that are left. A beam search delivers nothing before its end: then each hypothesis comes
+    whole, best first, with its `score` (`sequences_scores` in `transformers`). Until then it tells
+    at each step by how many tokens all its beams have grown so far: `searched_tokens`.
+
+    A stop token is delivered like any other: it is the last of `token_ids` when
+    `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
+    their blocks were found in the cache when the request was first admitted.
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    score: float | None = None
+    searched_tokens: int = 0
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running engine is; constant from ready to close."""
+
+    model: str
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int = 0
+    """Blocks that the host tier holds."""
+    max_context_tokens: int
+    """Prompt plus output of one sequence, at most: never more than the block pool holds."""
+    max_running_sequences: int
+    """How many sequences run at once, at most, and so how many one request may have."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    hash_extras: bytes
+    """What else changes KV besides tokens (weights, dtype); part of every block hash."""
+    logit_error: float = 0.0
+    """How far logits are from the original model's on a few tokens, relatively."""
+
+
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's part of a snapshot. Blocks are distinct ones.
+
+    `blocks_held` are those of its running requests, of which `blocks_shared` are referenced more
+    than once; `blocks_cached` are findable and held by nobody; `served` is its virtual counter's
+    unit: weighted tokens served so far, divided by its weight.
+    """
+
+    running: int
+    waiting: int
+    blocks_held: int
+    blocks_shared: int
+    blocks_cached: int
+    blocks_pinned: int
+    served: float
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot from inside the engine loop; counters count from the start.
+
+    Of the `preemptions`, `recomputed` requests were dropped to be computed again, the others were
+    swapped. `swapped_out` and `swapped_in` are blocks copied to the host and back, for whatever
+    reason; `host_hit_blocks` and `in_block_tokens` are what requests found in the host tier and
+    inside of blocks when they were admitted.
+    """
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_in_use: int
+    blocks_cached: int
+    peak_blocks_in_use: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    forks: int
+    """Sequences that began as others of their request, in the same blocks."""
+    copied_blocks: int
+    """Shared blocks that were copied because a sequence wrote into them."""
+    invariant_violations: int
+    blocks_pinned: int = 0
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
+    recomputed: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    host_hit_blocks: int = 0
+    in_block_tokens: int = 0
+    spared_keys: int = 0
+    """Keys that a layer's attention did not read again for sequences that share them."""
+    tenants: dict[str, TenantStats] = {}
+
+
+class EngineError(Exception):
+    """The engine could not serve this call."""
+
+
+class RequestRefused(EngineError):
+    """The request can never be served; `param` names the offending part of `EngineRequest`."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class EngineUnavailable(EngineError):
+    """The engine is not running (starting, crashed, or closed) or does not answer."""
+
+
+class UnsupportedModel(EngineError):
+    """The model cannot be served from paged KV memory; the message says why."""

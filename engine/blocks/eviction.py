@@ -1,0 +1,183 @@
+"""Which unreferenced block's memory is taken next, and which ones a tenant's reserve protects.
+
+Free blocks go first, then cached ones in the order that `engine.blocks.eviction_policy` says. Each
+owner's most recently used cached blocks, up to its reserve, form a protected segment that only the
+owner itself may evict (segmented LRU after Karedla, Love and Wherry, IEEE Computer 1994; here one
+segment an owner). So the number of protected blocks of an owner is always min(reserved, cached),
+whatever the order of the others, the surplus.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.blocks.eviction_policy import Eviction, make_order
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One owner's cached blocks, least recently used first."""
+
+    reserved: int = 0
+    protected: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+    """With the blocks' keys, which the order keeps for the surplus."""
+    surplus: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self.protected) + len(self.surplus)
+
+
+class EvictionQueue:
+    """The unreferenced blocks of a pool. Every operation but `set_reserve` takes constant time."""
+
+    def __init__(self, num_blocks: int, eviction: Eviction) -> None:
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._order = make_order(eviction, num_blocks)
+        self._surplus_owners: dict[int, str] = {}
+        self._segments: dict[str, _Segment] = {}
+        self._num_protected = 0
+
+    def __len__(self) -> int:
+        return len(self._free) + self.num_cached
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that still hold what was computed."""
+        return len(self._order) + self._num_protected
+
+    @property
+    def num_reserved(self) -> int:
+        """The sum of all reserves, used or not."""
+        return sum(segment.reserved for segment in self._segments.values())
+
+    def reserved_by(self, owner: str) -> int:
+        """How many cached blocks of `owner` no other may evict."""
+        segment = self._segments.get(owner)
+        return 0 if segment is None else segment.reserved
+
+    def cached_of(self, owner: str) -> int:
+        """How many cached blocks `owner` has."""
+        segment = self._segments.get(owner)
+        return 0 if segment is None else segment.num_cached
+
+    def available(
+        self, owner: str, free_change: int = 0, cached_changes: Mapping[str, int] | None = None
+    ) -> int:
+        """Blocks that `owner` could take, once the numbers have changed as given (by owner)."""
+        own = self._segments.get(owner)
+        count = len(self._free) + free_change + len(self._order)
+        count += 0 if own is None else len(own.protected)
+        for other, change in (cached_changes or {}).items():
+            segment = self._segments.get(other)
+            if other == owner or segment is None:
+                count += change
+            else:
+                surplus = max(0, segment.num_cached + change - segment.reserved)
+                count += surplus - len(segment.surplus)
+        return count
+
+    def add_free(self, block: int) -> None:
+        """A block that holds nothing of use; the next one to be taken."""
+        self._order.emptied(block)
+        self._free.append(block)
+
+    def add_cached(self, block: int, owner: str, key: bytes) -> None:
+        """A block that can still be found by `key`; `owner`'s most recently used one."""
+        segment = self._segments.get(owner)
+        if segment is None:
+            segment = self._segments[owner] = _Segment()
+        if segment.reserved:
+            segment.protected[block] = key
+            self._num_protected += 1
+            self._demote(owner, segment)
+        else:
+            self._expose(block, key, owner, segment)
+
+    def remove_cached(self, block: int, owner: str) -> None:
+        """Take a cached block out of the queue: it is in use again, or soon added as free."""
+        segment = self._segments[owner]
+        if block in segment.surplus:
+            self._withdraw(block, segment)
+        else:
+            del segment.protected[block]
+            self._num_protected -= 1
+            self._promote(segment)
+        self._order.used_again(block)
+        self._drop_empty(owner, segment)
+
+    def take(self, owner: str) -> int:
+        """Remove and return the block whose memory `owner` gets next."""
+        if self._free:
+            return self._free.pop()
+        if not self._order:
+            self._demote_oldest(owner, self._segments[owner])
+        block = self._order.evict()
+        victim = self._surplus_owners.pop(block)
+        segment = self._segments[victim]
+        del segment.surplus[block]
+        self._drop_empty(victim, segment)
+        return block
+
+    def set_reserve(self, owner: str, reserved: int) -> None:
+        """Protect up to `reserved` cached blocks of `owner` from now on."""
+        if reserved == self.reserved_by(owner):
+            return
+        segment = self._segments.setdefault(owner, _Segment())
+        segment.reserved = reserved
+        self._promote(segment)
+        self._demote(owner, segment)
+        self._drop_empty(owner, segment)
+
+    def contents(self) -> tuple[list[int], dict[int, str]]:
+        """The free blocks, and every cached block's owner. Verifies the books on the way.
+
+        Raises `AssertionError`.
+        """
+        owners: dict[int, str] = {}
+        surplus: set[int] = set()
+        for owner, segment in self._segments.items():
+            assert len(segment.protected) == min(segment.reserved, segment.num_cached), (
+                f"{owner!r} has {len(segment.protected)} protected blocks of {segment.reserved}"
+            )
+            assert segment.num_cached or segment.reserved, f"{owner!r} is kept for nothing"
+            owners |= dict.fromkeys([*segment.protected, *segment.surplus], owner)
+            surplus |= segment.surplus.keys()
+        assert surplus == self._order.candidates().keys(), "the segments and the queue disagree"
+        assert self._surplus_owners == {block: owners[block] for block in surplus}
+        assert len(owners) == self.num_cached, "a cached block is queued twice, or not counted"
+        assert len(set(self._free)) == len(self._free), "a free block is queued twice"
+        return list(self._free), owners
+
+    def _demote(self, owner: str, segment: _Segment) -> None:
+        while len(segment.protected) > segment.reserved:
+            self._demote_oldest(owner, segment)
+
+    def _demote_oldest(self, owner: str, segment: _Segment) -> None:
+        block, key = segment.protected.popitem(last=False)
+        self._num_protected -= 1
+        self._expose(block, key, owner, segment)
+
+    def _promote(self, segment: _Segment) -> None:
+        while segment.surplus and len(segment.protected) < segment.reserved:
+            block = next(reversed(segment.surplus))
+            segment.protected[block] = self._withdraw(block, segment)
+            segment.protected.move_to_end(block, last=False)
+            self._num_protected += 1
+
+    def _expose(self, block: int, key: bytes, owner: str, segment: _Segment) -> None:
+        """Put a block into the surplus, as the most recently used one."""
+        segment.surplus[block] = None
+        self._surplus_owners[block] = owner
+        self._order.add(block, key)
+
+    def _withdraw(self, block: int, segment: _Segment) -> bytes:
+        """Take a block out of the surplus; returns its key."""
+        del segment.surplus[block], self._surplus_owners[block]
+        return self._order.remove(block)
+
+    def _drop_empty(self, owner: str, segment: _Segment) -> None:
+        if not segment.reserved and not segment.num_cached:
+            self._segments.pop(owner, None)

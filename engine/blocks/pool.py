@@ -1,0 +1,252 @@
+"""The block pool: which blocks are free, in use or cached, and which cached block holds what.
+
+A block is *free* (no reference, no hash), *in use* (referenced) or *cached* (no reference, still
+findable by its hash until its memory is needed). Its owner is the tenant that had it computed. The
+pool counts; it never touches a tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+
+from engine.blocks.eviction import EvictionQueue
+from engine.blocks.eviction_policy import Eviction
+from engine.blocks.partial_hits import BlockHeads, Place
+
+
+class InvariantError(AssertionError):
+    """The pool's books do not add up: a bug, never a user's doing."""
+
+
+class BlockPool:
+    """`num_blocks` preallocated blocks with reference counts, owners and a hash -> block map."""
+
+    def __init__(self, num_blocks: int, eviction: Eviction = "arc") -> None:
+        if num_blocks < 0:
+            raise ValueError("num_blocks: must not be negative")
+        self.num_blocks = num_blocks
+        self.peak_in_use = 0
+        self.heads = BlockHeads()
+        self.on_evict: Callable[[int, bytes, str], None] = _evict_silently
+        """Told of each full cached block (its hash and owner, too) whose memory is being taken."""
+        self._refs = [0] * num_blocks
+        self._owners = [""] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        self._tails: set[int] = set()
+        self._queue = EvictionQueue(num_blocks, eviction)
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks that some sequence or pin holds."""
+        return self.num_blocks - len(self._queue)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that can still be found by their hash."""
+        return self._queue.num_cached
+
+    @property
+    def num_reserved(self) -> int:
+        """Blocks that the tenants' reserves may keep from others, all together."""
+        return self._queue.num_reserved
+
+    def num_cached_of(self, owner: str) -> int:
+        """Blocks that `owner` had computed, that nobody holds and that can still be found."""
+        return self._queue.cached_of(owner)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether the block is referenced more than once."""
+        return self._refs[block] > 1
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest prefix of `hashes` that is present."""
+        found: list[int] = []
+        for key in hashes:
+            block = self._by_hash.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def can_allocate(
+        self,
+        count: int,
+        owner: str,
+        hits: Sequence[int] = (),
+        released: Collection[Sequence[int]] = (),
+    ) -> bool:
+        """Whether `owner` can take `count` blocks once it has acquired the blocks `hits`.
+
+        With `released`: once the sequences that hold these blocks have given them back, too.
+        """
+        if not hits and not released:
+            return count <= self._queue.available(owner)
+        free = 0
+        cached: Counter[str] = Counter()
+        drops = Counter(block for blocks in released for block in blocks)
+        for block, dropped in drops.items():
+            if self._refs[block] == dropped:
+                if self._hashes[block] is None:
+                    free += 1
+                else:
+                    cached[self._owners[block]] += 1
+        for block in hits:
+            if self._refs[block] == drops[block]:
+                cached[self._owners[block]] -= 1
+        return count <= self._queue.available(owner, free, cached)
+
+    def allocate(self, count: int, owner: str) -> list[int]:
+        """Take `count` blocks (evicting cached ones as needed), each with one reference."""
+        assert self.can_allocate(count, owner), "allocate without can_allocate"
+        blocks: list[int] = []
+        for _ in range(count):
+            block = self._queue.take(owner)
+            evicted = self._hashes[block]
+            if evicted is not None:
+                if block not in self._tails:
+                    self.on_evict(block, evicted, self._owners[block])
+                self._forget(block)
+            self._refs[block] = 1
+            self._owners[block] = owner
+            blocks.append(block)
+        self.peak_in_use = max(self.peak_in_use, self.num_in_use)
+        return blocks
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                self._queue.remove_cached(block, self._owners[block])
+            self._refs[block] += 1
+        self.peak_in_use = max(self.peak_in_use, self.num_in_use)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop a reference to each of `blocks`, given in sequence order.
+
+        The tail of a sequence goes up for eviction before its head: a head without its tail is
+        still a useful prefix, a tail without its head can never be hit.
+        """
+        for block in reversed(blocks):
+            assert self._refs[block] > 0, f"block {block} released twice"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                key = self._hashes[block]
+                if key is None:
+                    self._queue.add_free(block)
+                else:
+                    self._queue.add_cached(block, self._owners[block], key)
+
+    def register(
+        self,
+        block: int,
+        block_hash: bytes,
+        where: Place | None = None,
+        owner: str | None = None,
+        *,
+        is_tail: bool = False,
+    ) -> None:
+        """Make the full block findable. A hash that another block holds already stays there.
+
+        With `where`: its head as well, once it is computed. With `owner`: it is this tenant's,
+        whoever has allocated it. A tail is partly filled, and found by its head alone.
+        """
+        assert self._refs[block] > 0, "only a block in use can be registered"
+        assert self._hashes[block] is None, "a full block is immutable"
+        if block_hash in self._by_hash:
+            return
+        self._hashes[block] = block_hash
+        self._by_hash[block_hash] = block
+        if is_tail:
+            self._tails.add(block)
+        if where is not None:
+            self.heads.add(block, where)
+        if owner is not None:
+            self._owners[block] = owner
+
+    def num_references(self, block: int) -> int:
+        """How many hold the block."""
+        return self._refs[block]
+
+    def hash_of(self, block: int) -> bytes | None:
+        """The hash by which the block is found."""
+        return self._hashes[block]
+
+    def owner_of(self, block: int) -> str:
+        """The tenant that had the block computed."""
+        return self._owners[block]
+
+    def reserve(self, owner: str, count: int) -> None:
+        """Keep up to `count` cached blocks of `owner` from being evicted for others."""
+        self._queue.set_reserve(owner, count)
+
+    def forget_owner(self, owner: str, keep: Container[int] = ()) -> None:
+        """Make no block of `owner` but `keep` findable any more, and drop its reserve."""
+        self._queue.set_reserve(owner, 0)
+        owned = (block for block, own in enumerate(self._owners) if own == owner)
+        self._forget_all(block for block in owned if block not in keep)
+
+    def forget_all(self, keep: Collection[int] = ()) -> None:
+        """Make no block findable but `keep` (the contents of the others are not to be trusted)."""
+        self._forget_all(set(self._by_hash.values()).difference(keep))
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Make `blocks` unfindable."""
+        self._forget_all(blocks)
+
+    def check(self) -> None:
+        """Verify every invariant in O(blocks). Raises `InvariantError`."""
+        try:
+            free, cached = self._queue.contents()
+        except AssertionError as error:
+            raise InvariantError(str(error)) from error
+        _require(not cached.keys() & set(free), "a block is both free and cached")
+        _require(len(free) + len(cached) == len(self._queue), "queue length is wrong")
+        queued = cached.keys() | free
+        for block, refs in enumerate(self._refs):
+            _require(refs >= 0, f"block {block}: negative references")
+            _require((refs == 0) == (block in queued), f"block {block} is neither queued nor held")
+            if refs == 0:
+                hashed = self._hashes[block] is not None
+                _require(hashed == (block in cached), f"block {block} is in the wrong queue")
+                _require(cached.get(block, self._owners[block]) == self._owners[block], "owner")
+        known = {block: key for block, key in enumerate(self._hashes) if key is not None}
+        _require(
+            known == {block: key for key, block in self._by_hash.items()},
+            "hashes and map disagree",
+        )
+        _require(self._tails <= known.keys(), "a forgotten block is a tail")
+        try:
+            self.heads.check(set(known))
+        except AssertionError as error:
+            raise InvariantError(str(error)) from error
+
+    def references(self) -> list[int]:
+        """A copy of all reference counts, by block."""
+        return list(self._refs)
+
+    def _forget_all(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self._hashes[block] is not None:
+                if self._refs[block] == 0:
+                    self._queue.remove_cached(block, self._owners[block])
+                    self._queue.add_free(block)
+                self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        key = self._hashes[block]
+        if key is not None:
+            self._hashes[block] = None
+            del self._by_hash[key]
+            self.heads.drop(block)
+            self._tails.discard(block)
+
+
+def _evict_silently(_block: int, _block_hash: bytes, _owner: str) -> None:
+    """Nobody wants to know."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantError(message)

@@ -1,0 +1,206 @@
+"""The blocks of one sequence, in order, and their hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.api import Namespaces
+from engine.blocks.hashing import block_key, extend_block_hashes, parent_hash, tail_hash
+from engine.blocks.partial_hits import Place, place
+from engine.blocks.pool import BlockPool
+
+
+class BlockTable:
+    """Maps the positions of a sequence to blocks: position p lives in `blocks[p // block_size]`.
+
+    The table owns one reference to each of its blocks, which it takes for `owner`. Whoever has it
+    calls `release` exactly once for every `admit` and for every `fork`.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        owner: str,
+        namespaces: Namespaces,
+        extras: bytes,
+        cache: bool,
+    ) -> None:
+        self.blocks: list[int] = []
+        self.cache = cache
+        """Whether blocks are looked up, and left findable."""
+        self._pool = pool
+        self._block_size = block_size
+        self._owner = owner
+        self._namespaces = namespaces
+        self._extras = extras
+        self._hashes: list[bytes] = []
+        self._num_sealed = 0
+
+    def missing(self, num_tokens: int, num_present: int | None = None) -> int:
+        """How many blocks are needed for `num_tokens` tokens beyond those present."""
+        present = len(self.blocks) if num_present is None else num_present
+        return -(-num_tokens // self._block_size) - present
+
+    def prefix_hashes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The hashes of the blocks that a sequence of `token_ids` could start with.
+
+        The last token is never taken from the cache: its logits have to be computed.
+        """
+        if not self.cache:
+            return []
+        self._extend_hashes(token_ids)
+        return self._hashes[: (len(token_ids) - 1) // self._block_size]
+
+    def hits(self, token_ids: Sequence[int]) -> list[int]:
+        """The cached blocks that a sequence of `token_ids` could start with."""
+        return self._pool.find(self.prefix_hashes(token_ids))
+
+    def longest_head(self, token_ids: Sequence[int], num_blocks: int) -> tuple[int, int] | None:
+        """A computed block whose head continues the first `num_blocks` blocks, which have hit.
+
+        Returns the block and how many of its leading tokens are those of `token_ids`. As with
+        `hits`, the last token is never among them.
+        """
+        if not self.cache:
+            return None
+        self._extend_hashes(token_ids)
+        return self._pool.heads.longest(self._place(token_ids[:-1], num_blocks))
+
+    def admit(self, num_tokens: int, held: Sequence[int]) -> None:
+        """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
+
+        `held` come with a reference each, which the table takes over. Whoever computes them seals
+        them.
+        """
+        assert not self.blocks
+        missing = self.missing(num_tokens, len(held))
+        self.blocks = [*held, *self._pool.allocate(missing, self._owner)]
+        self._num_sealed = min(len(held), num_tokens // self._block_size)
+
+    def resume(self, blocks: list[int], num_sealed: int) -> None:
+        """Take over `blocks`, with a reference each, in place of those given back before."""
+        assert not self.blocks
+        self.blocks = blocks
+        self._num_sealed = num_sealed
+
+    def restore(self, index: int, token_ids: Sequence[int], owner: str) -> None:
+        """Block number `index` holds again what it was sealed with, computed for `owner`."""
+        self._num_sealed = max(self._num_sealed, index + 1)
+        block = self.blocks[index]
+        if self.cache and self._pool.hash_of(block) is None:
+            self._extend_hashes(token_ids)
+            where = self._place(token_ids, index)
+            self._pool.register(block, self._hashes[index], where, owner)
+
+    @property
+    def num_sealed(self) -> int:
+        """How many blocks are findable, or will be once others have computed them."""
+        return self._num_sealed
+
+    def fork(self) -> BlockTable:
+        """Another table of the same blocks."""
+        fork = BlockTable(
+            self._pool,
+            self._block_size,
+            self._owner,
+            self._namespaces,
+            self._extras,
+            self.cache,
+        )
+        self._pool.acquire(self.blocks)
+        fork.blocks = list(self.blocks)
+        fork._hashes = list(self._hashes)
+        fork._num_sealed = self._num_sealed
+        return fork
+
+    def needed(self, num_tokens: int) -> int:
+        """How many blocks it takes to write the newest of `num_tokens` tokens."""
+        index = (num_tokens - 1) // self._block_size
+        if index < len(self.blocks):
+            return int(self._pool.is_shared(self.blocks[index]))
+        return index + 1 - len(self.blocks)
+
+    def writes_shared(self, num_tokens: int) -> bool:
+        """Whether the newest of `num_tokens` tokens belongs into a block that others hold, too."""
+        index = (num_tokens - 1) // self._block_size
+        return index < len(self.blocks) and self._pool.is_shared(self.blocks[index])
+
+    def copy_on_write(self, num_tokens: int) -> tuple[int, int]:
+        """Put a new block in place of the one that the newest token belongs into.
+
+        Returns (source, target): the contents are to be copied before anything is written. The last
+        holder of the source must not give it back before that.
+        """
+        index = (num_tokens - 1) // self._block_size
+        source = self.blocks[index]
+        (target,) = self._pool.allocate(1, self._owner)
+        self._pool.release([source])
+        self.blocks[index] = target
+        return source, target
+
+    def grow(self, num_tokens: int) -> list[int]:
+        """Extend the table to hold `num_tokens` tokens; returns the blocks that it took."""
+        taken = self._pool.allocate(self.missing(num_tokens), self._owner)
+        self.blocks += taken
+        return taken
+
+    def seal(self, token_ids: Sequence[int], num_computed: int) -> None:
+        """Make the blocks that `num_computed` tokens fill findable for others."""
+        full = num_computed // self._block_size
+        if not self.cache or full <= self._num_sealed:
+            return
+        if len(self._hashes) < full:
+            self._extend_hashes(token_ids)
+        for index in range(self._num_sealed, full):
+            where = self._place(token_ids, index)
+            self._pool.register(self.blocks[index], self._hashes[index], where)
+        self._num_sealed = full
+
+    def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
+        """Leave the last block's head for others, if it is partly filled and nobody else's.
+
+        For a sequence that is over: who continues it copies the tokens of that block, too.
+        """
+        index, count = divmod(num_computed, self._block_size)
+        if not self.cache or not count or self._pool.is_shared(self.blocks[index]):
+            return
+        computed = token_ids[:num_computed]
+        self._extend_hashes(computed)
+        block_hash = tail_hash(
+            self._hashes, computed, self._block_size, self._namespaces, self._extras
+        )
+        where = self._place(computed, index)
+        self._pool.register(self.blocks[index], block_hash, where, is_tail=True)
+
+    def findable(self) -> list[int]:
+        """The blocks by which everything sealed so far is found: its own, or equal ones.
+
+        Where an equal block was evicted since, this table's own takes its place.
+        """
+        blocks: list[int] = []
+        for own, block_hash in zip(self.blocks, self._hashes[: self._num_sealed], strict=False):
+            if not self._pool.find([block_hash]):
+                self._pool.register(own, block_hash)
+            blocks += self._pool.find([block_hash])
+        return blocks
+
+    def release(self) -> None:
+        """Give every block back."""
+        self._pool.release(self.blocks)
+        self.blocks = []
+        self._num_sealed = 0
+
+    def _place(self, token_ids: Sequence[int], index: int) -> Place:
+        """The place of block number `index`, as far as `token_ids` fill it."""
+        start = index * self._block_size
+        return place(
+            block_key(self._namespaces, index, self._block_size),
+            parent_hash(self._hashes, index),
+            token_ids[start : start + self._block_size],
+        )
+
+    def _extend_hashes(self, token_ids: Sequence[int]) -> None:
+        extend_block_hashes(
+            self._hashes, token_ids, self._block_size, self._namespaces, self._extras
+        )

@@ -1,0 +1,1 @@
+"""From a folder of weights to a model that computes over blocks."""

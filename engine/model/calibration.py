@@ -1,0 +1,90 @@
+"""Measures, at start, what `engine.schedule.preemption` predicts from: copies and forward
+passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+
+from engine.model.paged_model import PagedModel
+from engine.run.batch import pack
+from engine.schedule.preemption import ComputeCost, CopyCost, CostModel
+
+_PASS_TOKENS = 64
+"""Of the pass that shows what a token costs; more where that is quick."""
+_CONTEXT = 1024
+"""Tokens in front of the pass that shows what attention to a longer context costs."""
+_COPIED_BYTES = 32 << 20
+_MAX_COPIED_BLOCKS = 16
+_REPEATS = range(2, 5)
+"""The fastest counts; what takes long is repeated less often."""
+_LONG_SECONDS = 0.1
+
+
+def calibrate(model: PagedModel, step_tokens: int, max_context_tokens: int) -> CostModel:
+    """Time copies and forward passes on the memory of `model`, which holds nothing of use yet."""
+    return CostModel(
+        swap_out=_copy_cost(model, model.swap_out),
+        swap_in=_copy_cost(model, model.swap_in),
+        compute=_compute_cost(model, step_tokens, max_context_tokens),
+    )
+
+
+def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]) -> CopyCost:
+    """From one block, and from as many as are quickly copied, scattered as they are in use."""
+    block_bytes = model.memory[:1].nbytes
+    most = min(_MAX_COPIED_BLOCKS, max(2, _COPIED_BYTES // block_bytes))
+    count = min(most, len(model.memory), len(model.host_memory))
+    moves = list(zip(range(count), reversed(range(count)), strict=True))
+    many = _fastest(model, lambda: copy(moves))
+    if count == 1:
+        return CopyCost(0.0, many)
+    one = _fastest(model, lambda: copy(moves[:1]))
+    per_block = max(0.0, many - one) / (count - 1)
+    return CopyCost(max(0.0, one - per_block), per_block)
+
+
+def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) -> ComputeCost:
+    """From a pass over one token, over as many as take long, and over so many in a context."""
+    most = min(step_tokens, -(-max_context_tokens // 2))
+    count, shallow = 1, _pass_seconds(model, 0, 1)
+    alone = shallow
+    while count < most and shallow < _LONG_SECONDS:
+        count = min(max(4 * count, _PASS_TOKENS), most)
+        shallow = _pass_seconds(model, 0, count)
+    context = min(_CONTEXT, max_context_tokens - count)
+    if count == 1 or context < 1:
+        return ComputeCost(alone, 0.0, 0.0, step_tokens)
+    deeper = _pass_seconds(model, context, count)
+    # Once more: had another process disturbed it, a token would seem to cost next to nothing.
+    alone = min(alone, _pass_seconds(model, 0, 1))
+    per_pair = max(0.0, deeper - shallow) / (context * count)
+    rest = shallow - alone - per_pair * count * (count + 1) / 2
+    return ComputeCost(alone, max(0.0, rest) / (count - 1), per_pair, step_tokens)
+
+
+def _pass_seconds(model: PagedModel, start: int, count: int) -> float:
+    """Time a forward pass over `count` tokens behind a context of `start`."""
+    needed = -(-(start + count) // model.block_size)
+    # Where the pool is smaller than the context, the values are wrong; the time is right.
+    blocks = [index % len(model.memory) for index in range(needed)]
+    # Blocks never written share one page of zeros, which would be read faster than memory is.
+    model.memory[: min(needed, len(model.memory))].zero_()
+    parts = [([0] * (start + count), start, count, blocks)]
+    batch = pack(parts, [count - 1], model.block_size, model.device)
+    return _fastest(model, lambda: model.forward(batch))
+
+
+def _fastest(model: PagedModel, action: Callable[[], object]) -> float:
+    seconds: list[float] = []
+    while len(seconds) < _REPEATS.start or (
+        len(seconds) in _REPEATS and sum(seconds) < 2 * _LONG_SECONDS
+    ):
+        start = perf_counter()
+        action()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        seconds.append(perf_counter() - start)
+    return min(seconds)

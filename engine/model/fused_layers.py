@@ -1,0 +1,195 @@
+"""Decoder layers of few calls: one generic layer in place of a family's own modules.
+
+What a family's modules do in dozens of small operations a layer does here in seven: norm with the
+residual sum, one product for queries, keys and values, rotation with the cache write, attention,
+one product back, one for gate and up with the activation between, one down. On a CPU the compiled
+library does them all in one call. `engine.model.families` says which weights and options a model
+has; the arithmetic is in `kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine.model.eager_layers import AttentionCall
+from engine.model.families import Description, LayerDescription, describe
+from engine.run.batch import Batch
+from kernels.attention import attend
+from kernels.decoder_layer import DecoderLayer, Norm
+from kernels.layers import Activation, add_rms_norm, gate, rotate_and_write
+from kernels.linear import Linear, Quantization, pack
+from kernels.native import library
+
+if TYPE_CHECKING:
+    from kernels.native.decoder import LayerStack
+
+
+class FusedDecoder:
+    """A model of a known family, on packed weights; an `engine.model.paged_model.Decoder`.
+
+    A forward pass has no host synchronisation, and shapes that depend on the numbers of tokens and
+    of logit rows only: a decode step can be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self, description: Description, quantization: Quantization, batch_invariant: bool
+    ) -> None:
+        """Pack the weights of `description`, and take each from its module once it is packed."""
+        packer = _Packer(quantization, batch_invariant)
+        self._dtype = description.embedding.weight.dtype
+        self._embedding_scale = description.embedding_scale
+        self._activation = description.activation
+        self._layers = [packer.layer(layer) for layer in description.layers]
+        self._norm = description.norm
+        self._softcap = description.softcap
+        self._embedding = _own_table(description.embedding.weight.detach())
+        self._head = packer.product([description.head])
+        self._stack = _stack(self._layers, self._activation)
+        _release(description.embedding)
+
+    def forward(self, batch: Batch, memory: Tensor) -> Tensor:
+        """See `engine.model.paged_model.Decoder`."""
+        residual = self._embed(batch.token_ids)
+        if self._stack is not None:
+            update = self._stack.run(residual, batch.positions, memory, batch.attention)
+        else:
+            update = self._run_layers(residual, memory, batch)
+        rows = batch.logit_rows
+        last = residual.index_select(0, rows)
+        norm = self._norm
+        logits = self._head(add_rms_norm(last, update.index_select(0, rows), norm.weight, norm.eps))
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        rows = self._embedding.index_select(0, token_ids).to(self._dtype)
+        return rows if self._embedding_scale == 1 else rows.mul_(self._embedding_scale)
+
+    def _run_layers(self, residual: Tensor, memory: Tensor, batch: Batch) -> Tensor:
+        """Add all updates to the residual stream but the last layer's, and return that one."""
+        update: Tensor | None = None
+        for layer, kv in zip(self._layers, memory.unbind(1), strict=True):
+            update = self._run_layer(layer, residual, update, kv, batch)
+        assert update is not None
+        return update
+
+    def _run_layer(
+        self,
+        layer: DecoderLayer,
+        residual: Tensor,
+        update: Tensor | None,
+        kv: Tensor,
+        batch: Batch,
+    ) -> Tensor:
+        """Add `update` to the residual stream, and return this layer's last one."""
+        options = layer.options
+        norm, head_norm = options.before_attention, options.query_norm or options.key_norm
+        query = rotate_and_write(
+            layer.qkv(add_rms_norm(residual, update, norm.weight, norm.eps)),
+            options.rotation.cos,
+            options.rotation.sin,
+            batch.positions,
+            kv,
+            batch.attention.slots,
+            options.num_heads,
+            options.num_kv_heads,
+            None if options.query_norm is None else options.query_norm.weight,
+            None if options.key_norm is None else options.key_norm.weight,
+            0.0 if head_norm is None else head_norm.eps,
+        )
+        attended = attend(
+            query,
+            kv,
+            batch.attention,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            softcap=options.softcap,
+        )
+        update = _normed(layer.out(attended.flatten(1)), options.after_attention)
+        norm = options.before_mlp
+        normed = add_rms_norm(residual, update, norm.weight, norm.eps)
+        update = layer.down(gate(layer.gate_up(normed), self._activation))
+        return _normed(update, options.after_mlp)
+
+
+def _normed(update: Tensor, norm: Norm | None) -> Tensor:
+    return update if norm is None else add_rms_norm(update, None, norm.weight, norm.eps)
+
+
+def fuse(
+    model: PreTrainedModel,
+    calls: Rows[AttentionCall],
+    max_positions: int | None = None,
+    *,
+    quantization: Quantization = "none",
+    batch_invariant: bool = False,
+) -> FusedDecoder:
+    """Fuse `model`, whose layers ask `calls` of their attention; its own weights are given up.
+
+    Contexts end where the model's do, or at `max_positions`. Raises
+    `engine.model.families.Unfamiliar`, with the model still whole, where it is not of a known
+    family.
+    """
+    return FusedDecoder(describe(model, calls, max_positions), quantization, batch_invariant)
+
+
+class _Packer:
+    """Packs products one after the other, so that at no time two copies of all weights exist."""
+
+    def __init__(self, quantization: Quantization, batch_invariant: bool) -> None:
+        self._quantization = quantization
+        self._batch_invariant = batch_invariant
+
+    def product(self, parts: Rows[nn.Linear]) -> Linear:
+        packed = pack(
+            [part.weight.detach() for part in parts],
+            [None if part.bias is None else part.bias.detach() for part in parts],
+            quantization=self._quantization,
+            batch_invariant=self._batch_invariant,
+        )
+        for part in parts:
+            _release(part)
+        return packed
+
+    def layer(self, layer: LayerDescription) -> DecoderLayer:
+        return DecoderLayer(
+            options=layer.options,
+            qkv=self.product(layer.qkv),
+            out=self.product([layer.out]),
+            gate_up=self.product(layer.gate_up),
+            down=self.product([layer.down]),
+        )
+
+
+def _stack(layers: Rows[DecoderLayer], activation: Activation) -> LayerStack | None:
+    """The layers for one call of the compiled library, where it is there and can run them."""
+    if not library.available():
+        return None
+    from kernels.native.decoder import stack
+
+    return stack(layers, activation)
+
+
+def _release(module: nn.Module) -> None:
+    for name in list(module._parameters):
+        setattr(module, name, None)
+
+
+def _own_table(table: Tensor) -> Tensor:
+    """The embedding, which a step reads a few rows of, beside the head's packed copy of it.
+
+    On a CPU in bfloat16 where that loses nothing, as in models that were stored so; and copied, or
+    it would keep all of a checkpoint mapped that it is a part of.
+    """
+    if table.device.type != "cpu":
+        return table
+    narrow = table.to(torch.bfloat16)
+    if not torch.equal(narrow.to(table.dtype), table):
+        narrow = table
+    return narrow.clone() if narrow.data_ptr() == table.data_ptr() else narrow

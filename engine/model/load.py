@@ -1,0 +1,203 @@
+"""From a model folder to a paged model that computes what the model itself does.
+
+`transformers` owns definition, weights and configuration. Whatever is made of them is compared with
+the model's own logits, at start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+from hashlib import blake2b
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from engine.api import EngineError, UnsupportedModel
+from engine.config import EngineConfig
+from engine.model.eager_layers import EagerDecoder
+from engine.model.families import Unfamiliar
+from engine.model.fused_layers import FusedDecoder, fuse
+from engine.model.paged_model import AttentionLayout, PagedModel, Weights
+from engine.run.batch import pack
+from kernels.native import library
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_TOKENS = 24
+"""Of the sequence on which a loaded model is compared with its original."""
+
+
+def load_model(config: EngineConfig) -> PagedModel:
+    """Load the weights that `config` names onto its device.
+
+    Raises `UnsupportedModel` for architectures that cannot be served from blocks, and `EngineError`
+    for options that the device or the architecture does not have.
+    """
+    device = choose_device(config.device)
+    if config.quantize != "none" and device.type != "cpu":
+        raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
+    if config.kv_dtype != "auto" and device.type != "cuda":
+        raise EngineError(f"kv_dtype: a cache of {config.kv_dtype} needs a GPU; this is a CPU")
+    model, error = _load(config, device)
+    is_off = not error < _tolerance(model, config)
+    if is_off and model.weights.is_fused and _needs_fusing(config) is None:
+        _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
+        del model
+        model, error = _load(config, device, may_fuse=False)
+    if not error < _tolerance(model, config):
+        raise UnsupportedModel(
+            f"{config.model_path}: paged logits differ from the model's own "
+            f"(relative error {error:.2g})"
+        )
+    model.logit_error = error
+    return model
+
+
+def _load(
+    config: EngineConfig, device: torch.device, may_fuse: bool = True
+) -> tuple[PagedModel, float]:
+    """The model, and how far its logits are from those of the model as it was loaded.
+
+    Whatever a family does that paging or fusing does not know of (an unusual mask, sinks, a
+    position bias) shows in them, at start, instead of as subtly wrong answers.
+    """
+    text = AutoConfig.from_pretrained(config.model_path).get_text_config()
+    if getattr(text, "attention_chunk_size", None):
+        raise UnsupportedModel("attention in local chunks is not supported")
+    dtype = choose_dtype(config, device)
+    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(device)
+    eager = EagerDecoder(model)
+    length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
+    ids = torch.arange(length).mul(7919).add(11).remainder(text.vocab_size).tolist()
+    expected = eager.own_logits(ids).float()
+    weights = Weights(
+        decoder=(_fused(eager, config) if may_fuse else None) or eager,
+        layout=_layout(eager),
+        config=text,
+        eos_token_ids=_eos_token_ids(model),
+        device=device,
+        dtype=dtype,
+    )
+    del model, eager
+    _return_memory(device)
+    paged = PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
+    error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
+    return paged, error.item()
+
+
+def _fused(eager: EagerDecoder, config: EngineConfig) -> FusedDecoder | None:
+    """The model's layers, fused; None where its family is not known."""
+    most = max(config.max_context_tokens, _SAMPLE_TOKENS) if config.max_context_tokens else None
+    try:
+        return fuse(
+            eager.model,
+            eager.calls,
+            most,
+            quantization=config.quantize,
+            batch_invariant=config.batch_invariant,
+        )
+    except Unfamiliar as reason:
+        setting = _needs_fusing(config)
+        if setting is not None:
+            raise EngineError(f"{setting}: not for this model: {reason}") from None
+        _log.info("layers are not fused: %s", reason)
+        return None
+
+
+def _needs_fusing(config: EngineConfig) -> str | None:
+    """A setting that the model's own layers cannot serve, if there is one."""
+    if config.quantize != "none":
+        return "quantize"
+    return "batch_invariant" if config.batch_invariant else None
+
+
+def _layout(eager: EagerDecoder) -> AttentionLayout:
+    shapes = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in eager.calls}
+    if len(shapes) != 1:
+        raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
+    return AttentionLayout(len(eager.calls), *shapes.pop())
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    return tuple([eos] if isinstance(eos, int) else eos or [])
+
+
+def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
+    """Logits of one sequence, computed in two parts over blocks in reverse order, in float32."""
+    num_blocks = -(-len(ids) // model.block_size)
+    model.allocate(num_blocks)
+    split = len(ids) // 2
+    blocks = list(reversed(range(num_blocks)))
+    parts = [
+        model.forward(
+            pack([(ids, start, count, blocks)], range(count), model.block_size, model.device)
+        )
+        for start, count in ((0, split), (split, len(ids) - split))
+    ]
+    return torch.cat(parts).float()
+
+
+def _tolerance(model: PagedModel, config: EngineConfig) -> float:
+    """Relative error of logits up to which they count as the same."""
+    if config.quantize != "none":
+        return 0.3
+    return 1e-3 if model.kv_storage == torch.float32 else 0.1
+
+
+def _return_memory(device: torch.device) -> None:
+    """Give the originals' memory back: to the system, or to whoever allocates on the GPU next."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU, and on a CPU with matrix tiles (AMX) or the compiled library.
+
+    The library reads half as many bytes so, on any CPU. torch multiplies float32 faster than
+    bfloat16 without AMX; there it is float32, unless the weights would take more than a quarter of
+    the free memory.
+    """
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return dtype
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if library.available() or torch.cpu._is_amx_tile_supported():
+        return torch.bfloat16
+    stored = sum(file.stat().st_size for file in Path(config.model_path).glob("*.safetensors"))
+    widened = 2 * stored
+    small = widened <= psutil.virtual_memory().available / 4
+    return torch.float32 if small else torch.bfloat16
+
+
+def model_fingerprint(config: EngineConfig, dtype: torch.dtype) -> bytes:
+    """Identifies what computes KV, and how it is kept: part of every block hash.
+
+    The weights count by configuration, file names and sizes.
+    """
+    kept = f"{dtype} {config.quantize} {config.kv_dtype}"
+    digest = blake2b(kept.encode(), digest_size=16)
+    folder = Path(config.model_path)
+    digest.update((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+    return digest.digest()

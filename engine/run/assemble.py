@@ -1,0 +1,148 @@
+"""From an `EngineConfig` to a core that is ready to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+import torch
+from transformers.utils import logging as transformers_logging
+
+from engine.api import EngineError, EngineInfo
+from engine.config import EngineConfig
+from engine.model.calibration import calibrate
+from engine.model.load import load_model, model_fingerprint
+from engine.model.paged_model import PagedModel
+from engine.run.graphs import DecodeGraphs, Record
+from engine.run.noise import gumbel
+from engine.run.padding import Padder, row_buckets
+from engine.run.runner import AheadRunner, ModelRunner
+from engine.run.threads import compute_threads
+from engine.schedule.preemption import FREE_COPIES, CostModel
+from engine.serve.core import EngineCore
+from kernels.native import library
+
+_CPU_MEMORY_SHARE = 1 / 8
+_GPU_MEMORY_SHARE = 0.85
+_CPU_STEP_TOKENS = 128
+"""A CPU is busy with few tokens already; more would only make everyone wait for longer steps."""
+_GPU_STEP_TOKENS = 2048
+_RECORDING_SECONDS = 20.0
+"""At start; other graphs are recorded when they are first needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is built from."""
+
+    config: EngineConfig
+    """With a token budget."""
+    info: EngineInfo
+    model: PagedModel
+    """With its memory."""
+    costs: CostModel
+
+
+def load_core(config: EngineConfig) -> EngineCore:
+    """Load the model, allocate its KV memory and build the engine around them.
+
+    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    """
+    parts = load_parts(config)
+    return EngineCore(parts.config, parts.info, make_runner(parts), parts.costs)
+
+
+def make_runner(parts: Parts) -> ModelRunner:
+    """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
+    config = parts.config
+    costs = parts.costs if parts.info.num_host_blocks else None
+    grouping = config.prefix_grouping and not config.batch_invariant
+    if parts.model.device.type != "cuda":
+        return ModelRunner(parts.model, costs, grouping)
+    graphs = make_graphs(parts)
+    graphs.warm_up(_RECORDING_SECONDS)
+    # Compiled now, so that the first request which is sampled does not wait for a compiler.
+    gumbel(torch.zeros(1, dtype=torch.int64, device=parts.model.device), parts.info.vocab_size)
+    return AheadRunner(parts.model, costs, grouping, graphs)
+
+
+def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
+    """Graphs for as many rows as may run at once; see `DecodeGraphs` for `record`."""
+    model, info = parts.model, parts.info
+    padder = Padder(
+        row_buckets(info.max_running_sequences),
+        info.block_size,
+        null_block=info.num_blocks,
+        max_context=info.max_context_tokens,
+    )
+    return DecodeGraphs(model.forward, padder, model.device, record)
+
+
+def load_parts(config: EngineConfig) -> Parts:
+    """Load the model, allocate its KV memory and, if blocks may be swapped, measure it.
+
+    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    """
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(compute_threads(config.threads))
+    library.set_threads(compute_threads(config.threads))
+    model = load_model(config)
+    block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
+    # One block more, for rows that only fill a batch up, is nobody's.
+    num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
+    num_host_blocks = config.host_memory_bytes // block_bytes
+    if num_blocks < 1:
+        raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
+    if config.host_memory_bytes and not num_host_blocks:
+        raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
+    model.allocate(num_blocks + 1)
+    model.allocate_host(num_host_blocks)
+    step_tokens = _step_tokens(config, model.device)
+    info = _info(config, model)
+    costs = FREE_COPIES
+    if num_host_blocks:
+        costs = calibrate(model, step_tokens, info.max_context_tokens)
+    config = msgspec.structs.replace(config, step_token_budget=step_tokens)
+    return Parts(config, info, model, costs)
+
+
+def _step_tokens(config: EngineConfig, device: torch.device) -> int:
+    """The configured budget of a step, or one that suits the device."""
+    if config.step_token_budget is not None:
+        return config.step_token_budget
+    budget = _GPU_STEP_TOKENS if device.type == "cuda" else _CPU_STEP_TOKENS
+    return max(budget, config.max_running_requests)
+
+
+def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
+    """The configured size, or a share of the memory that is free once the weights are loaded."""
+    if config.kv_memory_bytes is not None:
+        return config.kv_memory_bytes
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_MEMORY_SHARE)
+    return int(psutil.virtual_memory().available * _CPU_MEMORY_SHARE)
+
+
+def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
+    num_blocks = len(model.memory) - 1
+    text = model.weights.config
+    limit = num_blocks * config.block_size
+    limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)
+    if config.max_context_tokens is not None:
+        limit = min(limit, config.max_context_tokens)
+    return EngineInfo(
+        model=config.model_path,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=len(model.host_memory),
+        max_context_tokens=limit,
+        max_running_sequences=config.max_running_requests,
+        vocab_size=text.vocab_size,
+        eos_token_ids=model.weights.eos_token_ids,
+        hash_extras=model_fingerprint(config, model.dtype),
+        logit_error=model.logit_error,
+    )

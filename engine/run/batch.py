@@ -1,0 +1,163 @@
+"""One step's tensors: the chunks of a plan, packed without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.run.block_tables import TableMirror
+from engine.schedule.plan import ScheduledChunk, StepPlan
+from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Packed tokens of one step, on the compute device."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    logit_rows: Tensor  # [num_logit_rows] int64, indices into the packed tokens
+    attention: AttentionBatch
+
+
+class BatchBuilder:
+    """Packs the plans of one step after the other, and finds which sequences share their keys.
+
+    With a `rule` batches have prefix groups; those of the last step stay where they still hold.
+    """
+
+    def __init__(self, block_size: int, device: torch.device, rule: GroupingRule | None) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._finder = None if rule is None else GroupFinder(block_size, rule)
+        self._tables = TableMirror()
+        self._found: HostGroups | None = None
+        self._groups: PrefixGroups | None = None
+        self._spared = 0
+        self.num_spared_keys = 0
+        """Keys that a layer has not read again since the start, because they were grouped."""
+
+    def build(self, plan: StepPlan) -> Batch:
+        """The batch of `plan`, with one logit row for each token that is drawn.
+
+        Where the host does not know a token, it is 0.
+        """
+        chunks = plan.chunks
+        ends = accumulate(chunk.count for chunk in chunks)
+        rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
+        row = self._tables.row
+        parts = [(_token_ids(c), c.start, c.count, row(c.sequence.table)) for c in chunks]
+        return pack(parts, rows, self._block_size, self._device, self._group)
+
+    def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
+        if self._finder is None:
+            return None
+        found = self._finder.find(tables, counts, contexts)
+        if found is not self._found:
+            self._found = found
+            self._groups = None if found is None else found.to(self._device)
+            self._spared = 0 if found is None else found.num_spared_keys
+        self.num_spared_keys += self._spared
+        return self._groups
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A runner that builds its batches with prefix groups."""
+
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        ...
+
+
+def pack(
+    parts: Rows[tuple[Rows[int], int, int, Rows[int] | Integers]],
+    logit_rows: Rows[int],
+    block_size: int,
+    device: torch.device,
+    group: Callable[[Integers, Integers, Integers], PrefixGroups | None] | None = None,
+) -> Batch:
+    """Pack (token ids, start, count, blocks) of each sequence.
+
+    Token p of a sequence has its KV in slot
+    `blocks[p // block_size] * block_size + p % block_size`. What `group` says of the block tables,
+    the counts and the context lengths becomes the batch's groups.
+    """
+    starts = np.array([start for _, start, _, _ in parts], dtype=np.int64)
+    counts = np.array([count for _, _, count, _ in parts], dtype=np.int64)
+    contexts = starts + counts
+    tables = _block_tables([blocks for _, _, _, blocks in parts], -(-contexts // block_size))
+    tokens = chain.from_iterable(ids[start : start + count] for ids, start, count, _ in parts)
+    query_starts = np.concatenate([[0], counts.cumsum()])
+    num_tokens = int(query_starts[-1])
+    rows = np.arange(len(parts)).repeat(counts)
+    positions = np.arange(num_tokens) + (starts - query_starts[:-1])[rows]
+    slots = tables[rows, positions // block_size].astype(np.int64) * block_size
+    slots += positions % block_size
+
+    def tensor(array: Integers, kind: type[np.integer[Any]]) -> Tensor:
+        return torch.from_numpy(array.astype(kind, copy=False)).to(device)
+
+    return Batch(
+        token_ids=tensor(np.fromiter(tokens, np.int64, num_tokens), np.int64),
+        positions=tensor(positions, np.int64),
+        logit_rows=tensor(np.array(logit_rows, np.int64), np.int64),
+        attention=AttentionBatch(
+            block_tables=tensor(tables, np.int32),
+            query_starts=tensor(query_starts, np.int32),
+            context_lens=tensor(contexts, np.int32),
+            slots=tensor(slots, np.int64),
+            max_query_len=int(counts.max()),
+            max_context_len=int(contexts.max()),
+            groups=None if group is None else group(tables, counts, contexts),
+        ),
+    )
+
+
+def token_by_token(batch: Batch) -> Batch:
+    """The same tokens, each as the only query of a sequence that ends with it.
+
+    Kernels that take many queries at once round differently than those for one; so a token's
+    attention does not depend on the chunk that it comes in. Groups are lost.
+    """
+    attention = batch.attention
+    num_tokens = len(batch.token_ids)
+    counts = attention.query_starts.diff()
+    alone = replace(
+        attention,
+        block_tables=attention.block_tables.repeat_interleave(counts, dim=0),
+        query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
+        context_lens=(batch.positions + 1).to(torch.int32),
+        max_query_len=1,
+        groups=None,
+    )
+    return replace(batch, attention=alone)
+
+
+class _Unknown(list[int]):
+    """Stands for the tokens of a sequence whose newest one the host does not know."""
+
+    def __getitem__(self, _: object) -> list[int]:  # type: ignore[override]
+        return [0]
+
+
+def _token_ids(chunk: ScheduledChunk) -> Rows[int]:
+    return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids
+
+
+def _block_tables(blocks: Rows[Rows[int] | Integers], used: Integers) -> npt.NDArray[np.int32]:
+    """The first `used` blocks of every row, padded with 0."""
+    tables = np.zeros((len(blocks), int(used.max())), np.int32)
+    for row, own, count in zip(tables, blocks, used.tolist(), strict=True):
+        row[:count] = own[:count]
+    return tables

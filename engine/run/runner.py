@@ -1,0 +1,142 @@
+"""Executes a step plan: transfers and batch in, sampled tokens out. It knows no policy.
+
+Everything is put into the device's queue without waiting for any of it. Only the result is waited
+for, and the newest tokens of a step may still be in the queue: these are put into their batch on
+the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.paged_model import PagedModel
+from engine.run.batch import Batch, BatchBuilder
+from engine.run.graphs import DecodeGraphs
+from engine.run.padding import tensors_of, with_tensors
+from engine.run.sampler import Draws, Sampled, sample
+from engine.run.staging import upload
+from engine.run.stopwatch import Stopwatch
+from engine.schedule.plan import StepPlan
+from engine.schedule.preemption import CostModel
+from engine.schedule.sequence import Sequence
+from kernels.prefix_groups import rule_for
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step in the device's queue; an `engine.run.steps.Pending`."""
+
+    _plan: StepPlan
+    _draws: Draws
+    _watch: Stopwatch
+    _costs: CostModel | None
+
+    def result(self) -> Sampled:
+        """Wait for the tokens. Tells the cost model what took how long."""
+        sampled = self._draws.result()
+        if self._costs is not None:
+            _observe(self._costs, self._plan, self._watch.seconds())
+        return sampled
+
+
+class ModelRunner:
+    """Runs plans on a `PagedModel`, and tells `costs` what took how long."""
+
+    def __init__(
+        self,
+        model: PagedModel,
+        costs: CostModel | None = None,
+        prefix_grouping: bool = True,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """Decode steps replay `graphs`, where there are any."""
+        self._model = model
+        self._costs = costs
+        rule = rule_for(model.device) if prefix_grouping else None
+        self._batches = BatchBuilder(model.block_size, _HOST, rule)
+        self._graphs = graphs
+        self._drawn: dict[Sequence, int] = {}
+        """Of the last step: the row in which a sequence has drawn."""
+        self._tokens = torch.empty(0, dtype=torch.int64)
+        """Of the last step: what each row has drawn, on the device."""
+
+    @property
+    def num_spared_keys(self) -> int:
+        """As in `BatchBuilder`."""
+        return self._batches.num_spared_keys
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates."""
+        return self._launch(plan).result()
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        model = self._model
+        watch = Stopwatch(model.device)
+        watch.mark()
+        model.swap_out(plan.transfers.swap_outs)
+        watch.mark()
+        model.swap_in(plan.transfers.swap_ins)
+        watch.mark()
+        if plan.transfers.copies:
+            model.copy_blocks(plan.transfers.copies)
+        newest, logits = self._compute(plan)
+        samplers = plan.samplers
+        draws = sample(logits, samplers, newest)
+        self._drawn = {sampler: row for row, sampler in enumerate(samplers)}
+        self._tokens = draws.tokens
+        watch.mark()
+        return LaunchedStep(plan, draws, watch, self._costs)
+
+    def _compute(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        """Of each row that draws: the newest token, and the logits."""
+        model = self._model
+        host = self._batches.build(plan)
+        places = [place for place, chunk in enumerate(plan.chunks) if chunk.is_unknown]
+        # Unknown tokens are those of chunks of one token, which come before all others.
+        rows = [self._drawn[plan.chunks[place].sequence] for place in places]
+
+        def complete(token_ids: Tensor) -> None:
+            if places:
+                index, drawn = upload([np.array(places), np.array(rows)], model.device)
+                token_ids.index_copy_(0, index, self._tokens.index_select(0, drawn))
+
+        replayed = None if self._graphs is None else self._graphs.run(host, complete)
+        if replayed is not None:
+            batch, logits = replayed
+            return _chosen(host, batch.token_ids), _chosen(host, logits)
+        tensors = [tensor.numpy() for tensor in tensors_of(host)]
+        batch = with_tensors(host, upload(tensors, model.device))
+        complete(batch.token_ids)
+        return batch.token_ids.index_select(0, batch.logit_rows), model.forward(batch)
+
+
+class AheadRunner(ModelRunner):
+    """Computes steps while the host goes on; an `engine.run.steps.Launcher`."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """See `engine.run.steps.Launcher`."""
+        return self._launch(plan)
+
+
+def _chosen(host: Batch, of_rows: Tensor) -> Tensor:
+    """What belongs to the rows that draw, of what there is for every row of a decode batch."""
+    rows = host.logit_rows.numpy()
+    if np.array_equal(rows, np.arange(len(rows))):
+        return of_rows[: len(rows)]
+    (index,) = upload([rows], of_rows.device)
+    return of_rows.index_select(0, index)
+
+
+def _observe(costs: CostModel, plan: StepPlan, seconds: list[float]) -> None:
+    """Compare what was predicted with what a step's parts took."""
+    swap_out, swap_in, compute = seconds
+    costs.observe_swap_out(len(plan.transfers.swap_outs), swap_out)
+    costs.observe_swap_in(len(plan.transfers.swap_ins), swap_in)
+    costs.observe_compute([(chunk.start, chunk.count) for chunk in plan.chunks], compute)

@@ -1,0 +1,1 @@
+"""Which tokens are computed next, and who makes room. No torch: policy is testable without it."""

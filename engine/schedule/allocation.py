@@ -1,0 +1,224 @@
+"""Which blocks a group starts from: shared between its sequences, found in the cache, or new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from engine.blocks.tiers import Tiers
+from engine.schedule.group import SequenceGroup
+from engine.schedule.sequence import Sequence
+
+
+class Admission(Protocol):
+    """What a group needs to run, each block counted once, and how it gets it."""
+
+    @property
+    def group(self) -> SequenceGroup:
+        """Who is to be admitted."""
+        ...
+
+    @property
+    def hits(self) -> list[int]:
+        """Blocks of the pool that it starts from."""
+        ...
+
+    @property
+    def held(self) -> list[int]:
+        """These, and blocks of which it copies a part."""
+        ...
+
+    @property
+    def num_new(self) -> int:
+        """Blocks that it takes for its known tokens beside those."""
+        ...
+
+    @property
+    def num_forks(self) -> int:
+        """Blocks that its sequences take for themselves when they write next."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks that it holds when every sequence has its next token."""
+        ...
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of its prompt that need not be computed."""
+        ...
+
+    @property
+    def slots(self) -> list[int]:
+        """Host slots that it starts from and does not hold yet."""
+        ...
+
+    @property
+    def writing(self) -> list[Sequence]:
+        """Sequences whose newest token may still need a block of its own."""
+        ...
+
+    def take(self, tiers: Tiers) -> None:
+        """Give each sequence its blocks, for which there is room."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where one sequence starts from."""
+
+    sequence: Sequence
+    num_shared: int
+    """How many blocks it takes from the sequence before it."""
+    hits: list[int]
+    """Cached blocks behind those."""
+    slots: list[int]
+    """Host slots behind those, whose blocks are brought back."""
+    head: tuple[int, int] | None
+    """A computed block whose first tokens come next, and their number: they are copied."""
+    is_fork: bool = False
+    """Whether it equals the sequence before it, and so shares even its partly filled block."""
+
+    @property
+    def num_ready_blocks(self) -> int:
+        """Full blocks that need no computation of its own."""
+        return self.num_shared + len(self.hits) + len(self.slots)
+
+    def num_ready(self, block_size: int) -> int:
+        """Tokens that need no computation of its own."""
+        if self.is_fork:
+            return self.sequence.num_tokens
+        return self.num_ready_blocks * block_size + (0 if self.head is None else self.head[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An `Admission` of a group that has no KV of its own: a new one, or one to be recomputed."""
+
+    group: SequenceGroup
+    starts: list[Start]
+    num_new: int
+    num_forks: int
+    num_cached: int
+
+    @property
+    def hits(self) -> list[int]:
+        """See `Admission`."""
+        return [block for start in self.starts for block in start.hits]
+
+    @property
+    def heads(self) -> list[int]:
+        """Blocks of which it copies a part."""
+        return [start.head[0] for start in self.starts if start.head is not None]
+
+    @property
+    def held(self) -> list[int]:
+        """See `Admission`."""
+        return self.hits + self.heads
+
+    @property
+    def num_blocks(self) -> int:
+        """See `Admission`."""
+        return len(self.hits) + self.num_new + self.num_forks
+
+    @property
+    def slots(self) -> list[int]:
+        """See `Admission`."""
+        return [slot for start in self.starts for slot in start.slots]
+
+    @property
+    def writing(self) -> list[Sequence]:
+        """See `Admission`; forks do when they decode."""
+        return []
+
+    @property
+    def num_in_block(self) -> int:
+        """Tokens found inside blocks."""
+        return sum(start.head[1] for start in self.starts if start.head is not None)
+
+    def without_heads(self, block_size: int) -> Layout:
+        """The same without holding blocks only to copy them."""
+        starts = [replace(start, head=None) for start in self.starts]
+        return replace(self, starts=starts, num_cached=starts[0].num_ready(block_size))
+
+    def take(self, tiers: Tiers) -> None:
+        """See `Admission`. The group is to be computed in the order of `starts`."""
+        pool, slots = tiers.pool, self.slots
+        # All of them first: what one sequence takes must evict nothing that another one has found.
+        pool.acquire(self.held)
+        tiers.host.hold(slots)
+        before: list[int] = []
+        for start in self.starts:
+            sequence = start.sequence
+            shared = before[: start.num_shared]
+            pool.acquire(shared)
+            sequence.table.admit(sequence.num_tokens, shared + start.hits)
+            _bring_back(start, tiers)
+            sequence.num_cached = sequence.num_computed = start.num_ready(tiers.block_size)
+            before = sequence.table.blocks
+        pool.release(self.heads)
+        tiers.host.release(slots)
+        self.group.prefill = [start.sequence for start in self.starts]
+
+
+def _bring_back(start: Start, tiers: Tiers) -> None:
+    """Fill new blocks of a sequence from the host, and one from the head of another block."""
+    sequence, table = start.sequence, start.sequence.table
+    first = start.num_shared + len(start.hits)
+    for index, slot in enumerate(start.slots, first):
+        tiers.transfers.swap_in(slot, table.blocks[index])
+        table.restore(index, sequence.token_ids, tiers.host.owner_of(slot))
+    if start.head is not None:
+        tiers.transfers.copy_held(start.head[0], table.blocks[start.num_ready_blocks])
+
+
+def lay_out(group: SequenceGroup, tiers: Tiers) -> Layout:
+    """The layout that shares most between the group's sequences, given what is cached now.
+
+    In the order of their tokens each sequence shares with the one before it whatever it shares with
+    any earlier one.
+    """
+    starts: list[Start] = []
+    num_new = 0
+    before: list[int] = []
+    for sequence in sorted(group.unfinished, key=lambda sequence: sequence.token_ids):
+        tokens, table = sequence.token_ids, sequence.table
+        if tokens == before:
+            starts.append(Start(sequence, table.missing(len(tokens), 0), [], [], None, True))
+            continue
+        starts.append(_start(sequence, _common_blocks(before, tokens, tiers.block_size), tiers))
+        num_new += table.missing(len(tokens), starts[-1].num_shared + len(starts[-1].hits))
+        before = tokens
+    writes = group.request.sampling.max_tokens > 0
+    num_forks = group.width - sum(not start.is_fork for start in starts)
+    num_cached = starts[0].num_ready(tiers.block_size)
+    return Layout(group, starts, num_new, num_forks if writes else 0, num_cached)
+
+
+def _start(sequence: Sequence, num_shared: int, tiers: Tiers) -> Start:
+    """What is found of a sequence behind the blocks that it shares with the one before it."""
+    tokens, table = sequence.token_ids, sequence.table
+    hashes = table.prefix_hashes(tokens)[num_shared:]
+    hits = tiers.pool.find(hashes)
+    slots = tiers.host.find(hashes[len(hits) :])
+    present = (num_shared + len(hits)) * tiers.block_size
+    back = present + len(slots) * tiers.block_size
+    if slots and not tiers.recovery.should_bring_back(
+        len(slots), (present, len(tokens) - present), (back, len(tokens) - back)
+    ):
+        slots = []
+    num_ready = num_shared + len(hits) + len(slots)
+    return Start(sequence, num_shared, hits, slots, table.longest_head(tokens, num_ready))
+
+
+def _common_blocks(one: Tokens[int], other: Tokens[int], block_size: int) -> int:
+    """How many full blocks two token sequences begin with alike."""
+    count = 0
+    most = min(len(one), len(other)) // block_size
+    while count < most and (
+        one[count * block_size : (count + 1) * block_size]
+        == other[count * block_size : (count + 1) * block_size]
+    ):
+        count += 1
+    return count

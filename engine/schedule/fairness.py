@@ -1,0 +1,205 @@
+"""Which tenant goes first, and who makes room for it; within a tenant: first come, first served.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each
+tenant's counter grows by the price of the tokens it is served, divided by its weight: the prompt
+when it is first admitted, output as it is produced (by every sequence of a request), nothing for
+a recomputation. The waiting tenant
+with the smallest counter is admitted next; if its next request does not fit, nobody overtakes it. A
+tenant that begins to wait is lifted to the smallest counter among those that wait, or to the
+virtual time: the counter of the tenant admitted last, as it was just before. So idleness banks no
+credit, and the counters of two waiting tenants differ by no more than what one of them may be
+served between two admissions. Between equal counters, as lifting makes them, whoever runs fewer
+requests goes first. Of prompts that have been admitted, those of tenants that run fewer requests
+are computed first: they have been charged, so that only their latency is at stake.
+
+The paper never takes back what it has admitted. Here a tenant that waits while others fill every
+slot or the memory makes over-served tenants yield, the most over-served first, each one's newest
+request first. Tenant w takes the place of a request of tenant v only if v's counter is not below
+w's, and besides
+
+1. w then still runs no more requests, per weight, than v: a flood yields at once to whoever runs
+   less; or
+2. v is ahead by the price of w's prompt and that of recomputing all that v yields, together: the
+   tenants take turns, each gets beyond its prompt in its turn, and they never spend more on
+   recomputing than they were served in between.
+
+Nobody yields unless the waiting request fits in the end, and nothing yields that is part of the
+step being planned. Why this comes to an end: while no token is served the counters stand still, so
+every exchange hands a place to a smaller counter or, between equal ones, evens out their numbers;
+neither goes on for ever. Hence every exchange is one of finitely many between two tokens served,
+and each token is charged once. Whoever has yielded waits at the head of its tenant's queue, where
+the others' growing counters will make it the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.schedule.accounts import Account
+from engine.schedule.group import SequenceGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a token adds to its tenant's counter."""
+
+    prompt: float
+    cached: float
+    output: float
+
+    def admission(self, group: SequenceGroup, num_cached: int) -> float:
+        """The price of admitting a request with `num_cached` tokens of its prompt in the cache.
+
+        However many sequences continue the prompt, it is computed once.
+        """
+        if group.is_charged:
+            return 0.0
+        return self.cached * num_cached + self.prompt * (len(group.request.prompt) - num_cached)
+
+
+class Fairness(Protocol):
+    """The order between tenants."""
+
+    def begins_to_wait(self, account: Account, waiting: Iterable[Account]) -> None:
+        """The tenant has waited for nothing so far; `waiting` are the others that wait."""
+        ...
+
+    def passed_over(self, account: Account) -> None:
+        """The tenant's own limit keeps its next request from being admitted."""
+        ...
+
+    def admits(self, account: Account) -> None:
+        """The tenant's next request is about to be admitted and charged."""
+        ...
+
+    def rank(self, account: Account) -> tuple[float, float]:
+        """Tenants of lower rank are admitted first and preempted last."""
+        ...
+
+    def prefill_rank(self, account: Account, num_running: int) -> tuple[float, float]:
+        """Prompts of lower rank are computed first, where the tenant is to run `num_running`."""
+        ...
+
+    def yielding(
+        self,
+        account: Account,
+        price: float,
+        running: Iterable[Account],
+        spared: Collection[str],
+    ) -> list[SequenceGroup]:
+        """Requests that make room for the next one of `account`, in the order in which they go.
+
+        `price` is that of admitting it; `spared` are ids of requests that must stay.
+        """
+        ...
+
+
+class FirstCome:
+    """One queue for all, in order of arrival."""
+
+    def begins_to_wait(self, account: Account, waiting: Iterable[Account]) -> None:
+        """See `Fairness`."""
+
+    def passed_over(self, account: Account) -> None:
+        """See `Fairness`."""
+
+    def admits(self, account: Account) -> None:
+        """See `Fairness`."""
+
+    def rank(self, account: Account) -> tuple[float, float]:  # noqa: ARG002 - all alike
+        """See `Fairness`."""
+        return 0.0, 0.0
+
+    def prefill_rank(
+        self,
+        account: Account,  # noqa: ARG002
+        num_running: int,  # noqa: ARG002
+    ) -> tuple[float, float]:
+        """See `Fairness`."""
+        return 0.0, 0.0
+
+    def yielding(
+        self,
+        account: Account,  # noqa: ARG002
+        price: float,  # noqa: ARG002
+        running: Iterable[Account],  # noqa: ARG002
+        spared: Collection[str],  # noqa: ARG002
+    ) -> list[SequenceGroup]:
+        """See `Fairness`; who came first stays."""
+        return []
+
+
+class VirtualTokenCounters:
+    """The tenant that was served least goes first; see the module's docstring."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self._virtual_time = 0.0
+
+    def begins_to_wait(self, account: Account, waiting: Iterable[Account]) -> None:
+        """See `Fairness`."""
+        least = min((other.counter for other in waiting), default=self._virtual_time)
+        account.counter = max(account.counter, least)
+
+    def passed_over(self, account: Account) -> None:
+        """See `Fairness`; what a tenant's own limit costs it is no credit either."""
+        account.counter = max(account.counter, self._virtual_time)
+
+    def admits(self, account: Account) -> None:
+        """See `Fairness`."""
+        self._virtual_time = max(self._virtual_time, account.counter)
+
+    def rank(self, account: Account) -> tuple[float, float]:
+        """See `Fairness`; between equals, as lifting makes them, whoever runs less goes first."""
+        return account.counter, len(account.running) / account.share.weight
+
+    def prefill_rank(self, account: Account, num_running: int) -> tuple[float, float]:
+        """See `Fairness`; whoever runs less goes first, counters come second.
+
+        A tenant has been charged for its whole prompt already: by counters alone a flood would
+        overtake it after its first chunk.
+        """
+        return num_running / account.share.weight, account.counter
+
+    def yielding(
+        self,
+        account: Account,
+        price: float,
+        running: Iterable[Account],
+        spared: Collection[str],
+    ) -> list[SequenceGroup]:
+        """See `Fairness`."""
+        victims: list[SequenceGroup] = []
+        for other in sorted(running, key=self.rank, reverse=True):
+            if other.counter < account.counter:
+                break
+            if other is not account:
+                victims += self._yields(other, account, price, spared)
+        return victims
+
+    def _yields(
+        self, other: Account, account: Account, price: float, spared: Collection[str]
+    ) -> list[SequenceGroup]:
+        """What `other` has to yield to `account`, newest first."""
+        lead = other.counter - account.counter
+        after = (len(account.running) + 1) / account.share.weight
+        recompute = 0.0
+        victims: list[SequenceGroup] = []
+        for left, group in zip(
+            range(len(other.running) - 1, -1, -1), reversed(other.running), strict=True
+        ):
+            recompute += self._prices.prompt * group.num_tokens / other.share.weight
+            is_balanced = after <= left / other.share.weight
+            is_ahead = lead >= price / account.share.weight + recompute
+            if group.request_id in spared or not (is_balanced or is_ahead):
+                break
+            victims.append(group)
+        return victims
+
+
+def make_fairness(config: EngineConfig, prices: Prices) -> Fairness:
+    """The order that `config` asks for."""
+    return VirtualTokenCounters(prices) if config.fairness == "vtc" else FirstCome()

@@ -1,0 +1,42 @@
+"""What one step computes: the tokens of each sequence, in batch order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.blocks.transfers import Transfers
+from engine.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Tokens `start ... start + count` of a sequence, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samplers: tuple[Sequence, ...]
+    """Who draws a token from the chunk's last row, if it ends at the newest token."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its only token is one that the step launched before draws."""
+        return self.start >= len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's work, in batch order."""
+
+    chunks: list[ScheduledChunk]
+    transfers: Transfers = field(default_factory=Transfers)
+
+    @property
+    def samplers(self) -> list[Sequence]:
+        """Who draws a token in the step, in order."""
+        return [sampler for chunk in self.chunks for sampler in chunk.samplers]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step."""
+        return sum(chunk.count for chunk in self.chunks)

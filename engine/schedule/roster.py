@@ -1,0 +1,245 @@
+"""Every live group, and which of them run: the only place that gives and takes their blocks."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from engine.api import FinishReason
+from engine.blocks.tiers import Tiers
+from engine.schedule import swapping
+from engine.schedule.accounts import Account, Accounts
+from engine.schedule.allocation import Admission, Layout, lay_out
+from engine.schedule.fairness import Fairness, Prices
+from engine.schedule.group import Saved, SequenceGroup
+from engine.schedule.sequence import Sequence
+
+
+class Roster:
+    """Groups come in by `enqueue`, run from `start` on, and leave by `end` or `drop`.
+
+    Which group, and when, is decided elsewhere.
+    """
+
+    def __init__(
+        self, tiers: Tiers, fairness: Fairness, prices: Prices, min_run_tokens: int
+    ) -> None:
+        self.tiers = tiers
+        self.pool = tiers.pool
+        self.block_size = tiers.block_size
+        self.transfers = tiers.transfers
+        self.min_run_tokens = min_run_tokens
+        self.fairness = fairness
+        self.prices = prices
+        self.accounts = Accounts()
+        self.live: dict[str, SequenceGroup] = {}
+        self.running: dict[str, SequenceGroup] = {}
+        self.is_ahead = False
+        """Whether tokens of launched steps are not known yet. Then nobody can be preempted: what
+        comes back is laid out by its tokens."""
+        self.must_settle = False
+        """Whether somebody would have been preempted, but for that."""
+        self.failed: list[Sequence] = []
+        """Sequences that have ended while a step was planned, and are still to be reported."""
+        self.num_preemptions = 0
+        self.num_recomputed = 0
+        self.num_host_hits = 0
+        self.num_in_block_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_forks = 0
+        self.num_copied_blocks = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Groups that hold no blocks: new ones and preempted ones."""
+        return len(self.live) - len(self.running)
+
+    @property
+    def num_running_sequences(self) -> int:
+        """How many sequences the running groups may compute in one step."""
+        return sum(group.width for group in self.running.values())
+
+    def account(self, group: SequenceGroup) -> Account:
+        """The account of the group's tenant."""
+        return self.accounts[group.tenant]
+
+    def enqueue(self, group: SequenceGroup, *, first: bool = False) -> None:
+        """Let a group wait, behind the others of its tenant or before them."""
+        self.live[group.request_id] = group
+        if not self.account(group).waiting:
+            self.fairness.begins_to_wait(self.account(group), self.accounts.waiting.values())
+        self.accounts.enqueue(group, first=first)
+
+    def admission(self, group: SequenceGroup) -> Admission:
+        """What a waiting group needs to run, given what is cached now."""
+        if group.saved is None:
+            return lay_out(group, self.tiers)
+        return swapping.way_back(group, group.saved, self.tiers)
+
+    def start(self, admission: Admission, price: float) -> None:
+        """Let a waiting group run with what `admission` says, for which there is room."""
+        group, account = admission.group, self.account(admission.group)
+        self.fairness.admits(account)
+        account.charge(price)
+        group.is_charged = True
+        admission.take(self.tiers)
+        if isinstance(admission, Layout):
+            self._count(admission)
+        if group.was_preempted:
+            group.spared_output = group.num_output_tokens + self.min_run_tokens
+        self.accounts.start(group)
+        self.running[group.request_id] = group
+        for sequence in admission.writing:
+            self.grow(group, sequence)
+
+    def promised(self, group: SequenceGroup) -> int:
+        """Blocks that nobody else may take, so that a group which is back can run for a while."""
+        if not group.is_spared:
+            return 0
+        num_held = len(set().union(*group.blocks))
+        return group.room(num_held, group.spared_output, self.block_size)
+
+    def to_be_promised(self, admission: Admission) -> int:
+        """The same for a group that is to be admitted."""
+        group = admission.group
+        if not group.was_preempted:
+            return 0
+        output = group.num_output_tokens + self.min_run_tokens
+        return group.room(admission.num_blocks, output, self.block_size)
+
+    def grow(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Make sure that a decoding sequence's newest token has a block of its own."""
+        account, table = self.account(group), sequence.table
+        if table.writes_shared(sequence.num_tokens):
+            source, target = table.copy_on_write(sequence.num_tokens)
+            self.transfers.copy(source, target)
+            account.let_go([source])
+            account.hold([target])
+            self.num_copied_blocks += 1
+        account.hold(table.grow(sequence.num_tokens))
+
+    def reorder(self, group: SequenceGroup, choices: list[tuple[Sequence, int]]) -> list[Sequence]:
+        """Go on with one sequence for each (parent, next token), in place of the group's own.
+
+        Children share their parent's blocks; a parent without children gives its own back. All have
+        computed what they know. Returns the children, in order.
+        """
+        children: list[Sequence] = []
+        for parent, _ in choices:
+            if parent in children:
+                children.append(parent.fork())
+                self.account(group).hold(parent.table.blocks)
+                self.num_forks += 1
+            else:
+                children.append(parent)
+        for child, (_, token_id) in zip(children, choices, strict=True):
+            child.append(token_id)
+        childless = [sequence for sequence in group.sequences if sequence not in children]
+        group.sequences = [*children, *childless]
+        for sequence in childless:
+            self.drop(group, sequence)
+        return children
+
+    def preempt(self, group: SequenceGroup) -> None:
+        """Take a running group's blocks; it waits before the others of its tenant."""
+        assert not self.is_ahead, "what waits is known to the last token"
+        self.num_preemptions += 1
+        group.was_preempted = True
+        saved = self._save(group)
+        self._stop(group)
+        group.sequences = group.unfinished
+        if not group.sequences:
+            del self.live[group.request_id]
+            return
+        group.saved = saved
+        if saved is None:
+            self.num_recomputed += 1
+            self._restart(group)
+        self.enqueue(group, first=True)
+
+    def fail(self, group: SequenceGroup) -> None:
+        """End a group for which there will be no room; what has finished just ends."""
+        needed = self.admission(group).num_blocks
+        self.failed += self.end(
+            group,
+            "error",
+            f"no room for the {needed} blocks of this request: the other blocks of "
+            f"{self.pool.num_blocks} are kept by pinned prompts and other tenants' reserves",
+        )
+
+    def end(
+        self, group: SequenceGroup, reason: FinishReason, error: str | None = None
+    ) -> list[Sequence]:
+        """End a live group; returns one sequence for each index that ends by it."""
+        ended = group.finish(reason, error)
+        del self.live[group.request_id]
+        if group.request_id in self.running:
+            self._stop(group)
+        else:
+            self.accounts.leave(group)
+            swapping.drop(group, self.tiers)
+        return ended
+
+    def end_one(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
+        """End one sequence of a live group. Its blocks are back, but for those others build on."""
+        sequence.finish_reason = reason
+        if sequence not in group.prefill or sequence.num_uncomputed == 0:
+            self.drop(group, sequence)
+        while group.prefill and group.prefill[-1].finish_reason is not None:
+            self.drop(group, group.prefill[-1])
+
+    def drop(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Let a sequence that is over leave its group, and the last one end it."""
+        if group.sequences == [sequence]:
+            self.end(group, "aborted")
+            return
+        if group.request_id in self.running:
+            self.account(group).let_go(sequence.table.blocks)
+            self._release([sequence])
+        elif group.saved is not None and sequence in group.saved.prefill:
+            # Others may build on what it was to compute.
+            swapping.drop(group, self.tiers)
+            self._restart(group)
+        group.sequences.remove(sequence)
+        if sequence in group.prefill:
+            group.prefill.remove(sequence)
+
+    def _count(self, layout: Layout) -> None:
+        """Count what an admitted group shares; what it found in the cache, the first time only."""
+        self.num_forks += sum(start.is_fork for start in layout.starts)
+        if layout.starts[0].sequence.first_hit is None:
+            self.num_cached_tokens += layout.num_cached
+            self.num_host_hits += len(layout.slots)
+            self.num_in_block_tokens += layout.num_in_block
+            for sequence in layout.group.sequences:
+                sequence.first_hit = layout.num_cached
+
+    def _save(self, group: SequenceGroup) -> Saved | None:
+        """Swap a running group to the host, if that is its way back and there is room."""
+        if any(sequence.finish_reason is not None for sequence in group.prefill):
+            return None  # others are to build on what will not be computed
+        if group.candidates:
+            return None  # the beams that have drawn already would have nothing to compute
+        blocks = swapping.contents(group, self.block_size)
+        if not blocks or not swapping.can_save(blocks, self.tiers):
+            return None
+        way = self.tiers.recovery.way_back(swapping.loss(group, blocks, self.tiers))
+        return swapping.save(group, blocks, self.tiers) if way == "swap" else None
+
+    def _restart(self, group: SequenceGroup) -> None:
+        """Forget what a group without blocks has computed."""
+        for sequence in group.sequences:
+            sequence.num_cached = sequence.num_computed = 0
+
+    def _stop(self, group: SequenceGroup) -> None:
+        """Take a group off the running ones, with all of its blocks."""
+        del self.running[group.request_id]
+        self.accounts.stop(group)
+        group.prefill = []
+        group.candidates.clear()
+        self._release(group.sequences)
+
+    def _release(self, sequences: list[Sequence]) -> None:
+        """The one place where sequences give their blocks back."""
+        self.transfers.give_back(chain.from_iterable(seq.table.blocks for seq in sequences))
+        for sequence in sequences:
+            sequence.table.release()

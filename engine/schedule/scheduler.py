@@ -1,0 +1,360 @@
+"""Which tokens are computed in the next step: continuous batching under one token budget.
+
+Decoding sequences get one token each, so that a long prompt never makes them wait; prompts follow
+in chunks with what is left of the budget. `engine.schedule.fairness` decides which tenant is next.
+When blocks run out, a running request of the most over-served tenant is preempted, with all of its
+sequences: its blocks go back to the pool (where they stay findable), and it comes back later as
+`engine.schedule.preemption` decides, swapped or computed again; then it runs for a while before it
+can be preempted again. So a full cache slows requests down and does not fail them. Only a request
+that would not fit even alone, beside pinned prompts and other tenants' reserves, ends with an
+error.
+
+A step may be planned while the one before it is under way (`launched`): everything is known of what
+that one computes but its tokens. Steps are carried out in the order of their plans, so blocks can
+be handed on at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+
+from engine.api import EngineRequest
+from engine.blocks.pins import Pins
+from engine.blocks.table import BlockTable
+from engine.blocks.tiers import Tiers
+from engine.blocks.transfers import Transfers
+from engine.config import EngineConfig
+from engine.run.sampler import Sampled
+from engine.schedule.accounts import Accounts
+from engine.schedule.beam import BeamSearch, Candidate
+from engine.schedule.decode import DecodePlanner
+from engine.schedule.fairness import Prices, make_fairness
+from engine.schedule.group import SequenceGroup
+from engine.schedule.plan import ScheduledChunk, StepPlan
+from engine.schedule.prefill import PrefillPlanner
+from engine.schedule.roster import Roster
+from engine.schedule.sequence import Sequence
+
+
+class Scheduler:
+    """Plans steps and takes over what they have computed, from a request's `add` to its end."""
+
+    def __init__(self, tiers: Tiers, config: EngineConfig, hash_extras: bytes = b"") -> None:
+        assert config.step_token_budget is not None, "the loader has chosen one"
+        prices = Prices(
+            config.prompt_token_price, config.cached_token_price, config.output_token_price
+        )
+        self.tiers = tiers
+        self.pool = tiers.pool
+        self.pins = Pins(tiers.pool)
+        fairness = make_fairness(config, prices)
+        self.roster = Roster(tiers, fairness, prices, config.min_run_tokens)
+        self.decode = DecodePlanner(self.roster)
+        self.prefill = PrefillPlanner(
+            self.roster, self.pins, config.step_token_budget, config.max_running_requests
+        )
+        self._config = config
+        self._extras = hash_extras
+        self._num_arrived = 0
+        self._under_way: deque[StepPlan] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.roster.live
+
+    @property
+    def running(self) -> dict[str, SequenceGroup]:
+        """The groups that hold blocks, by their requests' ids."""
+        return self.roster.running
+
+    @property
+    def accounts(self) -> Accounts:
+        """The tenants that are known."""
+        return self.roster.accounts
+
+    def add(self, request: EngineRequest) -> list[Sequence]:
+        """Queue a request which `engine.validation.check_request` has let through.
+
+        Returns the sequences whose `generated` tokens are all that they may generate.
+        """
+        lingering = self.roster.live.get(request.request_id)
+        if lingering is not None:
+            # Its reader has seen the end, and may use the id again.
+            assert not lingering.unfinished, "ids of running requests are unique"
+            self.roster.end(lingering, "aborted")
+        self._num_arrived += 1
+        group = SequenceGroup.of(request, self._new_table(request), self._num_arrived)
+        ended = [sequence for sequence in group.sequences if sequence.finish_reason is not None]
+        group.sequences = group.unfinished
+        if group.sequences:
+            self.accounts.open(request.tenant, request.share)
+            self.pool.reserve(request.tenant, request.share.reserved_blocks)
+            self.roster.enqueue(group)
+        return ended
+
+    def abort(self, request_id: str, index: int | None = None) -> list[Sequence]:
+        """End a request now, or only its sequence `index`; returns what ends by it.
+
+        The blocks are back when this returns, but for those on which other sequences of the request
+        are still to build. What is unknown or has ended is left alone, and so are single outputs of
+        a beam search, which come and end together.
+        """
+        group = self.roster.live.get(request_id)
+        if group is None or (index is not None and group.search is not None):
+            return []
+        if index is None:
+            return self.roster.end(group, "aborted")
+        chosen = [sequence for sequence in group.unfinished if sequence.index == index]
+        for sequence in chosen:
+            self.roster.end_one(group, sequence, "aborted")
+        return chosen
+
+    def fail_all(self, error: str) -> list[Sequence]:
+        """End every request because a step has failed; returns what had not been reported."""
+        ended = self.take_failed()
+        for group in list(self.roster.live.values()):
+            ended += self.roster.end(group, "error", error)
+        self.roster.transfers.abandon()
+        for plan in self._under_way:
+            self.tiers.host.forget(slot for _, slot in plan.transfers.swap_outs)
+        self._under_way.clear()
+        self.roster.is_ahead = False
+        # Blocks became findable when the failed step was planned; their contents never came.
+        # Pinned blocks are older: the step that computed them has succeeded.
+        self.pool.forget_all(keep=self.pins.references)
+        return ended
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop a tenant's pins and reserve, and make its blocks unfindable.
+
+        What others have pinned stays, whoever computed it. Its live requests run on, but leave
+        nothing behind.
+        """
+        for group in self.roster.live.values():
+            if group.tenant == tenant:
+                for sequence in group.sequences:
+                    sequence.table.cache = False
+        self.pins.forget(tenant)
+        self.pool.forget_owner(tenant, keep=self.pins.references)
+        self.tiers.host.forget_owner(tenant)
+        self.accounts.forget(tenant)
+
+    def plan(self) -> StepPlan:
+        """Choose the next step's tokens and take the blocks they need.
+
+        Blocks that the step will fill become findable at once: within a step all KV is written
+        before any of it is read, so a request admitted later in the same plan may already share
+        what an earlier one is about to compute.
+
+        There is nothing to compute if tokens that are under way have to be known first. Other
+        plans may find that, too, and hold back what is to be preempted: `must_settle` says so.
+        """
+        self.roster.must_settle = False
+        growing = self.decode.plan()
+        if self.roster.must_settle:
+            return StepPlan([])
+        decoding, prefill = self.prefill.plan(growing)
+        chunks = list(map(_next_token, decoding)) + prefill
+        # Without anything to compute there is no step; what is to be moved waits for the next one.
+        return StepPlan(chunks, self.roster.transfers.take() if chunks else Transfers())
+
+    @property
+    def must_settle(self) -> bool:
+        """Whether the next plan needs to know the tokens of every step before it."""
+        return self.roster.must_settle
+
+    def launched(self, plan: StepPlan) -> None:
+        """A step is under way: what is planned from now on comes after it.
+
+        Its tokens are not known before `commit`. Beams cannot do without theirs.
+        """
+        self._under_way.append(plan)
+        self.roster.is_ahead = True
+        for sampler in plan.samplers:
+            sampler.num_drawn += 1
+        self.roster.transfers.settle()
+        self.pool.heads.settle()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take_failed` has something to tell."""
+        return bool(self.roster.failed)
+
+    def take_failed(self) -> list[Sequence]:
+        """The sequences that have ended since the last call because they will never fit."""
+        failed, self.roster.failed = self.roster.failed, []
+        return failed
+
+    def commit(self, plan: StepPlan, sampled: Sampled) -> list[Sequence]:
+        """Take over a computed step. `sampled` has one token per sampler of the plan, in order.
+
+        Steps are taken over in the order of their plans. Tokens of sequences that have ended while
+        the step was under way mean nothing. Returns the sequences that have news: a new token, or
+        their end.
+        """
+        if self._under_way:
+            self._land(plan)
+        else:
+            self.roster.transfers.settle()
+        rows = enumerate(sampled.token_ids)
+        news: list[Sequence] = []
+        for chunk in plan.chunks:
+            for sequence in chunk.samplers:
+                row, token_id = next(rows)
+                if sequence.finish_reason is not None:
+                    continue
+                group = self.running[sequence.request_id]
+                if group.search is None:
+                    self._take(group, sequence, token_id)
+                    news.append(sequence)
+                else:
+                    news += self._search(group, group.search, sequence, sampled.candidates[row])
+            for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
+                if sequence.finish_reason is not None:
+                    self._let_go(sequence)
+        self.pool.heads.settle()
+        return news
+
+    def check(self) -> None:
+        """Verify pool and host tier, and that all they count as held is held by somebody.
+
+        Raises `InvariantError` or `AssertionError`.
+        """
+        self.pool.check()
+        self.tiers.host.check()
+        transfers = self.roster.transfers
+        blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
+        slots = Counter(transfers.held_slots)
+        for group in self.roster.live.values():
+            assert group.saved is None or group.request_id not in self.running
+            slots.update(group.saved.slots.values() if group.saved is not None else ())
+        for group in self.running.values():
+            group.check()
+            for row in group.blocks:
+                blocks.update(row)
+        references = enumerate(self.pool.references())
+        assert blocks == {block: count for block, count in references if count}, "blocks held"
+        assert all(blocks[source] for source in transfers.sources), "a copy of nobody's block"
+        references = enumerate(self.tiers.host.references())
+        assert slots == {slot: count for slot, count in references if count}, "slots held"
+        waiting, running = 0, 0
+        for account in self.accounts.known():
+            account.check()
+            waiting += len(account.waiting)
+            running += len(account.running)
+        assert (waiting, running) == (self.roster.num_waiting, len(self.running))
+
+    def _new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:
+        return partial(
+            BlockTable,
+            self.pool,
+            self._config.block_size,
+            request.tenant,
+            request.namespaces,
+            self._extras,
+            self._config.prefix_cache and request.cache,
+        )
+
+    def _land(self, plan: StepPlan) -> None:
+        """The tokens of the oldest step that is under way are known."""
+        assert self._under_way[0] is plan, "steps are taken over in order"
+        self._under_way.popleft()
+        self.roster.is_ahead = bool(self._under_way)
+        for sampler in plan.samplers:
+            if sampler.finish_reason is None:
+                sampler.num_drawn -= 1
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Let a finished sequence give its blocks back, unless it has, or they are still needed."""
+        group = self.running.get(sequence.request_id)
+        if group is None or sequence not in group.sequences:
+            return
+        if self._is_done(group, sequence):
+            sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
+            self.roster.drop(group, sequence)
+
+    def _take(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
+        """Take over a drawn token; it ends a request for a prompt alone, and means nothing else."""
+        if sequence.sampling.max_tokens == 0:
+            self._finish_prompt(sequence)
+        else:
+            sequence.append(token_id)
+            self.roster.account(group).charge(self.roster.prices.output)
+
+    def _search(
+        self,
+        group: SequenceGroup,
+        search: BeamSearch,
+        beam: Sequence,
+        candidates: list[Candidate],
+    ) -> list[Sequence]:
+        """Take over a beam's candidates; the last beam of a step lets the search go on.
+
+        Returns what the search has found once it is done, and a live beam after each other step.
+        """
+        group.candidates[beam] = candidates
+        beams = list(group.sequences)
+        if len(group.candidates) < len(beams):
+            return []
+        group.num_searched += group.width
+        self.roster.account(group).charge(len(beams) * self.roster.prices.output)
+        live = search.advance([group.candidates[beam] for beam in beams])
+        group.candidates.clear()
+        if search.is_done:
+            news = group.found()
+            self.roster.end(group, "length")
+        else:
+            choices = [(beams[parent], token_id) for parent, token_id in live]
+            news = self.roster.reorder(group, choices)[:1]
+        for sequence in news:
+            sequence.num_searched = group.num_searched
+        return news
+
+    def _finish_prompt(self, sequence: Sequence) -> None:
+        """End a request for a prompt alone, which is to be kept if it names a pin."""
+        sequence.finish_reason = "length"
+        request, table = sequence.request, sequence.table
+        if request.pin is None:
+            return
+        if not table.cache:
+            sequence.fail(f"{request.pin!r} cannot be pinned: nothing is cached")
+            return
+        blocks = table.findable()
+        limit = request.share.max_pinned_blocks
+        held = self.pins.would_hold(request.pin, request.tenant, blocks)
+        if limit is None or held <= limit:
+            self.pins.pin(request.pin, request.tenant, blocks)
+        else:
+            sequence.fail(
+                f"{request.pin!r} cannot be pinned: the tenant's pinned prompts would hold {held} "
+                f"blocks, more than its limit of {limit}"
+            )
+
+    def _is_done(self, group: SequenceGroup, sequence: Sequence) -> bool:
+        """Whether nothing is left to compute for the sake of a sequence that has finished.
+
+        Others of its group may build on what it computes. And where its last token, which is never
+        computed for its own sake, is the last of its block, the sequence stays for one more step,
+        which samples nothing: the conversation's next turn can then hit the block. Of sequences
+        that share the block, so that it would have to be copied, only the last one does.
+        """
+        if sequence in group.prefill:
+            return False
+        table = sequence.table
+        return not (
+            table.cache
+            and sequence.num_uncomputed == 1
+            and sequence.num_tokens % self._config.block_size == 0
+            and not table.writes_shared(sequence.num_tokens)
+        )
+
+
+def _next_token(sequence: Sequence) -> ScheduledChunk:
+    """The newest token of a decoding sequence, which goes on unless it has finished."""
+    start = sequence.compute(1)
+    return ScheduledChunk(
+        sequence, start, 1, () if sequence.finish_reason is not None else (sequence,)
+    )

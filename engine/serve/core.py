@@ -1,0 +1,251 @@
+"""The engine loop: schedule, run, commit; and the messages in between.
+
+`engine.run.steps` says when a step is planned: after the one before it, or while that is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from engine.api import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    TenantStats,
+    TokenDelta,
+    TokenLogprobs,
+)
+from engine.blocks.host_tier import HostTier
+from engine.blocks.pool import BlockPool, InvariantError
+from engine.blocks.tiers import Tiers
+from engine.config import EngineConfig
+from engine.run.batch import Grouping
+from engine.run.sampler import Sampled
+from engine.run.steps import Runner, Steps
+from engine.schedule.plan import StepPlan
+from engine.schedule.preemption import FREE_COPIES, CostModel, Recovery
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence
+from engine.serve.messages import (
+    Abort,
+    Deltas,
+    ForgetTenant,
+    Probe,
+    ProbeReply,
+    Ready,
+    Submit,
+    ToEngine,
+    Unpin,
+    decode_to_engine,
+    encode,
+)
+
+if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
+    import zmq
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One model, one block pool, one scheduler; advanced by `step`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        runner: Runner,
+        costs: CostModel = FREE_COPIES,
+    ) -> None:
+        self.info = info
+        tiers = Tiers(
+            BlockPool(info.num_blocks, config.eviction),
+            HostTier(info.num_host_blocks),
+            Recovery(config.recovery, costs),
+            info.block_size,
+        )
+        self.scheduler = Scheduler(tiers, config, info.hash_extras)
+        self._runner = runner
+        self._order = Steps(self.scheduler)
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+        self._violations = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `step` would have nothing to do."""
+        return self.scheduler.is_idle and not self._order
+
+    def submit(self, request: EngineRequest) -> list[TokenDelta]:
+        """Queue a request that `engine.validation.check_request` has let through.
+
+        Returns the terminal deltas of sequences that have nothing left to generate.
+        """
+        ended = self.scheduler.add(request)
+        if not request.num_generated:
+            self._prompt_tokens += len(request.prompt)
+        return list(map(_last_delta, ended))
+
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
+        """End a request now, or one sequence of it. Returns the terminal deltas of what ends."""
+        return list(map(_last_delta, self.scheduler.abort(request_id, index)))
+
+    def step(self) -> list[TokenDelta]:
+        """Take over one step, computed now or launched before. Starts the next one if it can.
+
+        A step that fails ends every running request with an error: whatever the model raises must
+        not end the loop, other tenants' requests come after.
+        """
+        self._steps += 1
+        error: Exception | None = None
+        computed: tuple[StepPlan, Sampled] | None = None
+        try:
+            self._order.begin(self._runner)
+        except Exception as raised:  # noqa: BLE001
+            error = raised
+        news = list(map(_last_delta, self.scheduler.take_failed()))
+        try:
+            computed = self._order.finish()  # launched before the one that has failed, it counts
+        except Exception as raised:  # noqa: BLE001
+            error = error or raised
+        if computed is not None:
+            news += self._take_over(*computed)
+        return news if error is None else news + self._fail(error)
+
+    def check(self) -> None:
+        """Verify the books; a violation is logged and counted, it never stops the engine."""
+        try:
+            self.scheduler.check()
+        except (InvariantError, AssertionError):
+            self._violations += 1
+            _log.exception("block accounting is broken")
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the books."""
+        tiers, roster = self.scheduler.tiers, self.scheduler.roster
+        pool = tiers.pool
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=roster.num_waiting,
+            blocks_total=pool.num_blocks,
+            blocks_in_use=pool.num_in_use,
+            blocks_cached=pool.num_cached,
+            peak_blocks_in_use=pool.peak_in_use,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=roster.num_cached_tokens,
+            output_tokens=self._output_tokens,
+            preemptions=roster.num_preemptions,
+            forks=roster.num_forks,
+            copied_blocks=roster.num_copied_blocks,
+            invariant_violations=self._violations,
+            blocks_pinned=self.scheduler.pins.num_blocks,
+            host_blocks_total=tiers.host.num_slots,
+            host_blocks_used=tiers.host.num_used,
+            recomputed=roster.num_recomputed,
+            swapped_out=tiers.transfers.num_swapped_out,
+            swapped_in=tiers.transfers.num_swapped_in,
+            host_hit_blocks=roster.num_host_hits,
+            in_block_tokens=roster.num_in_block_tokens,
+            spared_keys=self._runner.num_spared_keys if isinstance(self._runner, Grouping) else 0,
+            tenants=self._tenant_stats(),
+        )
+
+    def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:
+        """What a computed step means to readers."""
+        logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
+        news = self.scheduler.commit(plan, sampled)
+        return [self._delta(sequence, logprobs.get(id(sequence))) for sequence in news]
+
+    def _fail(self, error: Exception) -> list[TokenDelta]:
+        """End every request, because a step has failed."""
+        _log.error("step %d failed", self._steps, exc_info=error)
+        self._order.forget()
+        ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
+        return list(map(_last_delta, ended))
+
+    def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
+        """What a sampled token, or what a beam search has come to, is to its reader, counted."""
+        if sequence.sampling.max_tokens == 0:
+            return _last_delta(sequence)
+        if sequence.request.beam is not None and sequence.finish_reason is None:
+            return TokenDelta(
+                request_id=sequence.request_id,
+                searched_tokens=sequence.num_searched,
+                cached_tokens=sequence.first_hit or 0,
+            )
+        # A token, or with a score whole hypotheses.
+        first = -1 if sequence.score is None else sequence.num_prompt_tokens
+        token_ids = sequence.token_ids[first:]
+        self._output_tokens += len(token_ids)
+        return TokenDelta(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=token_ids,
+            logprobs=None if logprobs is None else [logprobs],
+            finish_reason=sequence.finish_reason,
+            score=sequence.score,
+            searched_tokens=sequence.num_searched,
+            cached_tokens=sequence.first_hit or 0,
+        )
+
+    def _tenant_stats(self) -> dict[str, TenantStats]:
+        scheduler = self.scheduler
+        pinned = {
+            tenant: len(scheduler.pins.blocks_of(tenant)) for tenant in scheduler.pins.tenants
+        }
+        stats = {}
+        for tenant in {account.tenant for account in scheduler.accounts.known()} | pinned.keys():
+            account = scheduler.accounts.get(tenant)
+            stats[tenant] = TenantStats(
+                running=len(account.running),
+                waiting=len(account.waiting),
+                blocks_held=len(account.held),
+                blocks_shared=sum(map(scheduler.pool.is_shared, account.held)),
+                blocks_cached=scheduler.pool.num_cached_of(tenant),
+                blocks_pinned=pinned.get(tenant, 0),
+                served=account.served,
+            )
+        return stats
+
+
+def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
+    """Announce readiness, then run the loop over `socket` until told to shut down.
+
+    Messages are taken before every step, so an abort frees its blocks within one step.
+    """
+    socket.send(encode(Ready(core.info)))
+    while True:
+        while socket.poll(None if core.is_idle else 0):
+            message: ToEngine = decode_to_engine(socket.recv())
+            if isinstance(message, Submit):
+                _send(socket, core.submit(message.request))
+            elif isinstance(message, Abort):
+                _send(socket, core.abort(message.request_id, message.index))
+            elif isinstance(message, Unpin):
+                core.scheduler.pins.unpin(message.pin)
+            elif isinstance(message, ForgetTenant):
+                core.scheduler.forget_tenant(message.tenant)
+            elif isinstance(message, Probe):
+                socket.send(encode(ProbeReply(message.probe_id, core.stats())))
+            else:
+                return
+        _send(socket, core.step())
+        if core.is_idle:
+            core.check()
+
+
+def _send(socket: zmq.SyncSocket, deltas: list[TokenDelta]) -> None:
+    if deltas:
+        socket.send(encode(Deltas(deltas)))
+
+
+def _last_delta(sequence: Sequence) -> TokenDelta:
+    return TokenDelta(
+        request_id=sequence.request_id,
+        index=sequence.index,
+        finish_reason=sequence.finish_reason,
+        cached_tokens=sequence.first_hit or 0,
+        error=sequence.error,
+    )

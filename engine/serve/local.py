@@ -1,0 +1,56 @@
+"""The engine in a thread of this process: for tests and notebooks, where no child is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+import zmq
+
+from engine.serve.core import EngineCore, serve
+from engine.serve.remote import RemoteEngine, RunningEngine
+
+
+class LocalEngine(RemoteEngine):
+    """Runs the core that `build` makes in a daemon thread, behind the same socket as a child."""
+
+    def __init__(self, build: Callable[[], EngineCore], rebuild_seconds: float = 60.0) -> None:
+        super().__init__(self._spawn, rebuild_seconds)
+        self._build = build
+
+    async def _spawn(self, address: str) -> RunningEngine:
+        thread = _Thread(self._build, address)
+        thread.start()
+        return thread
+
+
+class _Thread:
+    def __init__(self, build: Callable[[], EngineCore], address: str) -> None:
+        self._build = build
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return 0
+
+    def kill(self) -> None:
+        """A thread cannot be killed; it ends with its process."""
+
+    def _run(self) -> None:
+        socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.PAIR)
+        socket.set_hwm(0)
+        socket.connect(self._address)
+        try:
+            serve(self._build(), socket)
+        finally:
+            socket.close(linger=0)
+            with contextlib.suppress(RuntimeError):  # the event loop may be gone before us
+                self._loop.call_soon_threadsafe(self._ended.set)

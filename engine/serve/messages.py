@@ -1,0 +1,75 @@
+"""What the service and the engine say to each other across the process border (MessagePack)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.api import EngineInfo, EngineRequest, EngineStats, TokenDelta
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Serve this request."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End this request, or only its sequence `index`, if it is still alive."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Unpin(msgspec.Struct, frozen=True, tag=True):
+    """Let go of the blocks pinned under this name."""
+
+    pin: str
+
+
+class ForgetTenant(msgspec.Struct, frozen=True, tag=True):
+    """Drop a tenant's pins and make its blocks unfindable."""
+
+    tenant: str
+
+
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `ProbeReply` from inside the loop."""
+
+    probe_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End every request and leave the loop."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded; requests are served from now on."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start."""
+
+    message: str
+
+
+class Deltas(msgspec.Struct, frozen=True, tag=True):
+    """What one step produced, for all requests together."""
+
+    deltas: list[TokenDelta]
+
+
+class ProbeReply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Probe`."""
+
+    probe_id: int
+    stats: EngineStats
+
+
+ToEngine = Submit | Abort | Unpin | ForgetTenant | Probe | Shutdown
+FromEngine = Ready | Failed | Deltas | ProbeReply
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,102 @@
+"""The engine in a process of its own, so that neither side's work delays the other's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.run.threads import thread_environment
+from engine.serve.messages import Failed, encode
+from engine.serve.remote import RemoteEngine, RunningEngine
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessEngine(RemoteEngine):
+    """An engine in a child process, which dies with its parent however that dies."""
+
+    program = "engine.serve.process"
+    """The child's module; see its `main`."""
+
+    def __init__(self, config: EngineConfig, rebuild_seconds: float = 60.0) -> None:
+        super().__init__(self._spawn, rebuild_seconds)
+        self._config = config
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return self._engine.pid if isinstance(self._engine, _Child) else None
+
+    async def _spawn(self, address: str) -> RunningEngine:
+        command = [sys.executable, "-m", self.program, address, str(os.getpid())]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            msgspec.json.encode(self._config).decode(),
+            env=os.environ | thread_environment(self._config.threads),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        return _Child(process)
+
+
+class _Child:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+
+def die_with(parent_pid: int) -> None:
+    """Ask the kernel to end this process with its parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the service is gone")
+
+
+def main() -> None:
+    """Entry point of the child: `python -m engine.serve.process ADDRESS PARENT_PID CONFIG_JSON`."""
+    address, parent_pid, config_json = sys.argv[1:]
+    die_with(int(parent_pid))
+    # Ctrl-C reaches the whole terminal; the service decides when the engine stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    socket = zmq.Context().socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.connect(address)
+    # The heavy imports come late: a bad command line should fail at once. They leave half a million
+    # objects for good, which the garbage collector would look through again and again.
+    gc.disable()
+    from engine.run.assemble import load_core
+    from engine.serve.core import serve
+
+    gc.freeze()
+    gc.enable()
+    try:
+        core = load_core(msgspec.json.decode(config_json, type=EngineConfig))
+    except Exception as error:
+        logging.getLogger(__name__).exception("the engine could not start")
+        socket.send(encode(Failed(f"{type(error).__name__}: {error}")))
+        socket.close(linger=1000)
+        sys.exit(1)
+    gc.collect()
+    gc.freeze()
+    serve(core, socket)
+    socket.close(linger=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""An engine at the other end of a socket: started, kept alive, and rebuilt when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import zmq
+import zmq.asyncio
+
+from engine.api import (
+    EngineError,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    EngineUnavailable,
+    FinishReason,
+    TokenDelta,
+)
+from engine.serve.messages import (
+    Abort,
+    Deltas,
+    Failed,
+    ForgetTenant,
+    Probe,
+    ProbeReply,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+    Unpin,
+    decode_from_engine,
+    encode,
+)
+from engine.serve.running_stream import RunningStream
+from engine.validation import check_request
+
+_log = logging.getLogger(__name__)
+_STATS_TIMEOUT_SECONDS = 10.0
+_SHUTDOWN_SECONDS = 5.0
+_RESTART_DELAYS_SECONDS = (0.1, 1.0, 5.0, 15.0, 30.0)
+
+
+class RunningEngine(Protocol):
+    """A launched engine, as its supervisor sees it."""
+
+    async def wait(self) -> int:
+        """Return when the engine is gone, with its exit status."""
+        ...
+
+    def kill(self) -> None:
+        """End it the hard way."""
+        ...
+
+
+class RemoteEngine:
+    """An engine behind a private Unix socket, started by `launch(address)` and kept alive.
+
+    An engine that dies is started again, with growing delays while it does not come up, and gets
+    its running requests back with what they have generated. They end with
+    `finish_reason="error"` if it stays away for `rebuild_seconds`, or dies again and again without
+    a token in between.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[str], Awaitable[RunningEngine]],
+        rebuild_seconds: float = 60.0,
+    ) -> None:
+        self._launch = launch
+        self._rebuild_seconds = rebuild_seconds
+        self._context = zmq.asyncio.Context()
+        self._folder = tempfile.mkdtemp(prefix="partywall-")
+        self._numbers = itertools.count()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._engine: RunningEngine | None = None
+        self._info: EngineInfo | None = None
+        self._starts = 0
+        self._started = asyncio.Condition()
+        self._streams: dict[str, RunningStream] = {}
+        self._probes: dict[int, asyncio.Future[EngineStats]] = {}
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `EngineClient.info`."""
+        if self._info is None:
+            raise EngineUnavailable("the engine is not running")
+        return self._info
+
+    async def start(self) -> None:
+        """See `EngineClient.start`."""
+        await self._open()
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def close(self) -> None:
+        """See `EngineClient.close`."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._disconnect()
+        self._end_streams("aborted")
+        if self._engine is not None and self._socket is not None:
+            self._send(Shutdown())
+            try:
+                await asyncio.wait_for(self._engine.wait(), _SHUTDOWN_SECONDS)
+            except TimeoutError:
+                self._engine.kill()
+                await self._engine.wait()
+        self._close_socket()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def wait_started(self, starts: int) -> int:
+        """See `EngineClient.wait_started`."""
+        async with self._started:
+            await self._started.wait_for(lambda: self._starts > starts)
+            return self._starts
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """See `EngineClient.generate`."""
+        check_request(request, self.info)
+        if request.request_id in self._streams:
+            raise EngineError(f"request id {request.request_id!r} is in use")
+        stream = self._streams[request.request_id] = RunningStream(request)
+        try:
+            self._send(Submit(request))
+            while not stream.is_read:
+                yield await stream.next()
+        finally:
+            del self._streams[request.request_id]
+            if not stream.has_ended:
+                self._send_if_running(Abort(request.request_id))
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        """See `EngineClient.abort`."""
+        stream = self._streams.get(request_id)
+        if stream is not None and self._info is None:
+            stream.end("aborted", index=index)
+        elif stream is not None:
+            stream.abort(index)
+            self._send(Abort(request_id, index))
+
+    async def unpin(self, pin: str) -> None:
+        """See `EngineClient.unpin`."""
+        self._send_if_running(Unpin(pin))
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """See `EngineClient.forget_tenant`."""
+        self._send_if_running(ForgetTenant(tenant))
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`."""
+        if self._info is None:
+            raise EngineUnavailable("the engine is not running")
+        probe_id = next(self._numbers)
+        reply: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._probes[probe_id] = reply
+        try:
+            self._send(Probe(probe_id))
+            return await asyncio.wait_for(reply, _STATS_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise EngineUnavailable("the engine loop does not answer") from None
+        finally:
+            del self._probes[probe_id]
+
+    async def _open(self) -> None:
+        """Launch an engine and wait until it is ready."""
+        address = f"ipc://{self._folder}/engine-{next(self._numbers)}"
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+        try:
+            self._engine = await self._launch(address)
+        except OSError as error:
+            self._close_socket()
+            raise EngineError(f"the engine could not be launched: {error}") from error
+        first = asyncio.ensure_future(self._socket.recv())
+        gone = asyncio.ensure_future(self._engine.wait())
+        try:
+            await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                self._close_socket()
+                raise EngineError(f"the engine exited with status {gone.result()} while starting")
+            message = decode_from_engine(first.result())
+        except asyncio.CancelledError:
+            self._engine.kill()
+            raise
+        finally:
+            first.cancel()
+            gone.cancel()
+        if isinstance(message, Failed):
+            raise EngineError(message.message)
+        assert isinstance(message, Ready)
+        self._info = message.info
+        for stream in self._streams.values():
+            if not stream.has_ended:
+                self._send(Submit(stream.resumption()))
+        async with self._started:
+            self._starts += 1
+            self._started.notify_all()
+
+    async def _supervise(self) -> None:
+        """Deliver what the engine says; start it again whenever it dies."""
+        while True:
+            assert self._engine is not None
+            reader = asyncio.create_task(self._read())
+            try:
+                status = await self._engine.wait()
+            finally:
+                reader.cancel()
+            await self._deliver()
+            _log.error("the engine died with status %s; starting it again", status)
+            self._disconnect()
+            self._close_socket()
+            for stream in self._streams.values():
+                stream.survive_death()
+            await self._reopen()
+
+    async def _reopen(self) -> None:
+        """Start an engine in place of a dead one, however often it takes."""
+        deadline = asyncio.get_running_loop().call_later(
+            self._rebuild_seconds, self._end_streams, "error", "the engine did not come back"
+        )
+        delays = itertools.chain(
+            _RESTART_DELAYS_SECONDS, itertools.repeat(_RESTART_DELAYS_SECONDS[-1])
+        )
+        try:
+            for delay in delays:
+                await asyncio.sleep(delay)
+                try:
+                    return await self._open()
+                except EngineError as error:
+                    _log.error("the engine did not come back: %s", error)
+        finally:
+            deadline.cancel()
+
+    async def _read(self) -> None:
+        assert self._socket is not None
+        while True:
+            await self._socket.poll()
+            await self._deliver()
+
+    async def _deliver(self) -> None:
+        """Pass on what has arrived. Never suspends, so a cancelled reader loses no message."""
+        assert self._socket is not None
+        while True:
+            try:
+                message = decode_from_engine(await self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if isinstance(message, Deltas):
+                for delta in message.deltas:
+                    stream = self._streams.get(delta.request_id)
+                    if stream is not None:
+                        stream.push(delta)
+            elif isinstance(message, ProbeReply):
+                reply = self._probes.get(message.probe_id)
+                if reply is not None and not reply.done():
+                    reply.set_result(message.stats)
+
+    def _send(self, message: ToEngine) -> None:
+        # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
+        assert self._socket is not None
+        self._socket.send(encode(message))
+
+    def _send_if_running(self, message: ToEngine) -> None:
+        """Send what does not matter to an engine that has lost everything anyway."""
+        if self._info is not None:
+            self._send(message)
+
+    def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:
+        for stream in self._streams.values():
+            stream.end(reason, error)
+
+    def _disconnect(self) -> None:
+        """There is no engine any more; whoever has asked it something gets no answer."""
+        self._info = None
+        for reply in self._probes.values():
+            if not reply.done():
+                reply.set_exception(EngineUnavailable("the engine died"))
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.close()
+            self._socket = None

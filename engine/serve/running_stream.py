@@ -1,0 +1,100 @@
+"""A request as its reader sees it: one stream of deltas, through however many engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import msgspec
+
+from engine.api import EngineRequest, FinishReason, TokenDelta
+
+_DEATHS_WITHOUT_PROGRESS = 3
+"""Engine deaths in a row, without a token between them, after which a request gives up."""
+
+
+class RunningStream:
+    """Passes deltas on, and remembers what a new engine needs to go on in place of a dead one."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
+        self._loop = asyncio.get_running_loop()
+        self._deltas: deque[TokenDelta] = deque()
+        self._news: asyncio.Future[None] | None = None
+        self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
+        self._cached_tokens = request.cached_tokens
+        self._open = set(range(request.num_outputs)).difference(request.ended)
+        self._aborted: set[int] = set()
+        self._deaths = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last delta of every sequence is there, if not read yet."""
+        return not self._open
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it has ended and nothing is left to read."""
+        return not self._open and not self._deltas
+
+    async def next(self) -> TokenDelta:
+        """The next delta, as soon as there is one. For one reader."""
+        while not self._deltas:
+            self._news = self._loop.create_future()
+            await self._news
+        return self._deltas.popleft()
+
+    def push(self, delta: TokenDelta) -> None:
+        """Take over what an engine has produced."""
+        if delta.index not in self._open:
+            return
+        if delta.token_ids:
+            self._generated[delta.index] += delta.token_ids
+            self._cached_tokens = delta.cached_tokens
+            self._deaths = 0
+        if delta.finish_reason is not None:
+            self._open.remove(delta.index)
+        self._deltas.append(delta)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def end(self, reason: FinishReason, error: str | None = None, index: int | None = None) -> None:
+        """End the stream from this side, or one sequence of it, where it has not ended already."""
+        for one in sorted(self._chosen(index)):
+            delta = TokenDelta(
+                request_id=self._request.request_id,
+                index=one,
+                finish_reason=reason,
+                cached_tokens=self._cached_tokens or 0,
+                error=error,
+            )
+            self.push(delta)
+
+    def abort(self, index: int | None = None) -> None:
+        """Whether or not the engine lives to hear of it, the stream or this sequence will end."""
+        self._aborted |= self._chosen(index)
+
+    def survive_death(self) -> None:
+        """The engine died. One that keeps dying of this request (or beside it) ends the stream."""
+        self._deaths += 1
+        for index in sorted(self._aborted):
+            self.end("aborted", index=index)
+        if self._deaths >= _DEATHS_WITHOUT_PROGRESS:
+            self.end("error", f"the engine died {self._deaths} times without a token in between")
+
+    def resumption(self) -> EngineRequest:
+        """The request that makes an engine go on behind what has been passed on."""
+        return msgspec.structs.replace(
+            self._request,
+            generated=[list(tokens) for tokens in self._generated] if self._has_begun else [],
+            cached_tokens=self._cached_tokens,
+            ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
+        )
+
+    @property
+    def _has_begun(self) -> bool:
+        return any(self._generated)
+
+    def _chosen(self, index: int | None) -> set[int]:
+        """The open sequences that `index` means; `None` means all."""
+        return set(self._open) if index is None else self._open & {index}

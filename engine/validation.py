@@ -1,0 +1,108 @@
+"""The door: which requests can never be served, told before they queue."""
+
+from __future__ import annotations
+
+import math
+
+from engine.api import EngineInfo, EngineRequest, RequestRefused
+
+_MAX_LENGTH_PENALTY = 5
+"""With it the scores of the longest outputs are still float32 numbers."""
+
+
+def check_request(request: EngineRequest, info: EngineInfo) -> None:
+    """Raise `RequestRefused` if no state of the engine could ever serve `request`."""
+    prompt, sampling = request.prompt, request.sampling
+    if not prompt:
+        raise RequestRefused("the prompt is empty", "prompt")
+    if not 0 <= min(prompt) <= max(prompt) < info.vocab_size:
+        raise RequestRefused("the prompt holds token ids outside the vocabulary", "prompt")
+    if sampling.max_tokens < 0:
+        raise RequestRefused("max_tokens must not be negative", "max_tokens")
+    if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
+        raise RequestRefused("logit_bias names token ids outside the vocabulary", "logit_bias")
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs < info.vocab_size:
+        raise RequestRefused("logprobs is out of range", "logprobs")
+    if not 0 < request.share.weight < math.inf:
+        raise RequestRefused("a tenant's weight must be more than 0", "share")
+    if request.pin is not None and (
+        sampling.max_tokens > 0 or not request.cache or request.num_lines > 1
+    ):
+        raise RequestRefused("only a cached prompt without output can be pinned", "pin")
+    _check_lines(request, info)
+    _check_generated(request, info)
+    total = len(prompt) + sampling.max_tokens
+    if total > info.max_context_tokens:
+        raise RequestRefused(
+            f"{len(prompt)} prompt tokens and {sampling.max_tokens} output tokens exceed the "
+            f"context of {info.max_context_tokens} tokens",
+            "max_tokens" if len(prompt) < info.max_context_tokens else "prompt",
+        )
+    blocks, allowed = _most_blocks(request, info), request.share.max_blocks
+    several = f" in {request.num_lines} sequences" if request.num_lines > 1 else ""
+    filled = (
+        f"{len(prompt)} prompt tokens and {sampling.max_tokens} output tokens{several} "
+        f"fill {blocks} blocks"
+    )
+    if allowed is not None and blocks > allowed:
+        raise RequestRefused(
+            f"{filled}; the tenant's limit is {allowed} blocks",
+            "max_tokens" if len(prompt) < allowed * info.block_size else "prompt",
+        )
+    if blocks > info.num_blocks:
+        raise RequestRefused(f"{filled}; there are {info.num_blocks}", "max_tokens")
+
+
+def _most_blocks(request: EngineRequest, info: EngineInfo) -> int:
+    """Distinct blocks that the request may come to hold: its sequences share the full ones of the
+    prompt, and no other for certain.
+    """
+    longest = -(-(len(request.prompt) + request.sampling.max_tokens) // info.block_size)
+    if request.sampling.max_tokens == 0:
+        return longest
+    shared = len(request.prompt) // info.block_size
+    return shared + request.num_lines * (longest - shared)
+
+
+def _check_lines(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether there can be so many sequences."""
+    beam, most = request.beam, info.max_running_sequences
+    if not 1 <= request.num_sequences <= most:
+        raise RequestRefused(f"num_sequences must be 1 ... {most}", "num_sequences")
+    if beam is None:
+        return
+    if not 2 <= beam.num_beams <= most:
+        raise RequestRefused(f"num_beams must be 2 ... {most}", "num_beams")
+    if not 1 <= beam.num_return <= beam.num_beams:
+        raise RequestRefused("num_return must be 1 ... num_beams", "num_return")
+    if request.num_sequences > 1 or request.sampling.temperature > 0:
+        raise RequestRefused("beams are searched, not sampled", "num_beams")
+    if info.vocab_size < beam.num_beams + len(set(request.sampling.stop_token_ids)):
+        raise RequestRefused("the vocabulary is too small for so many beams", "num_beams")
+    if not abs(beam.length_penalty) <= _MAX_LENGTH_PENALTY:
+        raise RequestRefused(
+            f"length_penalty must be -{_MAX_LENGTH_PENALTY} ... {_MAX_LENGTH_PENALTY}",
+            "length_penalty",
+        )
+    if request.sampling.max_tokens == 0:
+        raise RequestRefused("a beam search needs room for a token", "max_tokens")
+    if request.sampling.logprobs is not None:
+        raise RequestRefused("beams have a score instead of log-probabilities", "logprobs")
+
+
+def _check_generated(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether an earlier run of the same request can have generated these tokens."""
+    sampling = request.sampling
+    if len(request.generated) > request.num_sequences:
+        raise RequestRefused("generated holds more than num_sequences sequences", "generated")
+    if request.beam is not None and (request.generated or request.ended):
+        raise RequestRefused("a beam search starts from its prompt", "generated")
+    if set(request.ended) >= set(range(request.num_outputs)):
+        raise RequestRefused("every sequence has ended already", "ended")
+    for tokens in request.generated:
+        if len(tokens) > sampling.max_tokens:
+            raise RequestRefused("generated holds more than max_tokens tokens", "generated")
+        if any(not 0 <= token < info.vocab_size for token in tokens):
+            raise RequestRefused("generated holds token ids outside the vocabulary", "generated")
+        if any(token in sampling.stop_token_ids for token in tokens[:-1]):
+            raise RequestRefused("generated goes on behind a stop token", "generated")

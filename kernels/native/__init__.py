@@ -1,0 +1,1 @@
+"""The operations in C, for CPUs: the Python side beside the sources."""

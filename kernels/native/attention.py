@@ -1,0 +1,151 @@
+"""Paged attention by the compiled library: one call for all the sequences of a batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, AttentionShape
+from kernels.native import library
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The library's numbers of the element types that it computes with."""
+
+_CALL = Struct("=11q15q2d")
+"""`pw_attention` of `native/attention.h`, field by field."""
+
+_WRITE = Struct("=4q4q4q4q")
+"""`pw_cache_write` of `native/cache.h`."""
+
+_NO_GROUPS = (0, 0, 0, 0, 0)
+
+
+def prepare(shape: AttentionShape) -> None:
+    """See `kernels.attention.prepare`; everything was compiled with the package."""
+    if shape.dtype == shape.storage == torch.bfloat16:
+        library.trust_tiles(partial(_example, shape))
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    assert key.dtype == value.dtype == kv.dtype
+    key, value = _whole_heads(key), _whole_heads(value)
+    size = kv.itemsize
+    strides = (*key.stride()[:2], *value.stride()[:2], *kv.stride()[:4])
+    _write_kv(
+        _WRITE.pack(
+            key.data_ptr(),
+            value.data_ptr(),
+            kv.data_ptr(),
+            slots.data_ptr(),
+            *(stride * size for stride in strides),
+            len(slots),
+            kv.shape[2],
+            kv.shape[3],
+            kv.shape[4] * size,
+        )
+    )
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
+    assert query.dtype == kv.dtype
+    query = _whole_heads(query)
+    output = torch.empty(query.shape, dtype=query.dtype)
+    places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
+    if _attend(pack_call(places, query.shape[1], kv, batch, scale, sliding_window, softcap)) != 0:
+        raise MemoryError("no memory for the partial results of attention")
+    return output
+
+
+def pack_call(
+    places: tuple[int, int, int, int],
+    num_heads: int,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> bytes:
+    """A `pw_attention`, with pointers to tensors that must outlive it.
+
+    `places` are the addresses of query and output, and the query's strides in elements: from token
+    to token and from head to head.
+    """
+    query, output, query_token, query_head = places
+    block, value, head, token, within = kv.stride()
+    assert within == 1
+    groups = batch.groups
+    return _CALL.pack(
+        query,
+        output,
+        kv.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.query_starts.data_ptr(),
+        batch.context_lens.data_ptr(),
+        *(
+            _NO_GROUPS
+            if groups is None
+            else (
+                groups.begins.data_ptr(),
+                groups.ends.data_ptr(),
+                groups.member_starts.data_ptr(),
+                groups.members.data_ptr(),
+                groups.private_starts.data_ptr(),
+            )
+        ),
+        query_token,
+        query_head,
+        block,
+        value,
+        head,
+        token,
+        batch.block_tables.stride(0),
+        len(batch.context_lens),
+        0 if groups is None else len(groups.begins),
+        num_heads,
+        kv.shape[2],
+        kv.shape[4],
+        kv.shape[3],
+        sliding_window or 0,
+        TYPES[kv.dtype],
+        scale,
+        softcap or 0.0,
+    )
+
+
+def _example(shape: AttentionShape) -> Tensor:
+    """Attention of enough rows for tiles, over more than one split of keys."""
+    random = torch.Generator().manual_seed(0)
+    query_len, context_len = 24, 300
+    blocks, head_dim = -(-context_len // shape.block_size), shape.head_dim
+    memory = (blocks, 2, shape.num_kv_heads, shape.block_size, head_dim)
+    kv = torch.randn(memory, generator=random).bfloat16()
+    query = torch.randn(query_len, shape.num_heads, head_dim, generator=random).bfloat16()
+    batch = AttentionBatch(
+        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
+        query_starts=torch.tensor([0, query_len], dtype=torch.int32),
+        context_lens=torch.tensor([context_len], dtype=torch.int32),
+        slots=torch.zeros(query_len, dtype=torch.int64),
+        max_query_len=query_len,
+        max_context_len=context_len,
+    )
+    return attend(query, kv, batch, head_dim**-0.5, None, None)
+
+
+def _whole_heads(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+_write_kv = library.function("pw_write_kv", library.text)
+_attend = library.function("pw_attend", library.text, returns=library.integer)

@@ -1,0 +1,1 @@
+"""The operations in plain torch: slow, and meant to be obviously correct."""

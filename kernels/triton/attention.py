@@ -1,0 +1,102 @@
+"""Paged attention on a GPU: the Triton kernels, each launched where a batch needs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionBatch, AttentionShape, PrefixGroups
+from kernels.kv_format import row_size
+from kernels.triton import cache as triton_cache
+from kernels.triton.decode import attend_own_keys
+from kernels.triton.grouped import attend_shared_runs
+from kernels.triton.merge import merge
+from kernels.triton.prefill import attend_chunks
+
+
+def prepare(shape: AttentionShape) -> None:
+    """See `kernels.attention.prepare`: compiles for the current GPU, or loads Triton's cache."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    kv_heads, head_dim, block_size = shape.num_kv_heads, shape.head_dim, shape.block_size
+    row = row_size(head_dim, shape.storage)
+    kv = torch.zeros((2, 2, kv_heads, block_size, row), dtype=shape.storage, device=device)
+
+    def tensor(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def run(query_len: int, groups: PrefixGroups | None) -> None:
+        batch = AttentionBatch(
+            block_tables=tensor(0, 1, 0, 1).view(2, 2),
+            query_starts=tensor(0, query_len, 2 * query_len),
+            context_lens=tensor(block_size + 1, block_size + 1),
+            slots=torch.arange(2 * query_len, device=device),
+            max_query_len=query_len,
+            max_context_len=block_size + 1,
+            groups=groups,
+        )
+        token = kv.new_zeros(2 * query_len, kv_heads, head_dim, dtype=shape.dtype)
+        write_kv(token, token, kv, batch.slots)
+        query = kv.new_zeros(2 * query_len, shape.num_heads, head_dim, dtype=shape.dtype)
+        attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
+
+    run(query_len=2, groups=None)
+    run(query_len=1, groups=None)
+    shared = PrefixGroups(
+        begins=tensor(0),
+        ends=tensor(block_size),
+        member_starts=tensor(0, 2),
+        members=tensor(0, 1),
+        private_starts=tensor(block_size, block_size),
+        max_members=2,
+    )
+    for max_members in (2, 4, 8, 16, 32, 64, 128):  # every number of rows that a tile may have
+        run(query_len=1, groups=replace(shared, max_members=max_members))
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    with torch.cuda.device(kv.get_device()):  # Triton launches on the current device
+        triton_cache.write_kv(_rows(key), _rows(value), kv, slots)
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """See `kernels.attention.attend`."""
+    query = _rows(query)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    with torch.cuda.device(kv.get_device()):
+        if batch.max_query_len > 1:
+            attend_chunks(query, kv, batch, scale, sliding_window, softcap, output)
+        some_are_shorter = len(query) < len(batch.context_lens) * batch.max_query_len
+        if batch.max_query_len == 1 or some_are_shorter:
+            _decode(query, kv, batch, scale, sliding_window, softcap, output)
+    return output
+
+
+def _decode(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    output: Tensor,
+) -> None:
+    """Fill `output` for every sequence with one query; leave the others' rows alone."""
+    shared = None
+    if batch.groups is not None and not sliding_window:  # a window may end inside a run
+        shared = attend_shared_runs(query, kv, batch, batch.groups, scale, softcap)
+    own = attend_own_keys(query, kv, batch, scale, sliding_window, softcap)
+    merge(output, batch, sliding_window, own, shared)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,224 @@
+"""Triton: attention of one query a sequence over the keys that are its own.
+
+All query heads of a KV head are one tile, so its keys are read once. Contexts are cut over the
+whole device (Flash-Decoding, Dao et al. 2023; see `kernels.triton.work` for the cut), and the
+partial results are merged with those of shared prefixes (`kernels.triton.merge`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention import AttentionBatch
+from kernels.kv_format import is_quantized
+from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
+from kernels.triton.work import (
+    Partials,
+    capability,
+    padded,
+    partials,
+    shared_kib,
+    slots_of,
+    store_partial,
+)
+
+SPLIT = 512
+"""Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""
+
+_FEWEST_ROWS = 16  # of a matrix product
+
+
+def tiling(group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
+    """The cut for `group` query heads a KV head.
+
+    The compiler spends every second stage on the lookup in the block table: of five, two tiles of
+    keys are on their way while a third is computed.
+    """
+    rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
+    if dtype == torch.float32:
+        return Tiling(rows, keys=32, num_warps=4, num_stages=1)
+    if head_dim <= 128:
+        return Tiling(rows, keys=64, num_warps=4, num_stages=5)
+    return Tiling(rows, keys=32, num_warps=4, num_stages=5)
+
+
+def programs_per_processor(storage: torch.dtype, arch: int) -> int:
+    """How many programs a processor has the shared memory, and the registers, to run at a time.
+
+    With as many there is no second wave, and so none that is half empty.
+    """
+    if is_quantized(storage):  # tiles are half as large, and take more registers
+        return 2
+    return {228: 3, 164: 2, 100: 1}[shared_kib(arch)]
+
+
+def attend_own_keys(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Partials:
+    """Partial results of every sequence with one query; the items are (sequence, KV head)."""
+    _, num_heads, head_dim = query.shape
+    num_seqs, num_kv_heads = len(batch.context_lens), kv.shape[2]
+    cut = tiling(num_heads // num_kv_heads, head_dim, query.dtype)
+    parts = partials(
+        num_items=num_seqs * num_kv_heads,
+        rows=num_heads // num_kv_heads,
+        head_dim=head_dim,
+        programs_per_processor=programs_per_processor(kv.dtype, capability(query.device)),
+        unit=SPLIT if batch.batch_invariant else cut.keys,
+        device=query.device,
+        most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,
+    )
+    attend_own[(parts.num_programs,)](
+        *parts.arguments(),
+        query,
+        kv,
+        batch.block_tables,
+        batch.query_starts,
+        batch.context_lens,
+        None if batch.groups is None else batch.groups.private_starts,
+        num_seqs,
+        num_kv_heads,
+        scale,
+        *query.stride()[:2],
+        *kv.stride()[:4],
+        batch.block_tables.stride(0),
+        SEQS=padded(num_seqs),
+        GROUP=num_heads // num_kv_heads,
+        ROWS=cut.rows,
+        UNIT=parts.unit,
+        FIXED=parts.fixed,
+        WINDOW=sliding_window or 0,
+        SOFTCAP=softcap or 0.0,
+        BLOCK_SIZE=kv.shape[3],
+        HEAD_DIM=head_dim,
+        DIM_PAD=triton.next_power_of_2(head_dim),
+        DOT_TYPE=dot_type(query.dtype),
+        **cut.options(),
+    )
+    return parts
+
+
+@triton.jit
+def own_range(
+    seq,  # a row of the batch, or several
+    real,
+    query_starts_ptr,
+    context_lens_ptr,
+    private_starts_ptr,
+    WINDOW: tl.constexpr,
+):
+    """Where the keys that a sequence attends to alone begin and end; nowhere for chunks."""
+    first = tl.load(query_starts_ptr + seq, mask=real, other=0)
+    query_len = tl.load(query_starts_ptr + seq + 1, mask=real, other=0) - first
+    end = tl.load(context_lens_ptr + seq, mask=real, other=0)
+    end = tl.where(query_len == 1, end, 0)
+    if WINDOW > 0:
+        begin = tl.maximum(end - WINDOW, 0)
+    elif private_starts_ptr is not None:
+        begin = tl.minimum(tl.load(private_starts_ptr + seq, mask=real, other=0), end)
+    else:
+        begin = end * 0
+    return begin, end
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_seqs"])
+def attend_own(
+    outputs_ptr,
+    sums_ptr,
+    query_ptr,
+    kv_ptr,
+    tables_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    private_starts_ptr,
+    num_seqs,
+    num_kv_heads,
+    scale,
+    query_token_stride,
+    query_head_stride,
+    kv_block_stride,
+    kv_value_stride,
+    kv_head_stride,
+    kv_token_stride,
+    table_stride,
+    SEQS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNIT: tl.constexpr,
+    FIXED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One program: an equal share of all keys, with all heads that share one KV head."""
+    seqs = tl.arange(0, SEQS)
+    begins, ends = own_range(
+        seqs, seqs < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
+    )
+    units = tl.cdiv(ends - begins, UNIT) * num_kv_heads
+    units_to = tl.cumsum(units)
+    num_units = tl.sum(units)
+    share = tl.cdiv(num_units, tl.num_programs(0))
+    unit = tl.program_id(0) * share
+    last_of_program = tl.minimum(unit + share, num_units)
+    while unit < last_of_program:
+        seq = tl.sum((units_to <= unit).to(tl.int32))
+        before = tl.sum(tl.where(seqs < seq, units, 0))
+        begin, end = own_range(
+            seq, seq < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
+        )
+        units_per_head = tl.cdiv(end - begin, UNIT)
+        kv_head = (unit - before) // units_per_head
+        first = (unit - before) % units_per_head
+        count = 1
+        if not FIXED:
+            count = tl.minimum(units_per_head - first, last_of_program - unit)
+
+        rows = tl.arange(0, ROWS)
+        dims = tl.arange(0, DIM_PAD)
+        real = rows < GROUP
+        token = tl.load(query_starts_ptr + seq).to(tl.int64)
+        at = query_ptr + token * query_token_stride
+        at += (kv_head * GROUP + rows) * query_head_stride
+        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+        query = tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
+        output, top, total = no_keys(ROWS, DIM_PAD)
+        output, top, total = walk_keys(
+            query,
+            output,
+            top,
+            total,
+            tl.zeros([ROWS], tl.int32) + end,
+            kv_ptr + kv_head * kv_head_stride,
+            tables_ptr + seq.to(tl.int64) * table_stride,
+            begin + first * UNIT,
+            tl.minimum(begin + (first + count) * UNIT, end),
+            scale,
+            kv_block_stride,
+            kv_value_stride,
+            kv_token_stride,
+            True,
+            0,  # a window's first key is where the walk begins
+            SOFTCAP,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            DOT_TYPE,
+            TILE,
+        )
+        slot, _ = slots_of(seq * num_kv_heads + kv_head, unit, 1, share, FIXED)
+        store_partial(outputs_ptr, sums_ptr, slot, output, top, total, real, GROUP, HEAD_DIM)
+        unit += count

@@ -1,0 +1,240 @@
+"""Triton: a decoder layer's small operations, each one pass over its data."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.layers import Activation
+from kernels.triton.cache import heads_per_program, store_rows
+
+GATE_BLOCK = 1024
+
+
+def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels.layers.add_rms_norm`."""
+    num_tokens, dim = residual.shape
+    output = torch.empty_like(residual)
+    with torch.cuda.device(residual.get_device()):  # Triton launches on the current device
+        add_and_norm[(num_tokens,)](
+            output,
+            residual,
+            update,
+            weight,
+            residual.stride(0),
+            0 if update is None else update.stride(0),
+            output.stride(0),
+            eps,
+            DIM=dim,
+            DIM_PAD=triton.next_power_of_2(dim),
+            **norm_options(dim),
+        )
+    return output
+
+
+def norm_options(dim: int) -> dict[str, int]:
+    """What the launch of a norm over `dim` passes to the compiler."""
+    return {"num_warps": 4 if dim <= 2048 else 8}
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    kv: Tensor,
+    slots: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """See `kernels.layers.rotate_and_write`."""
+    num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
+    head_dim = qkv.shape[1] // all_heads
+    query = qkv.new_empty((num_tokens, num_heads, head_dim))
+    heads = heads_per_program(all_heads, head_dim)
+    with torch.cuda.device(qkv.get_device()):  # Triton launches on the current device
+        rotate_and_store[num_tokens, triton.cdiv(all_heads, heads)](
+            query,
+            qkv,
+            cos,
+            sin,
+            positions,
+            kv,
+            slots,
+            query_weight,
+            key_weight,
+            eps,
+            num_heads,
+            num_kv_heads,
+            qkv.stride(0),
+            cos.stride(0),
+            *kv.stride()[:4],
+            HALF=cos.shape[1],
+            BLOCK_SIZE=kv.shape[3],
+            HEAD_DIM=head_dim,
+            DIM_PAD=triton.next_power_of_2(head_dim),
+            HEADS=heads,
+        )
+    return query
+
+
+def gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """See `kernels.layers.gate`."""
+    num_tokens, both = gate_up.shape
+    output = gate_up.new_empty((num_tokens, both // 2))
+    with torch.cuda.device(gate_up.get_device()):  # Triton launches on the current device
+        activate_and_multiply[num_tokens, triton.cdiv(both // 2, GATE_BLOCK)](
+            output,
+            gate_up,
+            both // 2,
+            gate_up.stride(0),
+            GELU=activation == "gelu_tanh",
+            BLOCK=GATE_BLOCK,
+        )
+    return output
+
+
+@triton.jit
+def add_and_norm(
+    output_ptr,
+    residual_ptr,
+    update_ptr,  # or None
+    weight_ptr,
+    residual_stride,
+    update_stride,
+    output_stride,
+    eps,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+):
+    """One program: one token."""
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, DIM_PAD)
+    inside = dims < DIM
+    at = residual_ptr + token * residual_stride + dims
+    x = tl.load(at, mask=inside, other=0.0)
+    if update_ptr is not None:
+        update = tl.load(update_ptr + token * update_stride + dims, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + update.to(tl.float32)).to(x.dtype)
+        tl.store(at, x, mask=inside)
+    weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+    wide = x.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide) / DIM + eps) * weight
+    to = output_ptr + token * output_stride + dims
+    tl.store(to, normed.to(output_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_and_store(
+    query_ptr,
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    kv_ptr,
+    slots_ptr,
+    query_weight_ptr,  # or None
+    key_weight_ptr,  # or None
+    eps,
+    num_heads,
+    num_kv_heads,
+    qkv_stride,
+    table_stride,
+    kv_block_stride,
+    kv_value_stride,
+    kv_head_stride,
+    kv_token_stride,
+    HALF: tl.constexpr,  # of the rotated dimensions
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One program: `HEADS` heads of one token, be they queries, keys or values."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    dims = tl.arange(0, DIM_PAD)
+    is_query = heads < num_heads
+    is_key = (heads >= num_heads) & (heads < num_heads + num_kv_heads)
+    is_value = (heads >= num_heads + num_kv_heads) & (heads < num_heads + 2 * num_kv_heads)
+    inside = (is_query | is_key | is_value)[:, None] & (dims < HEAD_DIM)[None, :]
+    rotated = dims < 2 * HALF
+    # Each dimension's partner in the rotation is read again, from cache, rather than shuffled.
+    partners = tl.where(rotated, tl.where(dims < HALF, dims + HALF, dims - HALF), dims)
+    row = qkv_ptr + token * qkv_stride + heads[:, None] * HEAD_DIM
+    stored = tl.load(row + dims[None, :], mask=inside, other=0.0)
+    x = stored.to(tl.float32)
+    partner = tl.load(row + partners[None, :], mask=inside, other=0.0).to(tl.float32)
+    if (query_weight_ptr is not None) or (key_weight_ptr is not None):
+        shrink = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+        weight = head_weights(
+            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM
+        )
+        other = head_weights(
+            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, partners, HEAD_DIM
+        )
+        # As in every other backend the norm's result is rounded before it is rotated.
+        x = (x * weight).to(stored.dtype).to(tl.float32)
+        partner = (partner * other).to(stored.dtype).to(tl.float32)
+
+    angles = tl.load(positions_ptr + token) * table_stride + tl.where(
+        dims < HALF, dims, dims - HALF
+    )
+    cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
+    sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
+    sin = tl.where(dims < HALF, -sin, sin)
+    turned = x * cos[None, :] + partner * sin[None, :]
+    turned = tl.where(is_value[:, None], x, turned).to(stored.dtype)
+
+    to = query_ptr + token * num_heads * HEAD_DIM + heads[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(to, turned, mask=is_query[:, None] & (dims < HEAD_DIM)[None, :])
+    slot = tl.load(slots_ptr + token)
+    rows = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + (slot % BLOCK_SIZE) * kv_token_stride
+    kv_heads = tl.where(is_key, heads - num_heads, heads - num_heads - num_kv_heads)
+    rows += kv_heads * kv_head_stride + tl.where(is_key, 0, kv_value_stride)
+    turned = tl.where(inside, turned, 0.0)
+    store_rows(rows, turned, is_key | is_value, HEAD_DIM)
+
+
+@triton.jit
+def head_weights(
+    query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM: tl.constexpr
+):
+    """What each head's dimensions are multiplied by, [heads, dims]: 1 where there is no norm."""
+    inside = dims < HEAD_DIM
+    weights = tl.zeros([shrink.shape[0], dims.shape[0]], tl.float32) + 1.0
+    if query_weight_ptr is not None:
+        weight = tl.load(query_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        weights = tl.where(is_query[:, None], shrink * weight, weights)
+    if key_weight_ptr is not None:
+        weight = tl.load(key_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
+        weights = tl.where(is_key[:, None], shrink * weight, weights)
+    return weights
+
+
+@triton.jit
+def activate_and_multiply(
+    output_ptr, gate_up_ptr, inter, stride, GELU: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program: `BLOCK` results of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < inter
+    at = gate_up_ptr + token * stride + columns
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + inter, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        # tanh through exp, whose overflow to infinity gives the right limit of 1.
+        active = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+    else:
+        active = x / (1.0 + tl.exp(-x))
+    to = output_ptr + token * inter + columns
+    tl.store(to, (active * up).to(output_ptr.dtype.element_ty), mask=inside)

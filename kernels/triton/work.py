@@ -1,0 +1,166 @@
+"""Triton: an even cut of attention over keys into the programs of a fixed grid.
+
+Contexts differ, and a captured graph's grid cannot follow them. So the grid is what fills the
+device, and the programs cut the work among themselves (Stream-K, Osama et al. 2023; FlashInfer's
+planner, Ye et al. 2025, without the host): all units of all items in a row, an equal share for each
+program. An item is a tile of query rows with the keys that they attend to; a unit is some keys of
+it. What a program computes of one item is a partial result: an output, normalised, and the
+logarithm (base 2) of the sum behind it, in a slot of its own. An item's slots are neighbours.
+
+`fixed` cuts do not depend on the rest of the batch: then every unit has a slot.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_INTERPRETED_PROGRAMS = 2
+_FEWEST_LANES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Partial results: a slot holds those of one item's rows."""
+
+    outputs: Tensor  # [num_slots, rows, head_dim] fp32
+    sums: Tensor  # [num_slots, rows] fp32: log2 of the sum of exponentials
+    num_programs: int
+    rows: int
+    unit: int  # keys
+    fixed: bool
+
+    def arguments(self) -> tuple[Tensor, Tensor]:
+        """What kernels take first."""
+        return self.outputs, self.sums
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Of the device, each of which runs a few programs at a time."""
+    if device.type != "cuda":  # interpreted, where a few show the cut as well as many
+        return _INTERPRETED_PROGRAMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def capability(device: torch.device) -> int:
+    """The device's compute capability (90: sm_90); 0 in the interpreter."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def shared_kib(arch: int) -> int:
+    """Shared memory of a processor of that compute capability, in KiB.
+
+    What data centres have holds twice as much as its contemporaries elsewhere.
+    """
+    if 90 <= arch < 120:
+        return 228
+    return 164 if arch in (80, 87) else 100
+
+
+def partials(
+    num_items: int,
+    rows: int,
+    head_dim: int,
+    programs_per_processor: int,
+    unit: int,
+    device: torch.device,
+    most_units: int = 0,
+) -> Partials:
+    """Room for the partial results of `num_items` items.
+
+    With `most_units` the cut is fixed, and an item has that many units at most.
+    """
+    num_programs = programs_per_processor * num_processors(device)
+    num_slots = num_items * most_units or num_items + num_programs
+    return Partials(
+        torch.empty((num_slots, rows, head_dim), dtype=torch.float32, device=device),
+        torch.empty((num_slots, rows), dtype=torch.float32, device=device),
+        num_programs,
+        rows,
+        unit,
+        fixed=most_units > 0,
+    )
+
+
+def padded(count: int) -> int:
+    """The lanes that a program looks through `count` sequences or groups with.
+
+    At least 64, so that a growing batch does not wait for a compiler at every power of two.
+    """
+    return max(_FEWEST_LANES, int(triton.next_power_of_2(count)))
+
+
+@triton.jit
+def slots_of(item, first_unit, num_units, share, FIXED: tl.constexpr):
+    """The first slot and the last of an item whose units are `first_unit` and those behind it."""
+    last_unit = first_unit + num_units - 1
+    if FIXED:
+        return first_unit, last_unit
+    # Items and programs both ascend along the units, so that no two pairs have the same sum.
+    return first_unit // share + item, last_unit // share + item
+
+
+@triton.jit
+def store_partial(
+    outputs_ptr,
+    sums_ptr,
+    slot,
+    output,
+    top,
+    total,
+    real,  # [rows]
+    SLOT_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Store what a walk returned."""
+    rows = slot.to(tl.int64) * SLOT_ROWS + tl.arange(0, output.shape[0])
+    dims = tl.arange(0, output.shape[1])
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    to = outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(to, output / total[:, None], mask=inside)
+    tl.store(sums_ptr + rows, top + tl.log2(total), mask=real)
+
+
+@triton.jit
+def add_partials(
+    output,  # [DIM_PAD], unnormalised; with top and total as in `kernels.triton.walk`
+    top,
+    total,
+    outputs_ptr,
+    sums_ptr,
+    first,
+    last,
+    row,
+    SLOT_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Returns output, top and total of one row, with the slots `first` to `last` merged in."""
+    dims = tl.arange(0, output.shape[0])
+    for start in range(first, last + 1, SLOTS):
+        slots = start + tl.arange(0, SLOTS)
+        real = slots <= last
+        rows = slots.to(tl.int64) * SLOT_ROWS + row
+        sums = tl.load(sums_ptr + rows, mask=real, other=float("-inf"))
+        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+        at = outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+        parts = tl.load(at, mask=inside, other=0.0)
+        new_top = tl.maximum(top, tl.max(sums, axis=0))
+        shrink = tl.exp2(top - new_top)
+        weights = tl.exp2(sums - new_top)
+        output = output * shrink + tl.sum(parts * weights[:, None], axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        top = new_top
+    return output, top, total

@@ -1,0 +1,124 @@
+"""The admin interface does what its OpenAPI document says: schemathesis, with all checks on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import jsonschema_rs
+import pytest
+
+from app.admin.documents import TenantDocument
+from app.transport.bounds import ServiceLimits
+from tenants.embedded import EmbeddedStore
+from tenants.records import Tenant
+from tests.app.conftest import ADMIN_TOKEN, World, living
+from tests.app.scripted_engine import ScriptedEngine
+
+# Most of the paths lead to something that is there. What a schema cannot say: that an ETag is the
+# current one (412), and that a day does not come before another one (422).
+CONFIG = """
+[dictionaries.ids]
+values = ["acme", "umbra", "nova"]
+[dictionaries.names]
+values = ["desk"]
+
+[parameters]
+"path.tenant" = { dictionary = "ids", probability = 0.7 }
+"path.group" = { dictionary = "ids", probability = 0.7 }
+"path.name" = { dictionary = "names", probability = 0.7 }
+
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, 409]
+[[operations]]
+include-method = "PATCH"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, 409, 412]
+[[operations]]
+include-path = "/tenants/{tenant}/usage"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, 422]
+"""
+
+
+@pytest.fixture
+async def world(engine: ScriptedEngine, store_server: EmbeddedStore) -> AsyncIterator[World]:
+    """A world in which a deletion does not wait for other services."""
+    async with living(engine, ServiceLimits(), store_server.url, flush_grace_seconds=0.0) as world:
+        yield world
+
+
+async def schemathesis(base_url: str, folder: Path, *options: str) -> tuple[int, str]:
+    """The exit status of a run over the document at `base_url`, and what it printed."""
+    config = folder / "schemathesis.toml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
+    command += [f"{base_url}/admin/openapi.json", "-H", f"Authorization: Bearer {ADMIN_TOKEN}"]
+    command += ["--checks", "all", "--seed", "1", "--no-color", "--generation-database", "none"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *options,
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
+async def test_schemathesis_finds_nothing(
+    admin: httpx.AsyncClient, world: World, tmp_path: Path
+) -> None:
+    await admin.post("/tenants", json={"id": "nova"})
+    for one in ("acme", "umbra", "nova"):
+        await admin.post("/groups", json={"id": one})
+        for kind in ("tenants", "groups"):
+            url = f"/{kind}/{one}/prompts/desk"
+            assert (await admin.put(url, json={"text": "You are the support desk."})).is_success
+    status, printed = await schemathesis(world.base_url, tmp_path, "--max-examples", "12")
+    assert status == 0, printed
+    paths = (await admin.get("/openapi.json")).json()["paths"]
+    count = sum(len(methods) for methods in paths.values())
+    assert f"Tested: {count}" in printed
+
+
+async def test_schemathesis_would_find_an_answer_that_is_not_as_documented(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = TenantDocument.of
+
+    def wrong(tenant: Tenant) -> TenantDocument:
+        return right(tenant).model_copy(update={"weight": -1.0})
+
+    monkeypatch.setattr(TenantDocument, "of", wrong)
+    options = ["--include-path", "/tenants", "--phases", "coverage"]
+    status, printed = await schemathesis(world.base_url, tmp_path, *options)
+    assert status == 1
+    assert "Response violates schema" in printed
+
+
+async def test_the_document_is_valid_needs_no_token_and_tells_no_secret(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    answer = await admin.get("/openapi.json", headers={"authorization": ""})
+    document = answer.json()
+    assert (answer.status_code, document["openapi"]) == (200, "3.1.0")
+    for schema in document["components"]["schemas"].values():
+        jsonschema_rs.meta.validate(schema)
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', answer.text))
+    assert references == document["components"]["schemas"].keys()
+    assert document["security"] == [{"token": []}]
+    assert world.keys["acme"] not in answer.text
+
+
+async def test_the_page_needs_nothing_from_elsewhere(admin: httpx.AsyncClient) -> None:
+    answer = await admin.get("/docs", headers={"authorization": ""})
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.findall(r"""(?:src|href)=["'](?!#)""", answer.text)
+    assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "")

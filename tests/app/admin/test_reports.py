@@ -1,0 +1,112 @@
+"""What an operator reads: usage as JSON and CSV, and the live view."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, date, datetime
+
+import httpx
+import websockets
+
+from tenants.usage import UsageMeter
+from tests.app.admin.problem import fields
+from tests.app.conftest import MODEL, World, eventually
+
+USAGE = "/tenants/acme/usage"
+
+
+async def used_on(world: World, day: date, **counts: int) -> None:
+    """Usage of acme, as a service would have handed it in on that day."""
+    noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC).timestamp()
+    meter = UsageMeter(world.redis, clock=lambda: noon)
+    meter.add("acme", **counts)
+    await meter.flush()
+
+
+async def test_usage_is_told_by_day_as_json_and_csv(admin: httpx.AsyncClient, world: World) -> None:
+    await used_on(world, date(2026, 1, 31), requests=2, prompt_tokens=30, output_tokens=5)
+    await used_on(world, date(2026, 2, 1), requests=1, prompt_tokens=10, cached_tokens=8)
+    document = (await admin.get(USAGE)).json()
+    assert [day["day"] for day in document["usage"]] == ["2026-01-31", "2026-02-01"]
+    assert document["usage"][0] == {
+        "day": "2026-01-31",
+        "requests": 2,
+        "prompt_tokens": 30,
+        "cached_tokens": 0,
+        "output_tokens": 5,
+        "stream_seconds": 0.0,
+    }
+    for answer in (
+        await admin.get(USAGE, params={"format": "csv"}),
+        await admin.get(USAGE, headers={"accept": "text/csv, application/json;q=0.5"}),
+    ):
+        assert answer.headers["content-type"].startswith("text/csv")
+        lines = list(csv.DictReader(io.StringIO(answer.text)))
+        assert lines == [
+            {key: str(value) for key, value in day.items()} for day in document["usage"]
+        ]
+    both = {"accept": "text/csv"}
+    assert (await admin.get(USAGE, params={"format": "json"}, headers=both)).json() == document
+
+
+async def test_usage_is_told_of_the_days_asked_for(admin: httpx.AsyncClient, world: World) -> None:
+    for day in range(1, 6):
+        await used_on(world, date(2026, 3, day), requests=day)
+
+    async def days(**asked: str) -> list[int]:
+        answer = await admin.get(USAGE, params=asked)
+        return [day["requests"] for day in answer.json()["usage"]]
+
+    assert await days(since="2026-03-02", until="2026-03-04") == [2, 3, 4]
+    assert await days(since="2026-03-04") == [4, 5]
+    assert await days(until="2026-03-01") == [1]
+    assert await days(since="2026-04-01") == []
+    wrong = {"since": "2026-03-02", "until": "2026-03-01"}
+    assert fields(await admin.get(USAGE, params=wrong), 422) == ["until"]
+
+
+async def test_a_chat_is_in_the_usage_and_in_the_export_of_a_deleted_tenant(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    response = await world.client().responses.create(model=MODEL, input="hello")
+    assert response.usage is not None
+    await world.metered("acme", 1, response.usage.total_tokens)
+    (today,) = (await admin.get(USAGE)).json()["usage"]
+    assert (today["requests"], today["output_tokens"]) == (1, response.usage.output_tokens)
+    assert (await admin.delete("/tenants/acme")).json()["usage"] == [today]
+    assert world.engine.forgotten == ["acme"]
+
+
+async def test_the_live_view_shows_streams_sockets_and_blocks_by_tenant(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    await admin.put("/tenants/umbra/prompts/desk", json={"text": "Be brief and friendly. " * 3})
+    await admin.post("/tenants/umbra/prompts/desk/pin")
+    world.engine.hold_after = 2
+    async with websockets.connect(
+        world.ws_url, additional_headers=world.headers("acme"), proxy=None
+    ) as socket:
+        await socket.send('{"type": "response.create", "input": "hello"}')
+        await eventually(lambda: bool(world.engine.active))
+        live = (await admin.get("/live")).json()
+        world.engine.release()
+    tenants = {one["id"]: one for one in live["tenants"]}
+    assert (tenants["acme"]["sockets"], tenants["acme"]["streams"]) == (1, 1)
+    assert (tenants["acme"]["running"], tenants["umbra"]["running"]) == (1, 0)
+    pinned = tenants["umbra"]["blocks_pinned"]
+    assert pinned == live["engine"]["blocks_pinned"] > 0
+    assert (tenants["umbra"]["sockets"], tenants["acme"]["blocks_pinned"]) == (0, 0)
+    assert live["engine"]["blocks_total"] == world.engine.info.num_blocks
+
+
+async def test_the_live_view_works_while_the_engine_does_not(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    world.engine.down = True
+    async with websockets.connect(
+        world.ws_url, additional_headers=world.headers("acme"), proxy=None
+    ):
+        live = (await admin.get("/live")).json()
+    assert live["engine"] is None
+    assert [(one["id"], one["sockets"]) for one in live["tenants"]] == [("acme", 1)]

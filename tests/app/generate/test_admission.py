@@ -1,0 +1,227 @@
+"""The gate: what it takes, gives back and counts, whatever becomes of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from app.generate import admission
+from app.generate.admission import Gate, Ticket
+from app.upkeep.metrics import Metrics
+from app.wire.errors import ApiError
+from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
+from tenants.limits import Admission, Limiter
+from tenants.records import ApiKey, Principal, Tenant, TenantLimits
+from tenants.usage import UsageMeter
+
+USED = {"prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
+NOTHING = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+
+
+class SlowLimiter(Limiter):
+    """Grants everything, once it may, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.may = asyncio.Event()
+        self.may.set()
+        self.taken: list[int] = []
+        self.settled: list[int] = []
+
+    async def admit(self, tenant: Tenant, request_id: str, tokens: int) -> Admission:
+        await self.may.wait()
+        self.taken.append(tokens)
+        return Admission(
+            tenant_id=tenant.id,
+            request_id=request_id,
+            taken_tokens=tokens,
+            limits=tenant.limits,
+            requests=None,
+            tokens=None,
+            day=None,
+        )
+
+    async def settle(self, admission: Admission, used_tokens: int) -> None:
+        await self.may.wait()
+        self.settled.append(used_tokens)
+
+
+class Notebook(UsageMeter):
+    """Notes what is metered."""
+
+    def __init__(self) -> None:
+        self.added: list[dict[str, Any]] = []
+
+    def add(self, tenant_id: str, **counts: Any) -> None:
+        self.added.append({"tenant_id": tenant_id, **counts})
+
+
+@pytest.fixture
+def limiter() -> SlowLimiter:
+    return SlowLimiter()
+
+
+@pytest.fixture
+def meter() -> Notebook:
+    return Notebook()
+
+
+@pytest.fixture
+def gate(limiter: SlowLimiter, meter: Notebook) -> Gate:
+    return Gate(limiter, meter, Metrics())
+
+
+def principal(**limits: int) -> Principal:
+    tenant = Tenant(
+        id="acme",
+        name="acme",
+        namespace_secret=b"s" * 32,
+        created_at=0.0,
+        limits=TenantLimits(**limits),
+    )
+    return Principal(
+        tenant=tenant, key=ApiKey(id="k", tenant_id="acme", digest=b"", created_at=0.0)
+    )
+
+
+def request(*, prompt: int = 5, generated: int = 0, max_tokens: int = 10) -> EngineRequest:
+    return EngineRequest(
+        request_id="r",
+        tenant="acme",
+        prompt=[1] * prompt,
+        namespaces=Namespaces(shared_key=b"", private_key=b""),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        generated=[[1] * generated],
+    )
+
+
+async def test_the_prompt_and_the_longest_answer_are_taken_and_what_was_used_is_settled(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    ticket = await gate.admit(principal(), request())
+    assert limiter.taken == [15]
+    await ticket.settle(**USED)
+    assert limiter.settled == [8]
+
+
+@pytest.mark.parametrize(
+    ("several", "taken"),
+    [
+        ({"num_sequences": 3}, 5 + 3 * 10),
+        ({"beam": BeamParams(num_beams=4, num_return=2)}, 5 + 4 * 10),
+        ({"num_sequences": 2, "generated": [[1] * 3, [1] * 4]}, 2 * 10 - 7),
+    ],
+    ids=["n", "beams", "continued"],
+)
+async def test_every_sequence_that_is_computed_is_taken_at_its_longest(
+    gate: Gate, limiter: SlowLimiter, several: dict[str, Any], taken: int
+) -> None:
+    await gate.admit(principal(), structs.replace(request(), **several))
+    assert limiter.taken == [taken]
+
+
+async def test_only_the_first_settlement_counts(
+    gate: Gate, limiter: SlowLimiter, meter: Notebook
+) -> None:
+    ticket = await gate.admit(principal(), request())
+    await ticket.settle(**USED)
+    await ticket.settle(**NOTHING)
+    assert limiter.settled == [8]
+    assert len(meter.added) == 1
+
+
+async def test_seconds_of_a_stream_count_from_its_first_token_to_its_end(
+    gate: Gate, meter: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(admission, "perf_counter", lambda: now)
+    ticket = await gate.admit(principal(), request())
+    now = 110.0
+    ticket.first_token()
+    now = 113.0
+    ticket.first_token()
+    await ticket.settle(**USED)
+    assert meter.added[0]["stream_seconds"] == 3.0
+
+
+async def test_a_request_that_was_never_answered_is_not_counted(
+    gate: Gate, limiter: SlowLimiter, meter: Notebook
+) -> None:
+    await (await gate.admit(principal(), request())).settle(**NOTHING)
+    assert limiter.settled == [0]
+    assert (meter.added[0]["requests"], meter.added[0]["stream_seconds"]) == (0, 0.0)
+    await (await gate.admit(principal(), request())).settle(**USED)
+    assert meter.added[1]["requests"] == 1
+
+
+async def test_an_answer_that_goes_on_takes_its_rest_and_is_no_new_request(
+    gate: Gate, limiter: SlowLimiter, meter: Notebook
+) -> None:
+    ticket = await gate.admit(principal(), request(generated=4))
+    assert limiter.taken == [6]
+    await ticket.settle(prompt_tokens=0, cached_tokens=0, output_tokens=6)
+    assert meter.added[0]["requests"] == 0
+    assert meter.added[0]["output_tokens"] == 6
+
+
+async def test_what_is_taken_for_a_client_that_leaves_meanwhile_is_given_back(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    limiter.may.clear()
+    admitting = asyncio.create_task(gate.admit(principal(queued_requests=1), request()))
+    await asyncio.sleep(0)
+    admitting.cancel()
+    await asyncio.wait({admitting})
+    limiter.may.set()
+    await gate.close()
+    assert (limiter.taken, limiter.settled) == ([15], [0])
+    assert isinstance(await gate.admit(principal(queued_requests=1), request()), Ticket)
+
+
+async def test_a_settlement_is_finished_though_its_caller_is_cancelled(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    ticket = await gate.admit(principal(), request())
+    limiter.may.clear()
+    settling = asyncio.create_task(ticket.settle(**USED))
+    await asyncio.sleep(0)
+    settling.cancel()
+    await asyncio.wait({settling})
+    assert limiter.settled == []
+    limiter.may.set()
+    await gate.close()
+    assert limiter.settled == [8]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_place_in_the_queue_is_free_from_the_first_token_or_the_end_on(
+    gate: Gate, begins: bool
+) -> None:
+    narrow = principal(queued_requests=1)
+    for _ in range(3):
+        ticket = await gate.admit(narrow, request())
+        with pytest.raises(ApiError) as refused:
+            await gate.admit(narrow, request())
+        assert refused.value.code == "queue_full"
+        if begins:
+            ticket.first_token()
+        else:
+            await ticket.settle(**NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0ms"),
+        (0.0201, "21ms"),
+        (1, "1s"),
+        (1.5, "1.5s"),
+        (59.9999, "1m0s"),
+        (360, "6m0s"),
+        (3601, "1h0m1s"),
+    ],
+)
+def test_times_are_written_as_clients_know_them(seconds: float, text: str) -> None:
+    assert admission.duration(seconds) == text

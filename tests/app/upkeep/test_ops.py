@@ -1,0 +1,118 @@
+"""Health, readiness, metrics, and warming."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import openai
+import pytest
+
+from app.upkeep.metrics import Metrics
+from tests.app.conftest import MODEL, World, eventually
+
+
+async def get(world: World, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=world.base_url) as client:
+        return await client.get(path)
+
+
+async def test_readiness_follows_the_engine_loop_and_health_does_not(world: World) -> None:
+    assert (await get(world, "/readyz")).json() == {"status": "ready"}
+    world.engine.down = True
+    assert (await get(world, "/readyz")).status_code == 503
+    assert (await get(world, "/healthz")).status_code == 200
+
+
+async def test_a_dead_store_leaves_the_service_ready_but_degraded(world: World) -> None:
+    with world.outage():
+        answer = await get(world, "/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+
+
+async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
+    await world.client().responses.create(model=MODEL, input="hello")
+    text = (await get(world, "/metrics")).text
+    tokens = float(len("You said: hello") + 1)
+    assert f'partywall_tokens_total{{kind="output"}} {tokens}' in text
+    assert 'partywall_requests_total{outcome="completed",route="responses"} 1.0' in text
+    assert 'partywall_kv_blocks{state="in_use"} 3.0' in text
+    assert "partywall_kv_blocks_peak_in_use 7.0" in text
+    assert "partywall_engine_preemptions 5.0" in text
+    assert 'partywall_host_blocks{state="used"} 8.0' in text
+    assert 'partywall_host_blocks{state="total"} 64.0' in text
+    counters = ("recomputed", "swapped_out", "swapped_in", "host_hit_blocks", "in_block_tokens")
+    for value, name in enumerate((*counters, "spared_keys"), 9):
+        assert f"partywall_engine_{name} {value}.0" in text
+    assert "partywall_streams_running 0.0" in text
+    world.engine.down = True
+    assert "partywall_engine_up 0.0" in (await get(world, "/metrics")).text
+
+
+def test_latencies_are_a_histogram_of_all_that_was_observed() -> None:
+    metrics = Metrics()
+    for seconds, times in ((0.004, 1), (0.005, 2), (0.3, 3), (100.0, 1)):
+        metrics.inter_token_latency.observe(seconds, times)
+    read = metrics.registry.get_sample_value
+    name = "partywall_inter_token_latency_seconds"
+    counts = [read(f"{name}_bucket", {"le": le}) for le in ("0.005", "0.2", "0.5", "30.0", "+Inf")]
+    assert counts == [3, 3, 6, 6, 7]
+    assert read(f"{name}_count") == 7
+    assert read(f"{name}_sum") == pytest.approx(100.914)
+
+
+async def test_metrics_show_how_many_tasks_the_loop_has(world: World) -> None:
+    async def tasks() -> float:
+        await get(world, "/metrics")
+        registry = world.app.state.service.metrics.registry
+        return float(registry.get_sample_value("partywall_asyncio_tasks") or 0)
+
+    idle = await tasks()
+    world.engine.hold_after = 1
+    create = world.client().responses.create
+    running = [asyncio.create_task(create(model=MODEL, input="hello")) for _ in range(5)]
+    await eventually(lambda: len(world.engine.active) == 5)
+    assert await tasks() >= idle + 5
+    world.engine.release()
+    await asyncio.gather(*running)
+
+
+async def test_refused_requests_are_counted_by_status(world: World) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await world.client().responses.create(model=MODEL, input="x", previous_response_id="no")
+    text = (await get(world, "/metrics")).text
+    assert 'partywall_requests_total{outcome="400",route="responses"} 1.0' in text
+
+
+async def test_prompts_are_warmed_when_registered_and_after_a_restart(world: World) -> None:
+    prompt = await world.register("acme", "law", "You are the lawyer of acme. " * 4)
+    request = world.engine.requests[0]
+    assert request.sampling.max_tokens == 0
+    assert request.namespaces.shared_tokens == len(request.prompt)
+    index = await world.prompts.newest_index("acme", prompt)
+    assert index is not None
+    assert len(index.block_hashes) == len(request.prompt) // 16
+    response = await world.client().responses.create(model=MODEL, input="x", prompt={"id": "law"})
+    assert response.usage is not None
+    hits = response.usage.input_tokens_details.cached_tokens
+    assert hits == len(request.prompt) // 16 * 16 > 0
+    await world.engine.restart()
+    await eventually(lambda: len(world.engine.requests) == 3)
+    assert world.engine.requests[2].prompt == request.prompt
+
+
+async def test_a_prompt_that_never_fits_stays_cold_and_stops_no_other(world: World) -> None:
+    endless = await world.prompts.put("acme", "endless", "word " * 1000)
+    await world.register("acme", "law", "You are the lawyer of acme. " * 4)
+    assert await world.prompts.newest_index("acme", endless) is None
+
+
+async def test_a_prompt_put_again_after_its_deletion_is_warmed_again(world: World) -> None:
+    await world.register("acme", "law", "You are the lawyer of acme.")
+    await world.prompts.delete("acme", "law")
+    await world.register("acme", "law", "You are the lawyer of acme.")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+async def test_operators_need_no_key(world: World, path: str) -> None:
+    assert (await get(world, path)).status_code == 200

@@ -1,0 +1,279 @@
+"""Registered prompts are computed before their first chat, and the pinned ones stay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+from transformers import PreTrainedTokenizerBase
+
+import app.upkeep.warming
+from app.prompt.system_prompts import SystemHeads
+from app.prompt.template import ChatTemplate
+from app.stores import Stores
+from app.upkeep.warming import Warmer
+from engine.client import EngineError, RequestRefused
+from tenants.connection import open_redis
+from tenants.embedded import EmbeddedStore
+from tenants.errors import (
+    GroupNotFound,
+    InvalidField,
+    PromptNotFound,
+    StoreUnavailable,
+    TenantNotFound,
+)
+from tenants.records import PromptIndex, TenantLimits
+from tests.app.conftest import PEPPER, byte_tokenizer, eventually
+from tests.app.scripted_engine import ScriptedEngine
+
+LAW = "You are the lawyer of acme, and nobody else's. "
+TAX = "You know all about taxes, and nothing else. "
+
+
+@dataclass
+class Backstage:
+    """A warmer at work."""
+
+    stores: Stores
+    engine: ScriptedEngine
+    warmer: Warmer
+
+    def warmed(self, text: str) -> int:
+        """How often a prompt has been computed."""
+        decode = self.engine.tokenizer.decode
+        return sum(
+            text in decode(request.prompt)
+            for request in self.engine.requests
+            if request.sampling.max_tokens == 0
+        )
+
+    def pinned(self, pin: str) -> str | None:
+        """The text whose blocks are held under `pin`."""
+        for request in reversed(self.engine.requests):
+            if pin in self.engine.pins and request.pin == pin:
+                return str(self.engine.tokenizer.decode(request.prompt))
+        return None
+
+
+@pytest.fixture
+async def backstage(
+    store_server: EmbeddedStore,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Backstage]:
+    monkeypatch.setattr(app.warming, "_RETRY_SECONDS", 0.02)
+    redis = await open_redis(store_server.url)
+    await redis.execute("FLUSHALL")
+    stores, engine = Stores.over(redis, PEPPER), ScriptedEngine(tokenizer)
+    for tenant_id in ("acme", "umbra"):
+        await stores.tenants.create_tenant(tenant_id)
+    heads = SystemHeads(stores.prompts, ChatTemplate(tokenizer))
+    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, heads)
+
+    async def listen() -> None:
+        async for change in stores.tenants.changes():
+            warmer.notice(change)
+
+    tasks = [asyncio.create_task(warmer.run()), asyncio.create_task(listen())]
+    yield Backstage(stores, engine, warmer)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await redis.close()
+
+
+async def test_the_active_version_is_warmed_and_no_other(backstage: Backstage) -> None:
+    prompts = backstage.stores.prompts
+    await prompts.put("acme", "law", LAW)
+    await prompts.put("acme", "law", TAX, activate=False)
+    await prompts.put("umbra", "last", "The last one of all prompts that are put here.")
+    await eventually(lambda: backstage.warmed("The last one") == 1)
+    assert backstage.warmed(LAW) == 1
+    assert backstage.warmed(TAX) == 0
+    await prompts.activate("acme", "law", 2)
+    await eventually(lambda: backstage.warmed(TAX) == 1)
+
+
+async def test_what_is_warm_is_not_computed_again_until_the_engine_comes_back(
+    backstage: Backstage,
+) -> None:
+    prompts = backstage.stores.prompts
+    await prompts.put("acme", "law", LAW)
+    await prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: backstage.pinned("acme/law") is not None)
+    before = backstage.warmed(LAW)
+    await prompts.put("acme", "tax", TAX)
+    await eventually(lambda: backstage.warmed(TAX) == 1)
+    assert backstage.warmed(LAW) == before
+    await backstage.engine.restart()
+    await eventually(lambda: backstage.warmed(TAX) == 2)
+    await eventually(lambda: backstage.pinned("acme/law") is not None)
+
+
+async def test_a_pinned_prompt_stays_until_it_is_unpinned(backstage: Backstage) -> None:
+    prompts, pins = backstage.stores.prompts, backstage.engine.pins
+    await prompts.put("acme", "law", LAW)
+    await prompts.put("acme", "tax", TAX)
+    await prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: "acme/law" in pins)
+    await prompts.set_pinned("acme", "tax", True)
+    await eventually(lambda: "acme/tax" in pins)
+    await prompts.set_pinned("acme", "law", False)
+    await eventually(lambda: pins.keys() == {"acme/tax"})
+
+
+async def test_a_pin_moves_to_the_version_that_becomes_active(backstage: Backstage) -> None:
+    prompts = backstage.stores.prompts
+    await prompts.put("acme", "law", LAW)
+    await prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: LAW in (backstage.pinned("acme/law") or ""))
+    await prompts.put("acme", "law", TAX)
+    await eventually(lambda: TAX in (backstage.pinned("acme/law") or ""))
+    assert len(backstage.engine.pins) == 1
+
+
+async def test_pins_end_with_their_prompt_their_tenant_and_their_group(
+    backstage: Backstage,
+) -> None:
+    stores, pins = backstage.stores, backstage.engine.pins
+    group = await stores.groups.create("lawyers")
+    for owner, name in (("acme", "law"), ("acme", "tax"), ("umbra", "law"), (group.owner, "law")):
+        await stores.prompts.put(owner, name, LAW)
+        await stores.prompts.set_pinned(owner, name, True)
+    await eventually(lambda: len(pins) == 4)
+    await stores.prompts.delete("acme", "tax")
+    await eventually(lambda: pins.keys() == {"acme/law", "umbra/law", "@lawyers/law"})
+    await stores.groups.delete("lawyers")
+    await eventually(lambda: pins.keys() == {"acme/law", "umbra/law"})
+    deletion = asyncio.create_task(stores.tenants.delete_tenant("umbra"))
+    await eventually(lambda: pins.keys() == {"acme/law"})
+    deletion.cancel()
+
+
+async def test_warming_on_demand_waits_until_the_blocks_are_there(backstage: Backstage) -> None:
+    await backstage.stores.prompts.put("acme", "law", LAW)
+    index = await backstage.warmer.warm("acme", "law")
+    assert index.version == 1
+    assert index.block_hashes
+    assert set(index.block_hashes) <= backstage.engine.cached.keys()
+    group = await backstage.stores.groups.create("lawyers")
+    await backstage.stores.prompts.put(group.owner, "law", LAW)
+    shared = await backstage.warmer.warm(group.owner, "law")
+    assert set(shared.block_hashes) <= backstage.engine.cached.keys()
+    assert not set(shared.block_hashes) & set(index.block_hashes)
+
+
+async def test_warming_on_demand_says_what_is_not_there(backstage: Backstage) -> None:
+    for owner, name, error in (
+        ("acme", "law", PromptNotFound),
+        ("nobody", "law", TenantNotFound),
+        ("@nobody", "law", GroupNotFound),
+    ):
+        with pytest.raises(error):
+            await backstage.warmer.warm(owner, name)
+
+
+async def test_a_prompt_without_room_stays_cold_and_does_not_hold_up_others(
+    backstage: Backstage,
+) -> None:
+    stores = backstage.stores
+    await stores.tenants.update_tenant(
+        "acme", lambda tenant: replace(tenant, limits=TenantLimits(pinned_blocks=1))
+    )
+    await stores.prompts.put("acme", "long", "long " * 600)
+    await stores.prompts.put("acme", "law", LAW)
+    await stores.prompts.set_pinned("acme", "law", True)
+    await stores.prompts.put("umbra", "tax", TAX)
+    await eventually(lambda: backstage.warmed(TAX) == 1)
+    with pytest.raises(RequestRefused):
+        await backstage.warmer.warm("acme", "long")
+    with pytest.raises(EngineError, match="no room for the pin"):
+        await backstage.warmer.warm("acme", "law")
+    await stores.tenants.update_tenant(
+        "acme", lambda tenant: replace(tenant, limits=TenantLimits(pinned_blocks=50))
+    )
+    await eventually(lambda: "acme/law" in backstage.engine.pins)
+
+
+async def test_a_model_that_takes_no_system_message_refuses_to_be_warmed(
+    backstage: Backstage,
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
+    stores = backstage.stores
+    heads = SystemHeads(stores.prompts, ChatTemplate(tokenizer))
+    warmer = Warmer(backstage.engine, stores.tenants, stores.groups, stores.prompts, heads)
+    await stores.prompts.put("acme", "law", LAW)
+    with pytest.raises(RequestRefused, match="no system messages"):
+        await warmer.warm("acme", "law")
+    assert (await backstage.warmer.warm("acme", "law")).version == 1
+
+
+async def test_nothing_of_a_tenant_without_cache_is_warmed(backstage: Backstage) -> None:
+    stores, engine = backstage.stores, backstage.engine
+    await stores.prompts.put("acme", "law", LAW)
+    await stores.prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: "acme/law" in engine.pins)
+    await stores.tenants.update_tenant("acme", lambda tenant: replace(tenant, cache="off"))
+    await eventually(lambda: "acme/law" not in engine.pins)
+    before = backstage.warmed(LAW)
+    with pytest.raises(InvalidField, match="cache"):
+        await backstage.warmer.warm("acme", "law")
+    assert backstage.warmed(LAW) == before
+    await stores.tenants.update_tenant("acme", lambda tenant: replace(tenant, cache="on"))
+    await eventually(lambda: "acme/law" in engine.pins)
+
+
+async def test_an_outage_of_the_store_delays_the_index_and_loses_no_pin(
+    backstage: Backstage, store_server: EmbeddedStore
+) -> None:
+    prompts, engine = backstage.stores.prompts, backstage.engine
+    await prompts.put("acme", "law", LAW)
+    await prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: "acme/law" in engine.pins)
+    os.kill(store_server.server_pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await backstage.warmer.warm("acme", "law")
+        await engine.restart()
+    finally:
+        os.kill(store_server.server_pid, signal.SIGCONT)
+    await eventually(lambda: "acme/law" in engine.pins)
+    await prompts.delete("acme", "law")
+    await eventually(lambda: not engine.pins)
+
+
+async def test_a_prompt_deleted_while_it_is_warmed_leaves_no_pin(
+    backstage: Backstage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, engine = backstage.stores.prompts, backstage.engine
+    await prompts.put("acme", "law", LAW)
+    await eventually(lambda: backstage.warmed(LAW) == 1)
+    save_index = prompts.save_index
+
+    async def delete_first(owner: str, index: PromptIndex) -> None:
+        assert "acme/law" in engine.pins
+        await prompts.delete("acme", "law")
+        await save_index(owner, index)
+
+    monkeypatch.setattr(prompts, "save_index", delete_first)
+    await prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: backstage.warmed(LAW) == 2)
+    await eventually(lambda: not engine.pins)
+
+
+async def test_warming_waits_for_an_engine_that_is_down(backstage: Backstage) -> None:
+    backstage.engine.down = True
+    await backstage.stores.prompts.put("acme", "law", LAW)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await eventually(lambda: backstage.warmed(LAW) > 0)
+    assert backstage.warmed(LAW) == 0
+    backstage.engine.down = False
+    await eventually(lambda: backstage.warmed(LAW) == 1)

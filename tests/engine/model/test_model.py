@@ -1,0 +1,173 @@
+"""Any decoder-only model of `transformers`, on random weights: paged output equals `generate()`."""
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from engine.api import EngineError, UnsupportedModel
+from engine.config import EngineConfig
+from engine.model.calibration import calibrate
+from engine.model.load import load_model
+from engine.run.assemble import load_core
+from engine.schedule.preemption import Policy
+from engine.serve.core import EngineCore
+from tests.engine.simulation import make_request, random_prompt, run_to_end
+
+SMALL = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 20},
+    "gemma": {},
+    "gemma2": {"sliding_window": 20, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"sliding_window": 20, "query_pre_attn_scalar": 16},
+    "phi3": {},
+    "granite": {},
+    "olmo2": {},
+    "starcoder2": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_neox": {},
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 96},
+}
+
+
+def make_config(family: str) -> PreTrainedConfig:
+    return AutoConfig.for_model(family, **(SMALL | FAMILIES.get(family, {})))
+
+
+def save_model(family: str, folder: Path) -> PreTrainedModel:
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(
+        make_config(family), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def make_core(
+    folder: Path, num_blocks: int, num_host_blocks: int = 0, recovery: Policy = "auto"
+) -> EngineCore:
+    config = EngineConfig(
+        model_path=str(folder),
+        device="cpu",
+        dtype="float32",
+        block_size=8,
+        step_token_budget=48,
+        max_running_requests=8,
+        threads=1,
+        recovery=recovery,
+    )
+    block_bytes = load_model(config).layout.block_bytes(8, torch.float32)
+    return load_core(
+        msgspec.structs.replace(
+            config,
+            kv_memory_bytes=num_blocks * block_bytes,
+            host_memory_bytes=num_host_blocks * block_bytes,
+        )
+    )
+
+
+def generate(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """The reference: greedy, up to and including the end-of-sequence token (which is 3)."""
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
+    return list(output[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_paged_output_equals_generate_cold_cached_chunked_batched_and_preempted(
+    family: str, tmp_path: Path
+) -> None:
+    model = save_model(family, tmp_path)
+    core = make_core(tmp_path, num_blocks=40)
+    rng = random.Random(7)
+    head = random_prompt(rng, 60)
+    prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(6)]
+    expected = {str(i): generate(model, prompt, 24) for i, prompt in enumerate(prompts)}
+    for attempt in ("cold", "cached"):
+        for index, prompt in enumerate(prompts):
+            core.submit(make_request(str(index), prompt, max_tokens=24))
+        assert run_to_end(core) == expected, attempt
+    stats = core.stats()
+    assert stats.preemptions > 0, "the pool was meant to be too small"
+    assert stats.cached_tokens > 0
+    assert stats.blocks_in_use == 0
+
+
+def test_a_model_whose_attention_cannot_be_paged_is_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("bloom", hidden_size=64, n_layer=2, n_head=4, vocab_size=1000)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="Bloom"):
+        make_core(tmp_path, num_blocks=8)
+
+
+def test_a_kv_memory_without_room_for_a_block_is_refused(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    config = EngineConfig(model_path=str(tmp_path), device="cpu", kv_memory_bytes=10)
+    with pytest.raises(EngineError, match="kv_memory_bytes"):
+        load_core(config)
+
+
+def test_a_block_is_contiguous_across_all_layers(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    core = make_core(tmp_path, num_blocks=4)
+    memory = core._runner._model.memory  # type: ignore[attr-defined]
+    assert memory.shape == (4 + 1, 3, 2, 2, 8, 16), "and a block for rows that are only padding"
+    assert memory[1].is_contiguous()
+
+
+def test_swapped_blocks_come_back_as_they_were_wherever_they_go(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    model = load_model(EngineConfig(model_path=str(tmp_path), device="cpu", block_size=8))
+    model.allocate(6)
+    model.allocate_host(4)
+    model.memory.copy_(torch.randn(model.memory.shape))
+    before = model.memory.clone()
+    model.swap_out([(1, 2), (2, 3), (5, 0)])
+    assert torch.equal(model.host_memory[[2, 3, 0]], before[[1, 2, 5]])
+    model.memory.zero_()
+    model.swap_in([(0, 4), (2, 0), (3, 1)])
+    assert torch.equal(model.memory[[4, 0, 1]], before[[5, 1, 2]])
+    assert not model.memory[[2, 3, 5]].any(), "no other block is touched"
+
+
+def test_calibration_prices_every_part_of_a_resumption(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    model = load_model(EngineConfig(model_path=str(tmp_path), device="cpu", block_size=8))
+    model.allocate(20)
+    model.allocate_host(20)
+    costs = calibrate(model, step_tokens=16, max_context_tokens=160)
+    assert 0 < costs.swap_out_seconds(1) <= costs.swap_out_seconds(20)
+    assert 0 < costs.swap_in_seconds(1) <= costs.swap_in_seconds(20)
+    assert 0 < costs.compute_seconds([(0, 1)]) <= costs.compute_seconds([(0, 16)])
+    assert costs.compute_seconds([(0, 160)]) > 5 * costs.compute_seconds([(0, 16)])

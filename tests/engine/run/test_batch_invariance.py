@@ -1,0 +1,163 @@
+"""With `batch_invariant` what is computed for a token has the same bits whatever else is computed:
+beside other sequences, in chunks of any length, and by any number of threads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.api import EngineRequest
+from engine.config import EngineConfig
+from engine.model.load import load_model
+from engine.model.paged_model import PagedModel
+from engine.run.assemble import load_parts
+from engine.run.batch import pack
+from engine.run.runner import AheadRunner
+from engine.schedule.preemption import Policy
+from engine.serve.core import EngineCore
+from kernels.native import library
+from tests.engine.model.test_model import FAMILIES, SMALL
+from tests.engine.simulation import make_request, random_prompt, run_all_to_end
+
+BLOCK_SIZE = 16
+LENGTH = 300
+"""Tokens; more than attention has in a split."""
+NUM_BLOCKS = -(-LENGTH // BLOCK_SIZE)
+WIDE = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
+VARIANTS = {
+    "bfloat16": ("llama", {"dtype": "bfloat16"}),
+    "float32": ("llama", {"dtype": "float32"}),
+    "int8": ("llama", {"dtype": "bfloat16", "quantize": "int8"}),
+    "window and soft caps": ("gemma2", {"dtype": "bfloat16"}),
+}
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> PagedModel:
+    family, options = VARIANTS[request.param]
+    shape = AutoConfig.for_model(family, **(SMALL | FAMILIES[family] | WIDE))
+    AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    config = EngineConfig(
+        model_path=str(tmp_path),
+        device="cpu",
+        batch_invariant=True,
+        block_size=BLOCK_SIZE,
+        **options,
+    )
+    model = load_model(config)
+    model.allocate(3 * NUM_BLOCKS)
+    return model
+
+
+@pytest.fixture(params=library.LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = library.level()
+    library.limit_level(request.param)
+    yield
+    library.limit_level(before)
+    library.set_threads(torch.get_num_threads())
+
+
+def logits(model: PagedModel, chunks: list[int], beside: list[int] | None = None) -> Tensor:
+    """Of all tokens of a prompt, computed in `chunks`; with `beside` a sequence that decodes comes
+    before it in each batch, and a chunk of another prompt of those lengths behind it.
+    """
+    tokens, *others = (random_prompt(random.Random(seed), LENGTH) for seed in range(3))
+    own, *tables = torch.arange(3 * NUM_BLOCKS).view(3, -1).tolist()
+    model.memory.zero_()
+    found: list[Tensor] = []
+    start = 0
+    for step, count in enumerate(chunks):
+        parts = [(tokens, start, count, own)]
+        if beside is not None:
+            parts.insert(0, (others[0], step, 1, tables[0]))
+            parts.append((others[1], sum(beside[:step]), beside[step], tables[1]))
+        first = 0 if beside is None else 1
+        rows = range(first, first + count)
+        found.append(model.forward(pack(parts, rows, BLOCK_SIZE, model.device)))
+        start += count
+    return torch.cat(found)
+
+
+def test_a_token_has_the_same_bits_alone_and_among_others(model: PagedModel, level: None) -> None:
+    library.set_threads(1)
+    alone = logits(model, [LENGTH])
+    assert torch.equal(logits(model, [1, 2, 17, 30, 100, 150]), alone)
+    for threads in (1, 2, 3):
+        library.set_threads(threads)
+        together = logits(model, [7, 16, 64, 1, 100, 112], [1, 90, 1, 40, 17, 2])
+        assert torch.equal(together, alone)
+    assert torch.equal(logits(model, [1] * LENGTH), alone)
+
+
+def sampled_requests() -> list[EngineRequest]:
+    rng = random.Random(3)
+    options: list[dict[str, object]] = [
+        {"temperature": 0.9, "seed": 5, "frequency_penalty": 0.7},
+        {"temperature": 1.2, "seed": 6, "top_k": 40, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.8, "seed": 7, "min_p": 0.02, "logit_bias": {7: 2.0}},
+    ]
+    requests = []
+    for index, option in enumerate(options):
+        request = make_request(str(index), random_prompt(rng, 30), num_sequences=1 + index % 2)
+        params = msgspec.structs.replace(request.sampling, max_tokens=40, **option)
+        requests.append(msgspec.structs.replace(request, sampling=params))
+    return requests
+
+
+@pytest.mark.parametrize("recovery", ["swap", "recompute"])
+def test_sampled_tokens_are_the_same_after_preemptions_and_in_another_engine(
+    tmp_path: Path, recovery: Policy
+) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL)).save_pretrained(
+        tmp_path
+    )
+
+    def core_of(num_blocks: int) -> EngineCore:
+        block_bytes = 2 * 3 * 2 * BLOCK_SIZE * 16 * 4
+        config = EngineConfig(
+            model_path=str(tmp_path),
+            device="cpu",
+            dtype="float32",
+            batch_invariant=True,
+            recovery=recovery,
+            kv_memory_bytes=num_blocks * block_bytes,
+            host_memory_bytes=40 * block_bytes,
+            step_token_budget=24,
+            max_running_requests=8,
+            min_run_tokens=4,
+        )
+        parts = load_parts(config)
+        return EngineCore(parts.config, parts.info, AheadRunner(parts.model), parts.costs)
+
+    requests = sampled_requests()
+    alone: dict[str, dict[int, list[int]]] = {}
+    undisturbed = core_of(60)
+    for request in requests:
+        undisturbed.submit(request)
+        alone |= run_all_to_end(undisturbed)
+    crowded = core_of(14)
+    for request in requests:
+        crowded.submit(request)
+    assert run_all_to_end(crowded) == alone
+    assert crowded.stats().preemptions > 0
+    rebuilt = core_of(60)
+    for request in requests:
+        generated = [tokens[: 5 + index] for index, tokens in alone[request.request_id].items()]
+        rebuilt.submit(msgspec.structs.replace(request, generated=generated))
+    rest = {
+        name: {index: tokens[5 + index :] for index, tokens in outputs.items()}
+        for name, outputs in alone.items()
+    }
+    assert run_all_to_end(rebuilt) == rest

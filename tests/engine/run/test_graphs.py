@@ -1,0 +1,359 @@
+"""Decode steps of few shapes, recorded and replayed; here what was recorded is done again."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from engine.config import EngineConfig
+from engine.model.load import load_model
+from engine.run.assemble import Parts, load_parts, make_graphs
+from engine.run.batch import Batch, pack
+from engine.run.graphs import DecodeGraphs
+from engine.run.padding import Padder, row_buckets, tensors_of, with_tensors
+from engine.run.runner import AheadRunner, ModelRunner
+from engine.run.sampler import sample
+from engine.run.staging import num_bytes, refill, upload, views
+from engine.serve.core import EngineCore
+from kernels.attention import PrefixGroups
+from tests.engine.model.test_model import generate, make_config, save_model
+from tests.engine.run.test_sampler import sequence
+from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
+
+BLOCK = 8
+CPU = torch.device("cpu")
+
+
+class Again:
+    """In place of a CUDA graph: what was recorded is done again, on the same memory."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        action()
+        self.replays = 0
+        self._action = action
+
+    def replay(self) -> None:
+        self.replays += 1
+        self._action()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graphs")
+    save_model("llama", path)
+    return path
+
+
+def load(
+    folder: Path, num_blocks: int = 60, num_host_blocks: int = 0, device: str = "cpu"
+) -> Parts:
+    config = EngineConfig(
+        model_path=str(folder),
+        device=device,
+        dtype="float32",
+        block_size=BLOCK,
+        step_token_budget=48,
+        max_running_requests=8,
+        threads=1,
+    )
+    block_bytes = load_model(config).layout.block_bytes(BLOCK, torch.float32)
+    return load_parts(
+        msgspec.structs.replace(
+            config,
+            kv_memory_bytes=num_blocks * block_bytes,
+            host_memory_bytes=num_host_blocks * block_bytes,
+        )
+    )
+
+
+def core_of(parts: Parts, runner: ModelRunner) -> EngineCore:
+    return EngineCore(parts.config, parts.info, runner, parts.costs)
+
+
+def poisoned(graphs: DecodeGraphs) -> DecodeGraphs:
+    """What a replay does not write anew shows."""
+    replay = graphs._replay
+
+    def poisoning(*arguments: object) -> object:
+        graphs._logits.fill_(float("nan"))
+        return replay(*arguments)  # type: ignore[arg-type]
+
+    graphs._replay = poisoning  # type: ignore[method-assign, assignment]
+    return graphs
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_launched_ahead_and_recorded_a_model_answers_as_generate_does(
+    folder: Path, runs_ahead: bool, is_recorded: bool
+) -> None:
+    model = save_model("llama", folder)
+    parts = load(folder, num_blocks=40, num_host_blocks=30)
+    graphs = poisoned(make_graphs(parts, Again)) if is_recorded else None
+    kind = AheadRunner if runs_ahead else ModelRunner
+    core = core_of(parts, kind(parts.model, parts.costs, graphs=graphs))
+    rng = random.Random(7)
+    head = random_prompt(rng, 60)
+    prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(6)]
+    expected = {str(i): generate(model, prompt, 24) for i, prompt in enumerate(prompts)}
+    for attempt in ("cold", "cached"):
+        for index, prompt in enumerate(prompts):
+            core.submit(make_request(str(index), prompt, max_tokens=24))
+        assert run_to_end(core) == expected, attempt
+    assert core.stats().preemptions > 0, "the pool was meant to be too small"
+    assert core.stats().blocks_in_use == 0
+    assert graphs is None or len(graphs) >= 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_gpu_answers_as_generate_does_and_as_without_graphs(folder: Path) -> None:
+    model = save_model("llama", folder)
+    rng = random.Random(7)
+    head = random_prompt(rng, 200)
+    prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(7)]
+    expected = {str(i): generate(model, prompt, 24) for i, prompt in enumerate(prompts)}
+    for is_recorded in (False, True):
+        parts = load(folder, num_blocks=300, device="cuda")
+        graphs = make_graphs(parts) if is_recorded else None
+        core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
+        for index, prompt in enumerate(prompts):
+            core.submit(make_request(str(index), prompt, max_tokens=24))
+        assert run_to_end(core) == expected
+        assert graphs is None or len(graphs) > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_gpu_draws_what_a_cpu_draws() -> None:
+    rows = [sequence([1, 2], [3], seed=seed, temperature=1.1, top_p=0.95) for seed in range(50)]
+    scores = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+    drawn = sample(scores.cuda(), rows).result()
+    assert drawn == sample(scores, rows).result()
+
+
+def test_sampled_requests_of_every_kind_draw_the_same_in_every_order(folder: Path) -> None:
+    rng = random.Random(3)
+    options: list[dict[str, object]] = [
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "seed": 6},
+        {"temperature": 0.8, "min_p": 0.02, "frequency_penalty": 0.7, "seed": 7},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
+        {"temperature": 0.0, "presence_penalty": 1.5, "logit_bias": {7: 2.0}},
+    ]
+    requests = []
+    for index, sampling in enumerate(options):
+        request = make_request(
+            str(index), random_prompt(rng, 9 + index), num_sequences=1 + index % 2
+        )
+        params = msgspec.structs.replace(request.sampling, max_tokens=20, **sampling)
+        requests.append(msgspec.structs.replace(request, sampling=params))
+    outputs = []
+    for runs_ahead in (False, True):
+        parts = load(folder)
+        graphs = make_graphs(parts, Again) if runs_ahead else None
+        core = core_of(
+            parts, (AheadRunner if runs_ahead else ModelRunner)(parts.model, graphs=graphs)
+        )
+        for request in requests:
+            core.submit(request)
+        outputs.append(run_all_to_end(core))
+    assert outputs[0] == outputs[1]
+
+
+def decode_batch(rng: random.Random, lengths: list[int], num_blocks: int) -> Batch:
+    blocks = rng.sample(range(num_blocks), num_blocks)
+    parts = []
+    for length in lengths:
+        table = [blocks.pop() for _ in range(-(-length // BLOCK))]
+        parts.append((random_prompt(rng, length), length - 1, 1, table))
+    return pack(parts, range(len(lengths)), BLOCK, CPU)
+
+
+@torch.inference_mode()
+def test_added_rows_change_no_other_row_and_write_to_the_null_block_alone(folder: Path) -> None:
+    parts = load(folder)
+    model = parts.model
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(model.memory.shape, generator=generator)
+    graphs = poisoned(make_graphs(parts, Again))
+    rng = random.Random(2)
+    for num_rows in (1, 3, 5, 7, 8):
+        batch = decode_batch(rng, [rng.randint(1, 50) for _ in range(num_rows)], 60)
+        model.memory.copy_(start)
+        expected = model.forward(batch)
+        memory = model.memory.clone()
+        model.memory.copy_(start)
+        replayed = graphs.run(batch, lambda _: None)
+        assert replayed is not None
+        torch.testing.assert_close(replayed[1][:num_rows], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.memory[:-1], memory[:-1], rtol=1e-5, atol=1e-5)
+        assert not torch.equal(model.memory[-1], memory[-1]) or num_rows in (1, 8)
+    assert len(graphs) == 3, "rows in 1, 4 and 8"
+
+
+def test_only_decode_batches_that_fit_are_replayed(folder: Path) -> None:
+    graphs = make_graphs(load(folder), Again)
+    rng = random.Random(2)
+    prompt = pack([(random_prompt(rng, 9), 0, 9, [1, 2])], [8], BLOCK, CPU)
+    assert graphs.run(prompt, lambda _: None) is None
+    assert graphs.run(decode_batch(rng, [5] * 9, 60), lambda _: None) is None
+    assert graphs.run(decode_batch(rng, [5] * 8, 60), lambda _: None) is not None
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3"])
+def test_nothing_of_a_pass_is_read_before_its_end(family: str) -> None:
+    """Otherwise it could not be recorded. Tensors without data refuse to be read."""
+    AttentionInterface.register("nothing", attend_to_nothing)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config(family), dtype=torch.float32)
+        row = torch.zeros(1, 5, dtype=torch.int64)
+    model.set_attn_implementation("nothing")
+    with torch.inference_mode():
+        model(input_ids=row, position_ids=row, use_cache=False, logits_to_keep=row[0])
+
+
+def attend_to_nothing(
+    module: object, query: Tensor, *rest: object, **options: object
+) -> tuple[Tensor, None]:
+    return torch.zeros_like(query).transpose(1, 2), None
+
+
+def test_a_shape_is_recorded_once_and_short_ones_at_start(folder: Path) -> None:
+    parts = load(folder)
+    graphs = make_graphs(parts, Again)
+    graphs.warm_up(seconds=60)
+    assert len(graphs) == len(row_buckets(8)) == 4
+    rng = random.Random(2)
+    for _ in range(4):
+        graphs.run(decode_batch(rng, [5] * 8, 60), lambda _: None)
+    assert len(graphs) == 4
+    late = make_graphs(parts, Again)
+    late.warm_up(seconds=-1)
+    assert len(late) == 0
+
+
+def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:
+    def refuse(action: Callable[[], None]) -> Again:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    parts = load(folder)
+    graphs = make_graphs(parts, refuse)
+    core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
+    prompt = random_prompt(random.Random(1), 20)
+    core.submit(make_request("r", prompt, 12))
+    outputs = run_to_end(core)
+    plain = core_of(parts, ModelRunner(parts.model))
+    plain.submit(make_request("r", prompt, 12))
+    assert outputs == run_to_end(plain)
+    assert len(graphs) == 0
+
+
+def test_what_has_been_recorded_is_replayed_when_nothing_more_can_be(folder: Path) -> None:
+    recorded: list[Again] = []
+
+    def once(action: Callable[[], None]) -> Again:
+        if recorded:
+            raise RuntimeError("out of memory")
+        recorded.append(Again(action))
+        return recorded[0]
+
+    graphs = make_graphs(load(folder), once)
+    rng = random.Random(2)
+    one, eight = decode_batch(rng, [5], 60), decode_batch(rng, [5] * 8, 60)
+    assert graphs.run(one, lambda _: None) is not None
+    assert graphs.run(eight, lambda _: None) is None
+    assert graphs.run(one, lambda _: None) is not None
+    assert recorded[0].replays == 2
+
+
+def test_there_are_few_numbers_of_rows_and_none_is_far_off() -> None:
+    assert row_buckets(8) == [1, 2, 4, 8]
+    assert row_buckets(6) == [1, 2, 4, 6]
+    assert row_buckets(1) == [1]
+    buckets = row_buckets(300)
+    assert buckets[-1] == 300
+    assert len(buckets) < 25
+    for rows in range(33, 300):
+        bucket = next(bucket for bucket in buckets if bucket >= rows)
+        assert bucket - rows < rows / 4
+
+
+def test_group_tables_are_padded_with_groups_without_keys() -> None:
+    rng = random.Random(4)
+    batch = decode_batch(rng, [40, 41, 42, 9, 50], 60)
+    groups = PrefixGroups(
+        begins=torch.tensor([0, 0, 16], dtype=torch.int32),
+        ends=torch.tensor([16, 8, 24], dtype=torch.int32),
+        member_starts=torch.tensor([0, 2, 4, 6], dtype=torch.int32),
+        members=torch.tensor([0, 1, 2, 4, 0, 1], dtype=torch.int32),
+        private_starts=torch.tensor([24, 24, 8, 0, 8], dtype=torch.int32),
+        max_members=2,
+    )
+    attention = batch.attention
+    batch = Batch(
+        batch.token_ids,
+        batch.positions,
+        batch.logit_rows,
+        type(attention)(
+            attention.block_tables,
+            attention.query_starts,
+            attention.context_lens,
+            attention.slots,
+            attention.max_query_len,
+            attention.max_context_len,
+            groups,
+        ),
+    )
+    padder = Padder(row_buckets(8), BLOCK, null_block=60, max_context=480)
+    shape = padder.shape_of(batch)
+    assert shape is not None
+    padded = padder.pad(batch, shape).attention
+    table = padded.groups
+    assert table is not None
+    assert len(table.begins) == len(table.ends) == len(table.member_starts) - 1 == 4
+    assert len(table.members) == 8
+    assert table.private_starts.tolist() == [24, 24, 8, 0, 8, 0, 0, 0]
+    assert table.max_members >= 2
+    for group in range(4):
+        own = table.members[table.member_starts[group] : table.member_starts[group + 1]].tolist()
+        if group < 3:
+            first, last = groups.member_starts[group : group + 2].tolist()
+            assert own == groups.members[first:last].tolist()
+            assert table.begins[group] == groups.begins[group]
+            assert table.ends[group] == groups.ends[group]
+        else:
+            assert (own, table.begins[group], table.ends[group]) == ([], 0, 0)
+    assert padder.shape_of(decode_batch(rng, [40] * 5, 60)) != shape, "it has no groups"
+
+
+def test_arrays_of_any_type_and_size_go_in_one_copy() -> None:
+    arrays = [
+        np.arange(5, dtype=np.int64),
+        np.arange(7, dtype=np.int32).reshape(1, 7),
+        np.zeros((0, 3), dtype=np.float32),
+        np.linspace(0, 1, 6).reshape(2, 3).T,
+        np.array([3], dtype=np.uint8),
+    ]
+    size = num_bytes(arrays)
+    buffer = torch.full((size + 16,), 255, dtype=torch.uint8)
+    refill(buffer[:size], arrays)
+    for tensors in (upload(arrays, CPU), views(buffer[:size], arrays)):
+        assert len(tensors) == len(arrays)
+        for tensor, array in zip(tensors, arrays, strict=True):
+            assert tensor.shape == array.shape
+            assert np.array_equal(tensor.numpy(), array)
+    assert (buffer[size:] == 255).all()
+
+
+def test_a_batch_is_taken_apart_and_put_together_again() -> None:
+    batch = decode_batch(random.Random(4), [40, 3], 60)
+    tensors: list[Tensor] = tensors_of(batch)
+    assert len(tensors) == 7
+    again = with_tensors(batch, [tensor + 1 for tensor in tensors])
+    assert torch.equal(again.attention.slots, batch.attention.slots + 1)
+    assert again.attention.max_context_len == 40

@@ -1,0 +1,371 @@
+import random
+from typing import Literal
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from engine.api import EngineRequest, RequestRefused, TenantShare, TokenDelta
+from engine.blocks.eviction_policy import Eviction
+from engine.run.sampler import Sampled
+from engine.run.steps import Runner
+from engine.schedule.plan import StepPlan
+from engine.schedule.preemption import ComputeCost, CopyCost, CostModel
+from engine.serve.core import EngineCore
+from engine.validation import check_request
+from tests.engine.simulation import (
+    EOS,
+    VOCAB,
+    expected_output,
+    make_request,
+    random_prompt,
+    run_to_end,
+    simulated_core,
+)
+
+
+def test_a_request_generates_what_the_model_says() -> None:
+    core = simulated_core()
+    core.submit(make_request("r", [5, 6, 7], max_tokens=20))
+    assert run_to_end(core)["r"] == expected_output([5, 6, 7], 20)
+
+
+def test_a_stop_token_ends_the_request_and_is_delivered() -> None:
+    prompt = next([n] for n in range(4, VOCAB) if EOS in expected_output([n], 60))
+    core = simulated_core()
+    core.submit(make_request("r", prompt, max_tokens=60))
+    deltas = []
+    while not core.is_idle:
+        deltas += core.step()
+    assert deltas[-1].token_ids == [EOS]
+    assert deltas[-1].finish_reason == "stop"
+    assert {delta.finish_reason for delta in deltas[:-1]} <= {None}
+
+
+def test_zero_output_tokens_compute_the_prompt_and_cache_it() -> None:
+    core = simulated_core()
+    prompt = random_prompt(random.Random(1), 40)
+    core.submit(make_request("warm", prompt, max_tokens=0))
+    deltas = core.step() + core.step()
+    assert [(d.token_ids, d.finish_reason) for d in deltas] == [([], "length")]
+    core.submit(make_request("r", prompt, max_tokens=1))
+    assert core.step()[0].cached_tokens == 39, "all but the token to be computed"
+
+
+def test_decoding_never_waits_behind_a_long_prompt() -> None:
+    core = simulated_core(num_blocks=200, step_token_budget=16)
+    core.submit(make_request("short", [4, 5], max_tokens=30))
+    core.step()
+    core.submit(make_request("long", random_prompt(random.Random(2), 300), max_tokens=1))
+    for _ in range(15):
+        assert "short" in {delta.request_id for delta in core.step()}
+    assert run_to_end(core)["long"]
+
+
+def test_a_step_never_exceeds_its_token_budget() -> None:
+    core = simulated_core(num_blocks=200, step_token_budget=16)
+    rng = random.Random(3)
+    for index in range(12):
+        core.submit(make_request(str(index), random_prompt(rng, rng.randrange(1, 40))))
+    while not core.is_idle:
+        plan = core.scheduler.plan()
+        assert 0 < plan.num_tokens <= 16
+        sampled = core._runner.execute(plan)
+        core.scheduler.commit(plan, sampled)
+        core.scheduler.check()
+
+
+def test_requests_of_one_step_share_a_prefix_that_is_being_computed() -> None:
+    core = simulated_core(step_token_budget=64)
+    prompt = random_prompt(random.Random(4), 21)
+    core.submit(make_request("first", prompt))
+    core.submit(make_request("second", prompt))
+    deltas = {delta.request_id: delta for delta in core.step()}
+    assert deltas["first"].cached_tokens == 0
+    assert deltas["second"].cached_tokens == 20
+    core.scheduler.check()
+
+
+def test_a_second_turn_hits_all_that_the_first_has_computed_answer_included() -> None:
+    for length in range(8, 13):
+        core = simulated_core()
+        prompt = random_prompt(random.Random(5), length)
+        core.submit(make_request("one", prompt, max_tokens=12))
+        history = prompt + run_to_end(core)["one"]
+        core.submit(make_request("two", [*history, 9, 9], max_tokens=1))
+        assert core.step()[0].cached_tokens == len(history) - (len(history) % 4 > 0)
+
+
+def test_an_id_is_free_again_as_soon_as_its_request_has_finished() -> None:
+    for length in range(8, 12):
+        core = simulated_core()
+        prompt = random_prompt(random.Random(5), length)
+        core.submit(make_request("same", prompt, max_tokens=4))
+        ends = []
+        while not ends:
+            ends = [delta for delta in core.step() if delta.finish_reason is not None]
+        core.submit(make_request("same", prompt, max_tokens=4))
+        core.scheduler.check()
+        assert run_to_end(core)["same"] == expected_output(prompt, 4)
+
+
+def test_tenants_and_users_share_only_what_their_namespaces_allow() -> None:
+    system = random_prompt(random.Random(6), 10)
+    prompt = [*system, *random_prompt(random.Random(7), 10)]
+
+    def cached(core: EngineCore, **who: str) -> int:
+        core.submit(make_request("x", prompt, max_tokens=1, shared_tokens=10, **who))
+        return core.step()[0].cached_tokens
+
+    core = simulated_core()
+    assert cached(core, tenant="a", user="ann") == 0
+    assert cached(core, tenant="a", user="ann") == 19, "same namespace: all but the last"
+    assert cached(core, tenant="a", user="bob") == 8, "the system prompt's full blocks only"
+    assert cached(core, tenant="b", user="ann") == 0, "another tenant: nothing"
+
+
+def test_an_aborted_request_frees_its_blocks_at_once() -> None:
+    core = simulated_core()
+    core.submit(make_request("r", random_prompt(random.Random(8), 100), max_tokens=50))
+    core.step()
+    assert core.scheduler.pool.num_in_use > 0
+    assert [delta.finish_reason for delta in core.abort("r")] == ["aborted"]
+    assert core.scheduler.pool.num_in_use == 0
+    assert core.abort("r") == [], "ending twice is nothing"
+
+
+def test_a_failing_step_ends_its_requests_and_leaves_a_working_engine(monkeypatch) -> None:
+    core = simulated_core()
+    prompt = random_prompt(random.Random(9), 20)
+    core.submit(make_request("broken", prompt))
+    with monkeypatch.context() as patch:
+        patch.setattr(core._runner, "execute", lambda plan: 1 / 0)
+        (delta,) = core.step()
+    assert delta.finish_reason == "error"
+    assert "ZeroDivisionError" in (delta.error or "")
+    core.scheduler.check()
+    core.submit(make_request("next", prompt))
+    assert core.step()[0].cached_tokens == 0, "blocks of the failed step are not trusted"
+    run_to_end(core)
+
+
+class FailingStep(Exception):
+    pass
+
+
+class FailingRunner:
+    """Fails before or after the step was computed."""
+
+    def __init__(self, runner: Runner | None) -> None:
+        self._runner = runner
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        if self._runner is not None:
+            self._runner.execute(plan)
+        raise FailingStep
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests of one or several sequences come, are computed, preempted and aborted in any order,
+    in a pool and a host tier of any size.
+
+    Tenants have weights, reserves and caps that change; prompts are pinned, tenants forgotten,
+    steps fail.
+    """
+
+    prefix_cache = True
+    fairness: Literal["vtc", "fcfs"] = "vtc"
+    eviction: Eviction = "arc"
+    runs_ahead = False
+
+    @initialize(
+        seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
+    )
+    def start(self, seed: int, num_blocks: int, budget: int) -> None:
+        self.rng = random.Random(seed)
+        self.num_blocks, self.capacity = num_blocks, num_blocks * 4
+        copy = CopyCost(1.0, self.rng.choice([0.0, 2.0, 10.0]))
+        self.core = simulated_core(
+            num_blocks,
+            4,
+            budget,
+            8,
+            prefix_cache=self.prefix_cache,
+            fairness=self.fairness,
+            eviction=self.eviction,
+            num_host_blocks=self.rng.choice([0, 2, 10, 60]),
+            recovery=self.rng.choice(["auto", "swap", "recompute"]),
+            min_run_tokens=self.rng.randint(1, 8),
+            costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget)),
+            runs_ahead=self.runs_ahead,
+        )
+        self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
+        self.shares = {tenant: TenantShare() for tenant in "abc"}
+        self.requests: dict[str, EngineRequest] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], TokenDelta] = {}
+        self.may_lack_room = False
+
+    @rule(
+        shared=st.integers(0, 60),
+        own=st.integers(1, 20),
+        out=st.integers(0, 20),
+        resumed=st.lists(st.integers(0, 8), max_size=4),
+        count=st.sampled_from([1, 1, 2, 3, 4]),
+        cache=st.sampled_from([True, True, True, False]),
+    )
+    def submit(
+        self, shared: int, own: int, out: int, resumed: list[int], count: int, cache: bool
+    ) -> None:
+        prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
+        prompt = prompt[: self.capacity - out]
+        tenant = self.rng.choice("abc")
+        generated = [
+            expected_output(prompt, out, index)[:length]
+            for index, length in enumerate(resumed[:count])
+        ]
+        self._submit(prompt, out, tenant, cache=cache, num_sequences=count, generated=generated)
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        weight=st.sampled_from([0.5, 1.0, 2.0]),
+        reserved=st.integers(0, 4),
+        cap=st.one_of(st.none(), st.integers(3, 12)),
+        pinned=st.one_of(st.none(), st.integers(0, 4)),
+    )
+    def change_share(
+        self, tenant: str, weight: float, reserved: int, cap: int | None, pinned: int | None
+    ) -> None:
+        self.may_lack_room |= reserved > 0
+        self.shares[tenant] = TenantShare(
+            weight=weight, reserved_blocks=reserved, max_blocks=cap, max_pinned_blocks=pinned
+        )
+
+    @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"), length=st.integers(1, 20))
+    def pin(self, tenant: str, name: str, length: int) -> None:
+        self.may_lack_room = True
+        prompt = self.rng.choice(self.heads)[:length]
+        self._submit(prompt, 0, tenant, pin=f"{tenant}/{name}")
+
+    @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"))
+    def unpin(self, tenant: str, name: str) -> None:
+        self.core.scheduler.pins.unpin(f"{tenant}/{name}")
+
+    @rule(tenant=st.sampled_from("abc"))
+    def forget_tenant(self, tenant: str) -> None:
+        self.core.scheduler.forget_tenant(tenant)
+        assert self.core.scheduler.pool.num_cached_of(tenant) == 0
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule(luck=st.integers(0, 9), is_computed=st.booleans())
+    def fail_a_step(self, luck: int, is_computed: bool) -> None:
+        if luck:
+            return
+        runner = self.core._runner
+        self.core._runner = FailingRunner(runner if is_computed else None)
+        self._take(self.core.step())
+        self.core._runner = runner
+        assert self.core.is_idle
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule()
+    def step(self) -> None:
+        self._take(self.core.step())
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        indices = [key for key in self.outputs if key[0] == name]
+        one = data.draw(st.sampled_from([None, *(index for _, index in indices)]))
+        deltas = self.core.abort(name, one)
+        gone = {(name, one)} if one is not None else set(indices)
+        assert {(name, delta.index) for delta in deltas} == gone - self.ends.keys()
+        self._take(deltas)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.core.scheduler.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        for _ in range(10_000):
+            if self.core.is_idle:
+                break
+            self.step()
+            self.books_balance()
+        assert self.ends.keys() == self.outputs.keys(), "a sequence never ended"
+        assert self.core.scheduler.pool.num_in_use == self.core.stats().blocks_pinned
+        for (name, index), output in self.outputs.items():
+            request = self.requests[name]
+            expected = expected_output(request.prompt, request.sampling.max_tokens, index)
+            expected = expected[len(request.generated_by(index)) :]
+            if self.ends[name, index].finish_reason in ("aborted", "error"):
+                expected = expected[: len(output)]
+            assert output == expected
+
+    def _submit(self, prompt: list[int], out: int, tenant: str, **fields: object) -> None:
+        name, share = str(len(self.requests)), self.shares[tenant]
+        request = make_request(name, prompt, out, tenant=tenant, share=share, **fields)
+        try:
+            check_request(request, self.core.info)
+        except RequestRefused:
+            assert share.max_blocks is not None or request.num_sequences > 1
+            return
+        self.requests[name] = request
+        self.outputs |= {(name, index): [] for index in range(request.num_sequences)}
+        self._take(self.core.submit(request))
+
+    def _take(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            name = delta.request_id, delta.index
+            assert name not in self.ends, "news after the end"
+            self.outputs[name] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.ends[name] = delta
+            if delta.finish_reason == "error":
+                if "FailingStep" in (delta.error or ""):
+                    continue
+                kept = "no room" in (delta.error or "") and self.may_lack_room
+                assert kept or "cannot be pinned" in (delta.error or "")
+            else:
+                assert delta.error is None
+
+
+class UncachedSchedulerMachine(SchedulerMachine):
+    prefix_cache = False
+
+
+class FirstComeSchedulerMachine(SchedulerMachine):
+    fairness = "fcfs"
+    eviction = "lru"
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestUncachedSchedulerMachine = UncachedSchedulerMachine.TestCase
+TestFirstComeSchedulerMachine = FirstComeSchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestUncachedSchedulerMachine.settings = settings(
+    max_examples=30, stateful_step_count=50, deadline=None
+)
+TestFirstComeSchedulerMachine.settings = settings(
+    max_examples=30, stateful_step_count=50, deadline=None
+)
+
+
+def test_a_small_pool_preempts_and_still_answers() -> None:
+    core = simulated_core(num_blocks=20, step_token_budget=64)
+    rng = random.Random(10)
+    prompts = {str(i): random_prompt(rng, 9) for i in range(6)}
+    for request_id, prompt in prompts.items():
+        core.submit(make_request(request_id, prompt, max_tokens=40))
+    outputs = run_to_end(core)
+    assert core.stats().preemptions > 0
+    assert outputs == {i: expected_output(prompt, 40) for i, prompt in prompts.items()}

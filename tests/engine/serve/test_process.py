@@ -1,0 +1,174 @@
+"""The engine in its own process, with a real (tiny) model: it lives, dies and comes back."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec import structs
+
+from engine.api import EngineRequest, TokenDelta
+from engine.client import EngineError
+from engine.config import EngineConfig
+from engine.serve.process import ProcessEngine
+from tests.engine.model.test_model import save_model
+from tests.engine.simulation import make_request
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def config(folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model_path=str(folder), device="cpu", dtype="float32", kv_memory_bytes=8 << 20, threads=1
+    )
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[ProcessEngine]:
+    save_model("llama", tmp_path)
+    engine = ProcessEngine(config(tmp_path))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def test_killed_in_the_middle_of_32_streams_it_comes_back_and_finishes_each_as_if_undisturbed(
+    engine: ProcessEngine,
+) -> None:
+    async def run(request: EngineRequest, started: asyncio.Event) -> list[TokenDelta]:
+        deltas = []
+        async for delta in engine.generate(request):
+            deltas.append(delta)
+            if len(deltas) == 3 + len(request.prompt):
+                started.set()
+        return deltas
+
+    async def run_all(kill: bool) -> list[list[TokenDelta]]:
+        started = [asyncio.Event() for _ in range(32)]
+        runs = asyncio.gather(*map(run, requests(), started))
+        if kill:
+            await asyncio.gather(*(event.wait() for event in started))
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+        return await asyncio.wait_for(runs, 120)
+
+    undisturbed = await run_all(kill=False)
+    first_pid = engine.pid
+    rebuilt = await run_all(kill=True)
+    assert engine.pid != first_pid
+    assert await engine.wait_started(1) == 2
+    assert all(deltas[-1].finish_reason == "length" for deltas in rebuilt)
+    assert list(map(tokens, rebuilt)) == list(map(tokens, undisturbed))
+    assert len({tuple(tokens(deltas)) for deltas in rebuilt}) > 16, "the streams differ"
+    # Some linger for one more step, to leave a full block to the next turn.
+    for _ in range(100):
+        stats = await engine.stats()
+        if not stats.running:
+            break
+    assert stats.running == stats.waiting == stats.blocks_in_use == 0
+
+
+async def test_killed_in_the_middle_of_seeded_samples_it_finishes_each_as_if_undisturbed(
+    engine: ProcessEngine,
+) -> None:
+    def sampled(num_sequences: int, *stops: int) -> EngineRequest:
+        request = make_request("n", PROMPT, 60)
+        sampling = structs.replace(
+            request.sampling, temperature=1.0, seed=11, stop_token_ids=stops, presence_penalty=0.5
+        )
+        return structs.replace(request, sampling=sampling, num_sequences=num_sequences)
+
+    async def run(request: EngineRequest, kill_after: int | None = None) -> list[list[int]]:
+        lines: list[list[int]] = [[] for _ in range(request.num_sequences)]
+        ends: list[int] = []
+        async for delta in engine.generate(request):
+            assert delta.index not in ends
+            lines[delta.index] += delta.token_ids
+            if delta.finish_reason is not None:
+                assert delta.error is None
+                ends.append(delta.index)
+            if kill_after is not None and sum(map(len, lines)) >= kill_after:
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGKILL)
+                kill_after = None
+        assert sorted(ends) == list(range(request.num_sequences))
+        assert kill_after is None
+        return lines
+
+    free = await run(sampled(4))
+    assert len(set(map(tuple, free))) == 4
+    assert free[0] == (await run(sampled(1)))[0]
+    stops = sampled(4, free[2][9])  # so that at least one ends long before the others
+    undisturbed = await run(stops)
+    assert await asyncio.wait_for(run(stops, kill_after=80), 120) == undisturbed
+    assert await engine.wait_started(1) == 2
+
+
+def requests() -> list[EngineRequest]:
+    """Greedy ones, seeded ones, and some with penalties that look back over the output."""
+    plain = [make_request(str(i), PROMPT[: 1 + i % 5], 60) for i in range(32)]
+    return [
+        structs.replace(
+            request,
+            sampling=structs.replace(
+                request.sampling,
+                stop_token_ids=(),
+                temperature=(0.0, 1.0)[i % 2],
+                seed=i,
+                frequency_penalty=(0.0, 0.5)[i % 4 // 2],
+            ),
+        )
+        for i, request in enumerate(plain)
+    ]
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_closing_leaves_no_process_behind(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    engine = ProcessEngine(config(tmp_path))
+    await engine.start()
+    pid = engine.pid
+    await engine.close()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    engine = ProcessEngine(config(tmp_path / "nothing"))
+    with pytest.raises(EngineError, match="nothing"):
+        await engine.start()
+    await engine.close()
+
+
+def test_the_engine_dies_with_its_service(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    script = (
+        "import asyncio, os, signal, sys\n"
+        "from engine.config import EngineConfig\n"
+        "from engine.process import ProcessEngine\n"
+        "async def main():\n"
+        "    engine = ProcessEngine(EngineConfig(model_path=sys.argv[1], device='cpu',\n"
+        "        dtype='float32', kv_memory_bytes=8 << 20, threads=1))\n"
+        "    await engine.start()\n"
+        "    print(engine.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    engine = int(result.stdout)
+    for _ in range(100):
+        if not psutil.pid_exists(engine):
+            break
+        signal.sigtimedwait([], 0.1)
+    assert not psutil.pid_exists(engine)

@@ -1,0 +1,305 @@
+"""An engine that dies gets its streams back; a real one is killed in test_process.py."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from msgspec import structs
+
+from engine.api import BeamParams, EngineRequest, TokenDelta
+from engine.client import EngineUnavailable
+from engine.run.sampler import Sampled
+from engine.schedule.plan import StepPlan
+from engine.serve import remote
+from engine.serve.core import EngineCore
+from engine.serve.local import LocalEngine
+from tests.engine.simulation import (
+    at_a_models_pace,
+    expected_output,
+    make_request,
+    simulated_core,
+)
+
+# A thread dies as a process does: without a word to the other side.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Fate:
+    """Builds engines, and decides when one dies and whether the next one comes up."""
+
+    def __init__(self) -> None:
+        self.builds = 0
+        self.comes_up = True
+        self.dies: Callable[[StepPlan], bool] = lambda plan: False
+
+    def build(self) -> EngineCore:
+        if not self.comes_up:
+            raise SystemExit
+        self.builds += 1
+        core = at_a_models_pace(simulated_core(num_blocks=256))
+        execute = core._runner.execute
+
+        def execute_or_die(plan: StepPlan) -> Sampled:
+            if self.dies(plan):
+                raise SystemExit
+            return execute(plan)
+
+        core._runner.execute = execute_or_die
+        return core
+
+    def die_once(self) -> None:
+        """In the next step."""
+
+        def dies(plan: StepPlan) -> bool:
+            self.dies = lambda plan: False
+            return True
+
+        self.dies = dies
+
+
+@pytest.fixture
+def fate() -> Fate:
+    return Fate()
+
+
+@pytest.fixture
+async def engine(fate: Fate, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalEngine]:
+    monkeypatch.setattr(remote, "_RESTART_DELAYS_SECONDS", (0.01,))
+    local = LocalEngine(fate.build, rebuild_seconds=20)
+    await local.start()
+    yield local
+    await local.close()
+
+
+def request(name: str, max_tokens: int = 60) -> EngineRequest:
+    return make_request(name, [5 + int(name)] * 9, max_tokens)
+
+
+async def collect(engine: LocalEngine, name: str) -> list[TokenDelta]:
+    return [delta async for delta in engine.generate(request(name))]
+
+
+def several(name: str, max_tokens: int = 60, num_sequences: int = 4) -> EngineRequest:
+    return structs.replace(request(name, max_tokens), num_sequences=num_sequences)
+
+
+def by_index(deltas: list[TokenDelta]) -> dict[int, list[TokenDelta]]:
+    """The deltas of each sequence, of which only the last may be an end."""
+    lines: dict[int, list[TokenDelta]] = {}
+    for delta in deltas:
+        lines.setdefault(delta.index, []).append(delta)
+    for line in lines.values():
+        assert [delta.finish_reason for delta in line].count(None) == len(line) - 1
+        assert line[-1].finish_reason is not None
+    return lines
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_streams_outlive_any_number_of_deaths_with_progress_between(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    waiting = {str(index) for index in range(12)}
+    hopeful: set[str] = set(waiting)
+    results: dict[str, list[TokenDelta]] = {name: [] for name in waiting}
+
+    async def read(name: str) -> None:
+        async for delta in engine.generate(request(name, 200)):
+            results[name].append(delta)
+            hopeful.discard(name)
+        waiting.remove(name)
+
+    def dies(plan: StepPlan) -> bool:
+        if hopeful & waiting:
+            return False
+        hopeful.update(waiting)
+        return True
+
+    fate.dies = dies
+    await asyncio.gather(*map(read, list(waiting)))
+    assert fate.builds > 4, "more deaths than a stream survives without a token"
+    for name, deltas in results.items():
+        assert tokens(deltas) == expected_output(request(name).prompt, 200)
+        assert [delta.finish_reason for delta in deltas].count(None) == len(deltas) - 1
+
+
+async def test_all_sequences_of_a_request_outlive_deaths_and_end_once_each(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    whole = several("8", 140, 6)
+    expected = [expected_output(whole.prompt, 140, index) for index in range(6)]
+    assert [len(line) for line in expected] == [140, 140, 140, 78, 140, 140]
+    steps = 0
+
+    def dies(plan: StepPlan) -> bool:
+        nonlocal steps
+        steps += 1
+        return steps % 25 == 0
+
+    fate.dies = dies
+    lines = by_index([delta async for delta in engine.generate(whole)])
+    assert fate.builds > 4, "more deaths than a stream survives without a token"
+    assert [tokens(lines[index]) for index in range(6)] == expected
+    assert (await engine.stats()).blocks_in_use == 0
+
+
+async def test_the_cache_hit_that_a_reader_was_told_stays_the_same(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    await collect(engine, "1")
+    deltas = engine.generate(request("1", 900))
+    first = await anext(deltas)
+    fate.die_once()
+    rest = [delta async for delta in deltas]
+    assert fate.builds == 2
+    assert {first.cached_tokens} == {delta.cached_tokens for delta in rest} == {8}
+
+
+async def test_a_request_that_kills_every_engine_ends_with_an_error_and_later_ones_are_served(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    fate.dies = lambda plan: any(chunk.sequence.request_id == "7" for chunk in plan.chunks)
+    deltas = await collect(engine, "7")
+    assert [delta.finish_reason for delta in deltas] == ["error"]
+    assert "died 3 times" in (deltas[0].error or "")
+    await engine.wait_started(3)
+    assert fate.builds == 4
+    assert tokens(await collect(engine, "1")) == expected_output(request("1").prompt, 60)
+
+
+async def test_streams_end_when_the_engine_stays_away(
+    fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_RESTART_DELAYS_SECONDS", (0.01,))
+    local = LocalEngine(fate.build, rebuild_seconds=0.05)
+    await local.start()
+    deltas = local.generate(request("1", 900))
+    await anext(deltas)
+    fate.comes_up = False
+    fate.die_once()
+    last = [delta async for delta in deltas][-1]
+    assert (last.finish_reason, last.error) == ("error", "the engine did not come back")
+    with pytest.raises(EngineUnavailable):
+        await anext(local.generate(request("2")))
+    fate.comes_up = True
+    assert await local.wait_started(1) == 2
+    assert tokens(await collect(local, "2")) == expected_output(request("2").prompt, 60)
+    await local.close()
+
+
+@pytest.mark.parametrize("how", ["abort", "leave", "close"])
+async def test_streams_can_end_while_the_engine_is_away(
+    engine: LocalEngine, fate: Fate, how: str
+) -> None:
+    deltas = engine.generate(request("1", 900))
+    await anext(deltas)
+    fate.comes_up = False
+    fate.die_once()
+    with contextlib.suppress(EngineUnavailable):
+        for _ in range(1000):
+            _ = engine.info
+            await asyncio.sleep(0.005)
+    if how == "leave":
+        await deltas.aclose()
+    else:
+        await (engine.abort("1") if how == "abort" else engine.close())
+        assert [delta async for delta in deltas][-1].finish_reason == "aborted"
+    if how != "close":
+        fate.comes_up = True
+        await engine.wait_started(1)
+        stats = await engine.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+
+
+async def test_a_sequence_that_ended_before_a_death_is_not_run_again(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    whole = several("8", 140)
+    computed: list[list[int]] = [[]]
+
+    def dies(plan: StepPlan) -> bool:
+        computed[-1] += [chunk.sequence.index for chunk in plan.chunks]
+        if len(computed) == 1 and len(computed[0]) > 450:
+            computed.append([])
+            return True
+        return False
+
+    fate.dies = dies
+    lines = by_index([delta async for delta in engine.generate(whole)])
+    assert fate.builds == 2
+    assert set(computed[0]) == {0, 1, 2, 3}
+    assert set(computed[1]) == {0, 1, 2}
+    for index in range(4):
+        assert tokens(lines[index]) == expected_output(whole.prompt, 140, index)
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_one_sequence_can_be_aborted_while_the_engine_dies_or_is_away(
+    engine: LocalEngine, fate: Fate, before: bool
+) -> None:
+    deltas = engine.generate(several("1", 300, 3))
+    await anext(deltas)
+    fate.comes_up = False
+    fate.die_once()
+    if before:
+        await engine.abort("1", 2)
+    with contextlib.suppress(EngineUnavailable):
+        for _ in range(1000):
+            _ = engine.info
+            await asyncio.sleep(0.005)
+    await engine.abort("1", 2)
+    await engine.abort("1", 9)
+    fate.comes_up = True
+    lines = by_index([delta async for delta in deltas])
+    assert {index: line[-1].finish_reason for index, line in lines.items()} == {
+        0: "length",
+        1: "length",
+        2: "aborted",
+    }
+
+
+async def test_a_request_that_kills_every_engine_ends_each_sequence_once(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    fate.dies = lambda plan: any(chunk.sequence.request_id == "7" for chunk in plan.chunks)
+    deltas = [delta async for delta in engine.generate(several("7"))]
+    assert [(delta.index, delta.finish_reason) for delta in deltas] == [
+        (index, "error") for index in range(4)
+    ]
+
+
+async def test_a_beam_search_whose_engine_dies_is_searched_anew(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    search = structs.replace(request("1"), beam=BeamParams(num_beams=4, num_return=3))
+    undisturbed = [delta async for delta in engine.generate(search)]
+    steps = 0
+
+    def dies(plan: StepPlan) -> bool:
+        nonlocal steps
+        steps += 1
+        return steps == 30
+
+    fate.dies = dies
+    deltas = [delta async for delta in engine.generate(search)]
+    anew = next(i for i in range(1, len(deltas)) if deltas[i].searched_tokens == 4)
+    assert anew > 1
+    assert deltas[anew:] == [structs.replace(delta, cached_tokens=0) for delta in undisturbed]
+    assert fate.builds == 2
+    assert sorted(by_index(undisturbed)) == [0, 1, 2]
+
+
+async def test_pins_and_tenants_are_let_go_through_the_client(engine: LocalEngine) -> None:
+    warm = make_request("warm", [5] * 9, 0, pin="a/p")
+    assert [delta.finish_reason async for delta in engine.generate(warm)] == ["length"]
+    assert (await engine.stats()).blocks_pinned == 2
+    await engine.unpin("a/p")
+    await engine.unpin("unknown")
+    stats = await engine.stats()
+    assert (stats.blocks_pinned, stats.blocks_cached) == (0, 3)
+    await engine.forget_tenant("a")
+    stats = await engine.stats()
+    assert (stats.blocks_cached, stats.tenants) == (0, {})

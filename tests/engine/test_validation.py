@@ -1,0 +1,42 @@
+"""Requests that no state of the engine could serve are refused, and the field is named."""
+
+import pytest
+from msgspec import structs
+
+from engine.api import BeamParams, RequestRefused, SamplingParams, TenantShare
+from engine.validation import check_request
+from tests.engine.simulation import EOS, make_request, simulated_core
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"num_sequences": 0}, "num_sequences"),
+        ({"num_sequences": 17}, "num_sequences"),
+        ({"num_sequences": 2, "pin": "p"}, "pin"),
+        ({"num_sequences": 2, "generated": [[5], [], [5]]}, "generated"),
+        ({"num_sequences": 2, "generated": [[5], [5, EOS, 5]]}, "generated"),
+        ({"num_sequences": 2, "ended": (1, 0)}, "ended"),
+        ({"num_sequences": 3, "share": TenantShare(max_blocks=8)}, "max_tokens"),
+        ({"num_sequences": 16, "prompt": [5] * 250}, "max_tokens"),
+        ({"beam": BeamParams(num_beams=1)}, "num_beams"),
+        ({"beam": BeamParams(num_beams=17)}, "num_beams"),
+        ({"beam": BeamParams(num_beams=4, num_return=5)}, "num_return"),
+        ({"beam": BeamParams(num_beams=4), "num_sequences": 2}, "num_beams"),
+        ({"beam": BeamParams(num_beams=4), "generated": [[5]]}, "generated"),
+        (
+            {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
+            "num_beams",
+        ),
+    ],
+)
+def test_sequences_and_beams_that_can_never_be_served_are_refused(
+    fields: dict[str, object], param: str
+) -> None:
+    core = simulated_core()
+    request = make_request("r", [5] * 6, 8 if fields.get("pin") is None else 0)
+    fits = {"share": TenantShare(max_blocks=3 + 2 * 2)}
+    check_request(structs.replace(request, num_sequences=2, **fits), core.info)
+    with pytest.raises(RequestRefused) as refusal:
+        check_request(structs.replace(request, **fields), core.info)
+    assert refusal.value.param == param

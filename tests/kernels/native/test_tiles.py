@@ -1,0 +1,115 @@
+"""Products and attention by matrix tiles (AMX), with the tiles emulated: most machines that test
+have none."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.linear import Quantization
+from kernels.native import library
+from tests.kernels.batches import paged
+from tests.kernels.test_cpu import assert_right
+from tests.kernels.test_linear import check_products
+
+if not library.available() or library.level() in ("plain", "avx2", "avx512"):
+    pytest.skip(
+        "the code with tiles needs a compiled library and what AVX-512 has around the tiles",
+        allow_module_level=True,
+    )
+
+from kernels import linear
+from kernels.native import attention as native_attention
+from tests.kernels.native.test_attention import shared
+
+SOURCES = Path(library.__file__).parent
+EMULATOR = Path(__file__).parent / "tile_emulator.h"
+LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2)]
+USED = ("attention", "isa_amx", "linear", "linear_amx", "linear_vnni", "pool")
+USE_TILES = '#include "cpu.h"\npw_level pw_cpu_level(void) { return PW_AMX; }\n'
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The library as it runs where there are tiles."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("tiles")
+    level = folder / "level.c"
+    level.write_text(USE_TILES)
+    sources = [str(SOURCES / f"{name}.c") for name in USED]
+    library = folder / "tiles.so"
+    options = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-shared", "-include", str(EMULATOR)]
+    options += [f"-Dpw_attention_{other}=pw_attention_amx" for other in library.LEVELS[:-1]]
+    files = [*sources, str(level), "-lm", "-o", str(library)]
+    subprocess.run([compiler, *options, "-I", str(SOURCES), *files], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(autouse=True)
+def _used(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, symbol in (
+        (linear, "_reorder", "pw_linear_pack"),
+        (linear, "_multiply", "pw_linear"),
+        (native_attention, "_attend", "pw_attend"),
+    ):
+        function, bound = getattr(emulated, symbol), getattr(module, name)
+        function.argtypes, function.restype = bound.argtypes, bound.restype
+        monkeypatch.setattr(module, name, function)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_product_is_right_for_all_shapes(dtype: torch.dtype, quantization: Quantization) -> None:
+    check_products(dtype, quantization)
+
+
+@pytest.mark.parametrize("heads", [(9, 3), (16, 1), (5, 5)])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 33])
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_attention_is_right_for_all_shapes(
+    heads: tuple[int, int], head_dim: int, block_size: int
+) -> None:
+    assert_right("native", paged(LENGTHS, *heads, head_dim, block_size, torch.bfloat16))
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (20, 5.0), (300, None), (None, 5.0)])
+def test_windows_and_softcaps_are_kept(window: int | None, softcap: float | None) -> None:
+    example = paged(LENGTHS, 9, 3, dtype=torch.bfloat16)
+    assert_right("native", example, window, softcap)
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64), (16, 1, 96), (2, 2, 32)])
+def test_nested_groups_are_right(shape: tuple[int, int, int]) -> None:
+    assert_right("native", shared(torch.bfloat16, *shape))
+
+
+def test_keys_whose_ends_alone_lie_as_in_one_piece_are_collected() -> None:
+    example = paged([(20, 20)], 9, 1, block_size=7, dtype=torch.bfloat16)
+    blocks = example.batch.block_tables[0, :3].long()
+    # Of keys 0 to 15, the first two blocks apart, the last lies 15 keys behind the first.
+    kv = example.kv[blocks[[0, 2, 1]]]
+    batch = replace(example.batch, block_tables=torch.tensor([[0, 2, 1]], dtype=torch.int32))
+    assert_right("native", replace(example, kv=kv, batch=batch))
+
+
+@pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1)])
+def test_right_tiles_pass_the_trial_before_they_are_used(
+    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def example() -> torch.Tensor:
+        return native_attention._example(*heads, 64, 16)
+
+    with_tiles = example()
+    monkeypatch.undo()  # to this machine's own library
+    results = [with_tiles, example()]
+    monkeypatch.setattr(library, "level", lambda: "amx")
+    library.trust_tiles(results.pop)
+    assert "AMX" not in caplog.text
