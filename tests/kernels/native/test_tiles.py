@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.attention import AttentionShape
 from kernels.linear import Quantization
 from kernels.native import library
 from tests.kernels.batches import paged
@@ -45,12 +46,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     level = folder / "level.c"
     level.write_text(USE_TILES)
     sources = [str(SOURCES / f"{name}.c") for name in USED]
-    library = folder / "tiles.so"
+    built = folder / "tiles.so"
     options = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-shared", "-include", str(EMULATOR)]
     options += [f"-Dpw_attention_{other}=pw_attention_amx" for other in library.LEVELS[:-1]]
-    files = [*sources, str(level), "-lm", "-o", str(library)]
+    files = [*sources, str(level), "-lm", "-o", str(built)]
     subprocess.run([compiler, *options, "-I", str(SOURCES), *files], check=True)
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(built))
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +105,18 @@ def test_keys_whose_ends_alone_lie_as_in_one_piece_are_collected() -> None:
 def test_right_tiles_pass_the_trial_before_they_are_used(
     heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    num_heads, num_kv_heads = heads
+    shape = AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=64,
+        dtype=torch.bfloat16,
+        block_size=16,
+        storage=torch.bfloat16,
+    )
+
     def example() -> torch.Tensor:
-        return native_attention._example(*heads, 64, 16)
+        return native_attention._example(shape)
 
     with_tiles = example()
     monkeypatch.undo()  # to this machine's own library
