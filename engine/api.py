@@ -246,3 +246,11 @@ class EngineUnavailable(EngineError):
 
 class UnsupportedModel(EngineError):
     """The model cannot be served from paged KV memory; the message says why."""
+
+
+class StepOutOfMemory(EngineError):
+    """A step needs more memory for its computation than there is; a smaller one may do.
+
+    Raised by what computes steps (`engine.run.steps.Runner`), which has freed what the step had
+    allocated. Blocks that the step was to write hold nothing of use.
+    """

@@ -20,9 +20,8 @@ from engine.model.calibration import calibrate
 from engine.model.load import load_model
 from engine.run.assemble import Parts, load_parts
 from engine.run.runner import ModelRunner
-from engine.run.sampler import Sampled
 from engine.schedule.group import SequenceGroup
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.preemption import Policy, Way
 from engine.serve.core import EngineCore
 

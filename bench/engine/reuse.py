@@ -28,8 +28,7 @@ from bench.registry import BenchError, Result, parameters
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import derive_key
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.sampler import Sampled
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 FIGURES: Final = {

@@ -28,8 +28,8 @@ from engine.run import runner as engine_runner
 from engine.run.assemble import load_parts
 from engine.run.batch import BatchBuilder
 from engine.run.runner import ModelRunner
-from engine.run.sampler import Draws, Sampled
-from engine.schedule.plan import StepPlan
+from engine.run.sampler import Draws
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
 from engine.serve import core as engine_core
 from engine.serve.core import EngineCore

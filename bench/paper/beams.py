@@ -23,9 +23,8 @@ from bench.paper.systems import MAX_RUNNING
 from bench.paper.workloads import Workload
 from engine.api import BeamParams, EngineRequest, SamplingParams
 from engine.run.runner import ModelRunner
-from engine.run.sampler import Sampled
 from engine.run.steps import Runner
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 Scores = list[list[float]]

@@ -10,9 +10,8 @@ from bench.paper.baselines.memory import MemoryUse
 from bench.paper.baselines.server import Step, TracedRequest
 from bench.paper.cost_model import StepShape
 from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.run.sampler import Sampled
 from engine.run.steps import Runner
-from engine.schedule.plan import ScheduledChunk, StepPlan
+from engine.schedule.plan import Sampled, ScheduledChunk, StepPlan
 
 _INDEX_STRIDE = 2**28
 """Between the tokens of a request's sequences, which all differ."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,16 +68,6 @@ class BatchBuilder:
             self._spared = 0 if found is None else found.num_spared_keys
         self.num_spared_keys += self._spared
         return self._groups
-
-
-@runtime_checkable
-class Grouping(Protocol):
-    """A runner that builds its batches with prefix groups."""
-
-    @property
-    def num_spared_keys(self) -> int:
-        """As in `BatchBuilder`."""
-        ...
 
 
 def pack(

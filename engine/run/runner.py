@@ -17,10 +17,10 @@ from engine.model.paged_model import PagedModel
 from engine.run.batch import Batch, BatchBuilder
 from engine.run.graphs import DecodeGraphs
 from engine.run.padding import tensors_of, with_tensors
-from engine.run.sampler import Draws, Sampled, sample
+from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.preemption import CostModel
 from engine.schedule.sequence import Sequence
 from kernels.prefix_groups import rule_for

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,21 +27,8 @@ from engine.run.noise import gumbel, noise_states
 from engine.run.penalties import Adjustments
 from engine.run.staging import Array, Download, upload
 from engine.schedule.beam import Candidate, num_candidates
+from engine.schedule.plan import Sampled
 from engine.schedule.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The drawn tokens, and log-probabilities for the rows that asked for them.
-
-    Rows of a beam search have candidates instead, best first, from which `engine.schedule.beam`
-    chooses.
-    """
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    candidates: dict[int, list[Candidate]] = field(default_factory=dict)
-    """By row; the token of such a row is its first candidate."""
 
 
 @dataclass(frozen=True, slots=True)

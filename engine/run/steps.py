@@ -15,8 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from engine.run.sampler import Sampled
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
 
 
@@ -45,6 +44,16 @@ class Launcher(Runner, Protocol):
 
         The newest token of a chunk may be one that the step launched before this one draws.
         """
+        ...
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A runner whose attention reads keys once for all sequences that share them."""
+
+    @property
+    def num_spared_keys(self) -> int:
+        """Keys that a layer has not read again since the start."""
         ...
 
 

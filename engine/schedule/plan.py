@@ -1,10 +1,12 @@
-"""What one step computes: the tokens of each sequence, in batch order."""
+"""What one step computes, the tokens of each sequence in batch order, and what it draws."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.api import TokenLogprobs
 from engine.blocks.transfers import Transfers
+from engine.schedule.beam import Candidate
 from engine.schedule.sequence import Sequence
 
 
@@ -40,3 +42,17 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(chunk.count for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The drawn tokens, and log-probabilities for the rows that asked for them.
+
+    Rows of a beam search have candidates instead, best first, from which `engine.schedule.beam`
+    chooses.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    candidates: dict[int, list[Candidate]] = field(default_factory=dict)
+    """By row; the token of such a row is its first candidate."""

@@ -26,13 +26,12 @@ from engine.blocks.table import BlockTable
 from engine.blocks.tiers import Tiers
 from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig
-from engine.run.sampler import Sampled
 from engine.schedule.accounts import Accounts
 from engine.schedule.beam import BeamSearch, Candidate
 from engine.schedule.decode import DecodePlanner
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.group import SequenceGroup
-from engine.schedule.plan import ScheduledChunk, StepPlan
+from engine.schedule.plan import Sampled, ScheduledChunk, StepPlan
 from engine.schedule.prefill import PrefillPlanner
 from engine.schedule.roster import Roster
 from engine.schedule.sequence import Sequence

@@ -20,10 +20,8 @@ from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
-from engine.run.batch import Grouping
-from engine.run.sampler import Sampled
-from engine.run.steps import Runner, Steps
-from engine.schedule.plan import StepPlan
+from engine.run.steps import Grouping, Runner, Steps
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.preemption import FREE_COPIES, CostModel, Recovery
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence

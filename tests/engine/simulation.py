@@ -18,9 +18,8 @@ from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig
-from engine.run.sampler import Sampled
 from engine.schedule.beam import BeamSearch, Candidate, Hypothesis, num_candidates
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.preemption import FREE_COPIES, CostModel, Policy
 from engine.schedule.sequence import Sequence
 from engine.serve.core import EngineCore

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.api import EngineError, TenantStats
 from engine.config import EngineConfig
-from engine.run.sampler import Sampled
-from engine.schedule.scheduler import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tenants.records import TenantLimits

@@ -23,8 +23,8 @@ from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.run.noise import gumbel, noise_bits, noise_states
-from engine.run.sampler import Sampled
 from engine.run.sampler import sample as launch
+from engine.schedule.plan import Sampled
 from engine.schedule.sequence import Sequence
 
 VOCAB = 40

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from engine.api import BeamParams
-from engine.run.sampler import Sampled
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.engine.schedule.test_scheduler import FailingStep, SchedulerMachine
 from tests.engine.simulation import (

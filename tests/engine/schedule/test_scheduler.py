@@ -13,9 +13,8 @@ from hypothesis.stateful import (
 
 from engine.api import EngineRequest, RequestRefused, TenantShare, TokenDelta
 from engine.blocks.eviction_policy import Eviction
-from engine.run.sampler import Sampled
 from engine.run.steps import Runner
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.preemption import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from engine.validation import check_request

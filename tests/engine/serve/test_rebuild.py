@@ -9,8 +9,7 @@ from msgspec import structs
 
 from engine.api import BeamParams, EngineRequest, TokenDelta
 from engine.client import EngineUnavailable
-from engine.run.sampler import Sampled
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.serve import remote
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
