@@ -1,7 +1,8 @@
 """Every setting of the service: one typed tree.
 
 A field is the same on the command line (`--step-token-budget`), in the environment
-(`PARTYWALL_STEP_TOKEN_BUDGET`) and in the README; the command line wins. Units are in the names.
+(`PARTYWALL_STEP_TOKEN_BUDGET`) and in `docs/settings.md`; the command line wins. Units are in the
+names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What bfloat16 and int8 cost in accuracy, beside float32, and what they save in memory.
 
-The model reads texts (this project's README and, where the file is there, the questions of
-MT-bench; `--texts` names others) in windows, through the engine's own packed forward pass, once in
-every scheme. Counted is every next token: how probable it was (perplexity), whether the most
+The model reads texts (this project's README and docs and, where the file is there, the questions
+of MT-bench; `--texts` names others) in windows, through the engine's own packed forward pass, once
+in every scheme. Counted is every next token: how probable it was (perplexity), whether the most
 probable one is that of float32, and how far the distribution is from that of float32
 (Kullback-Leibler divergence, in nats).
 """
@@ -51,7 +51,7 @@ FIGURES: Final = {
     for scheme in _SCHEMES
     if scheme != _REFERENCE or figure in ("perplexity", "product_bytes")
 }
-_README: Final = Path(__file__).parents[2] / "README.md"
+_PROJECT: Final = Path(__file__).parents[2]
 _QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
 _BLOCK_SIZE: Final = 16
 
@@ -85,7 +85,7 @@ class _Sums:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--texts", type=Path, nargs="+", help="files to read in place of README")
+    parser.add_argument("--texts", type=Path, nargs="+", help="files to read in place of the docs")
     parser.add_argument("--tokens", type=int, default=4096, help="of the texts, at most")
     parser.add_argument("--window", type=int, default=256, help="tokens that are read together")
 
@@ -149,7 +149,8 @@ def _logits(model: PagedModel, window: list[int]) -> Tensor:
 
 
 def _default_texts() -> list[Path]:
-    return [path for path in (_README, _QUESTIONS) if path.is_file()]
+    own = [_PROJECT / "README.md", *sorted((_PROJECT / "docs").glob("*.md"))]
+    return [path for path in (*own, _QUESTIONS) if path.is_file()]
 
 
 def _read(paths: list[Path] | None) -> list[str]:
