@@ -22,7 +22,7 @@ from engine.run.assemble import Parts, load_parts
 from engine.run.runner import ModelRunner
 from engine.schedule.group import SequenceGroup
 from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.preemption import Policy, Way
+from engine.schedule.swap_or_recompute import Policy, Way
 from engine.serve.core import EngineCore
 
 OUTPUT: Final = 3
@@ -131,7 +131,7 @@ class Bed:
             core, runner, is_recomputed = self._preempted(way, length, lost)
             budget = self.parts.config.step_token_budget
             assert budget is not None
-            (group,) = core.scheduler.roster.live.values()
+            (group,) = core.scheduler.lifecycle.live.values()
             missing = group.num_tokens - self._found(core, group) if is_recomputed else 1
             times.append(_timed(core, runner, -(-missing // budget)))
         return times
@@ -139,7 +139,7 @@ class Bed:
     @staticmethod
     def _found(core: EngineCore, group: SequenceGroup) -> int:
         """Tokens of a recomputed request that others hold."""
-        return core.scheduler.roster.admission(group).num_cached
+        return core.scheduler.lifecycle.admission(group).num_cached
 
     def _preempted(self, policy: Policy, length: int, lost: int) -> tuple[EngineCore, _Runner, int]:
         """An engine whose only request has just been preempted, its blocks lost to others.
@@ -157,7 +157,7 @@ class Bed:
             _next_token(core)
         core.submit(_request("context", prompt, OUTPUT))
         _next_token(core)
-        core.scheduler.roster.preempt(core.scheduler.running["context"])
+        core.scheduler.lifecycle.preempt(core.scheduler.running["context"])
         core.scheduler.pool.forget_all(keep=core.scheduler.pins.references)
         return core, runner, core.stats().recomputed
 

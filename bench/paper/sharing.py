@@ -32,7 +32,7 @@ class Saving:
 
     def look(self, scheduler: Scheduler) -> None:
         """Count the step that the scheduler has planned."""
-        waits = scheduler.roster.num_waiting > 0
+        waits = scheduler.lifecycle.num_waiting > 0
         if waits and not self.waited:
             self.total, self.steps, self.waited = 0.0, 0, True
         if waits == self.waited:

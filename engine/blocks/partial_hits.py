@@ -1,10 +1,10 @@
 """Which computed block begins like the tokens that follow a cached prefix.
 
 Full blocks are found by their hash, and only whole. Where a prompt leaves a cached chain in the
-middle of a block, the head that it has in common with a block of that chain can still be copied:
+middle of a block, the tokens that it has in common with a block of that chain can still be copied:
 what a radix tree with one-token pages shares (SGLang: Zheng et al., NeurIPS 2024), found here among
 the children of the last block that hit. Siblings are kept in the order of their tokens, so that
-the one with the longest common head is next to where the prompt's own tokens would be.
+the one with most in common is next to where the prompt's own tokens would be.
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ class Place(NamedTuple):
     tokens: bytes
 
 
+class PartialHit(NamedTuple):
+    """A computed block whose first tokens are to be copied, and their number."""
+
+    block: int
+    num_tokens: int
+
+
 def place(namespace_key: bytes, parent_hash: bytes, token_ids: Sequence[int]) -> Place:
     """The place of a block, or of the part of one, that holds `token_ids`."""
     return Place(namespace_key + parent_hash, array("I", token_ids).tobytes())
 
 
-class BlockHeads:
+class PartialHits:
     """The places of findable blocks. A new one counts once `settle` says it is computed."""
 
     def __init__(self) -> None:
@@ -67,15 +74,15 @@ class BlockHeads:
         if not siblings:
             del self._siblings[where.chain]
 
-    def longest(self, where: Place) -> tuple[int, int] | None:
-        """The block that has most leading tokens in common with `where`, and how many."""
+    def longest(self, where: Place) -> PartialHit | None:
+        """The block that has most leading tokens in common with `where`."""
         siblings = self._siblings.get(where.chain, [])
         index = bisect_left(siblings, where.tokens)
-        best: tuple[int, int] | None = None
+        best: PartialHit | None = None
         for tokens in siblings[max(0, index - 1) : index + 1]:
             common = _common_tokens(tokens, where.tokens)
-            if common > (0 if best is None else best[1]):
-                best = self._blocks[Place(where.chain, tokens)], common
+            if common > (0 if best is None else best.num_tokens):
+                best = PartialHit(self._blocks[Place(where.chain, tokens)], common)
         return best
 
     def check(self, findable: set[int]) -> None:

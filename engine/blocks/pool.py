@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from engine.blocks.eviction import EvictionQueue
 from engine.blocks.eviction_policy import Eviction
-from engine.blocks.partial_hits import BlockHeads, Place
+from engine.blocks.partial_hits import PartialHits, Place
 
 
 class InvariantError(AssertionError):
@@ -27,7 +27,7 @@ class BlockPool:
             raise ValueError("num_blocks: must not be negative")
         self.num_blocks = num_blocks
         self.peak_in_use = 0
-        self.heads = BlockHeads()
+        self.partial_hits = PartialHits()
         self.on_evict: Callable[[int, bytes, str], None] = _evict_silently
         """Told of each full cached block (its hash and owner, too) whose memory is being taken."""
         self._refs = [0] * num_blocks
@@ -125,8 +125,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each of `blocks`, given in sequence order.
 
-        The tail of a sequence goes up for eviction before its head: a head without its tail is
-        still a useful prefix, a tail without its head can never be hit.
+        The tail of a sequence goes up for eviction before its beginning: that is a useful prefix
+        without its tail, and a tail alone can never be hit.
         """
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} released twice"
@@ -149,8 +149,8 @@ class BlockPool:
     ) -> None:
         """Make the full block findable. A hash that another block holds already stays there.
 
-        With `where`: its head as well, once it is computed. With `owner`: it is this tenant's,
-        whoever has allocated it. A tail is partly filled, and found by its head alone.
+        With `where`: its first tokens as well, once they are computed. With `owner`: it is this
+        tenant's, whoever has allocated it. A tail is partly filled, and found by these alone.
         """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
@@ -161,7 +161,7 @@ class BlockPool:
         if is_tail:
             self._tails.add(block)
         if where is not None:
-            self.heads.add(block, where)
+            self.partial_hits.add(block, where)
         if owner is not None:
             self._owners[block] = owner
 
@@ -218,7 +218,7 @@ class BlockPool:
         )
         _require(self._tails <= known.keys(), "a forgotten block is a tail")
         try:
-            self.heads.check(set(known))
+            self.partial_hits.check(set(known))
         except AssertionError as error:
             raise InvariantError(str(error)) from error
 
@@ -239,7 +239,7 @@ class BlockPool:
         if key is not None:
             self._hashes[block] = None
             del self._by_hash[key]
-            self.heads.drop(block)
+            self.partial_hits.drop(block)
             self._tails.discard(block)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.api import Namespaces
 from engine.blocks.hashing import block_key, extend_block_hashes, parent_hash, tail_hash
-from engine.blocks.partial_hits import Place, place
+from engine.blocks.partial_hits import PartialHit, Place, place
 from engine.blocks.pool import BlockPool
 
 
@@ -56,16 +56,15 @@ class BlockTable:
         """The cached blocks that a sequence of `token_ids` could start with."""
         return self._pool.find(self.prefix_hashes(token_ids))
 
-    def longest_head(self, token_ids: Sequence[int], num_blocks: int) -> tuple[int, int] | None:
-        """A computed block whose head continues the first `num_blocks` blocks, which have hit.
+    def partial_hit(self, token_ids: Sequence[int], num_blocks: int) -> PartialHit | None:
+        """What continues `num_blocks` blocks, which have hit, with the next of `token_ids`.
 
-        Returns the block and how many of its leading tokens are those of `token_ids`. As with
-        `hits`, the last token is never among them.
+        As with `hits`, the last token is never among them.
         """
         if not self.cache:
             return None
         self._extend_hashes(token_ids)
-        return self._pool.heads.longest(self._place(token_ids[:-1], num_blocks))
+        return self._pool.partial_hits.longest(self._place(token_ids[:-1], num_blocks))
 
     def admit(self, num_tokens: int, held: Sequence[int]) -> None:
         """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
@@ -158,7 +157,7 @@ class BlockTable:
         self._num_sealed = full
 
     def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
-        """Leave the last block's head for others, if it is partly filled and nobody else's.
+        """Leave the last block's tokens for others, if it is partly filled and nobody else's.
 
         For a sequence that is over: who continues it copies the tokens of that block, too.
         """

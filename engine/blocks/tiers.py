@@ -1,22 +1,18 @@
-"""Where blocks are found, what moves them, and what decides whether they move."""
+"""Where blocks are found, and what moves them between here and there."""
 
 from __future__ import annotations
 
 from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool
 from engine.blocks.transfers import TransferQueue
-from engine.schedule.preemption import Recovery
 
 
 class Tiers:
     """The pool, and the host tier behind it, which takes what the pool evicts."""
 
-    def __init__(
-        self, pool: BlockPool, host: HostTier, recovery: Recovery, block_size: int
-    ) -> None:
+    def __init__(self, pool: BlockPool, host: HostTier, block_size: int) -> None:
         self.pool = pool
         self.host = host
-        self.recovery = recovery
         self.block_size = block_size
         self.transfers = TransferQueue(pool, host)
         pool.on_evict = self._keep

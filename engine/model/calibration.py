@@ -1,4 +1,4 @@
-"""Measures, at start, what `engine.schedule.preemption` predicts from: copies and forward
+"""Measures, at start, what `engine.schedule.swap_or_recompute` predicts from: copies and forward
 passes."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from engine.model.paged_model import PagedModel
 from engine.run.batch import pack
-from engine.schedule.preemption import ComputeCost, CopyCost, CostModel
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 
 _PASS_TOKENS = 64
 """Of the pass that shows what a token costs; more where that is quick."""

@@ -19,7 +19,7 @@ from engine.run.noise import gumbel
 from engine.run.padding import Padder, row_buckets
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.threads import compute_threads
-from engine.schedule.preemption import FREE_COPIES, CostModel
+from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
 from kernels.native import library
 

@@ -21,8 +21,8 @@ from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
 from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.preemption import CostModel
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import CostModel
 from kernels.prefix_groups import rule_for
 
 _HOST = torch.device("cpu")

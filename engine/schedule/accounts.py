@@ -35,7 +35,7 @@ class Account:
     """`served` as fairness counts it: lifted when the tenant comes back from idle."""
 
     @property
-    def head(self) -> SequenceGroup:
+    def first_waiting(self) -> SequenceGroup:
         """The waiting request that is next."""
         return next(iter(self.waiting.values()))
 

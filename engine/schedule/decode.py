@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.schedule.group import SequenceGroup
-from engine.schedule.roster import Roster
+from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.sequence import Sequence
 
 
 class DecodePlanner:
     """Every sequence whose prompt is computed goes on by a token, for as long as there is room."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
 
     def plan(self) -> list[Sequence]:
         """Give every decoding sequence room for its next token, oldest first; returns them."""
-        running = self._roster.running
+        running = self._lifecycle.running
         decoding = [(group, sequence) for group in running.values() for sequence in group.decoding]
         for group, sequence in decoding:
             if sequence.table.needed(sequence.num_tokens) and group.request_id in running:
                 self._grow(group, sequence)
-            if self._roster.must_settle:
+            if self._lifecycle.must_settle:
                 break
         return [sequence for group, sequence in decoding if group.request_id in running]
 
@@ -32,8 +32,8 @@ class DecodePlanner:
         Over its tenant's limit that is the tenant's newest request, but a request that runs alone
         was found to fit when it came.
         """
-        roster = self._roster
-        account = roster.account(group)
+        lifecycle = self._lifecycle
+        account = lifecycle.account(group)
         needed = sequence.table.needed(sequence.num_tokens)
         while True:
             limit = account.share.max_blocks
@@ -42,25 +42,25 @@ class DecodePlanner:
                 and len(account.running) > 1
                 and len(account.held) + needed + self._promised(account.running, group) > limit
             )
-            if not is_over and roster.pool.can_allocate(
-                needed + self._promised(roster.running.values(), group), account.tenant
+            if not is_over and lifecycle.pool.can_allocate(
+                needed + self._promised(lifecycle.running.values(), group), account.tenant
             ):
-                roster.grow(group, sequence)
+                lifecycle.grow(group, sequence)
                 return
-            if roster.is_ahead:
-                roster.must_settle = True
+            if lifecycle.is_ahead:
+                lifecycle.must_settle = True
                 return
-            if not is_over and len(roster.running) == 1:
-                roster.fail(group)
+            if not is_over and len(lifecycle.running) == 1:
+                lifecycle.fail(group)
                 return
-            victim = self._victim(account.running if is_over else roster.running.values())
-            roster.preempt(victim)
+            victim = self._victim(account.running if is_over else lifecycle.running.values())
+            lifecycle.preempt(victim)
             if victim is group:
                 return
 
     def _promised(self, groups: Iterable[SequenceGroup], without: SequenceGroup) -> int:
         """Blocks that are kept for others which are back from a preemption."""
-        return sum(self._roster.promised(group) for group in groups if group is not without)
+        return sum(self._lifecycle.promised(group) for group in groups if group is not without)
 
     def _victim(self, groups: Iterable[SequenceGroup]) -> SequenceGroup:
         """Who is preempted next; one that is spared only where a reserve has broken its promise."""
@@ -68,4 +68,4 @@ class DecodePlanner:
 
     def _priority(self, group: SequenceGroup) -> tuple[tuple[float, float], int]:
         """The largest one is preempted first."""
-        return self._roster.fairness.rank(self._roster.account(group)), group.arrival
+        return self._lifecycle.fairness.rank(self._lifecycle.account(group)), group.arrival

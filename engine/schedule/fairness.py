@@ -27,7 +27,7 @@ Nobody yields unless the waiting request fits in the end, and nothing yields tha
 step being planned. Why this comes to an end: while no token is served the counters stand still, so
 every exchange hands a place to a smaller counter or, between equal ones, evens out their numbers;
 neither goes on for ever. Hence every exchange is one of finitely many between two tokens served,
-and each token is charged once. Whoever has yielded waits at the head of its tenant's queue, where
+and each token is charged once. Whoever has yielded waits first in its tenant's queue, where
 the others' growing counters will make it the smallest.
 """
 

@@ -148,7 +148,7 @@ class SequenceGroup:
         assert not self.candidates or self.prefill, "beams wait for nothing"
 
     def take_prefilled(self) -> tuple[Sequence, ...]:
-        """Those at the head of `prefill` that are computed to their end: they decode from now on.
+        """The first of `prefill` that are computed to their end: they decode from now on.
 
         Returns the ones that go on, to draw their next token.
         """

@@ -4,10 +4,10 @@ Decoding sequences get one token each, so that a long prompt never makes them wa
 in chunks with what is left of the budget. `engine.schedule.fairness` decides which tenant is next.
 When blocks run out, a running request of the most over-served tenant is preempted, with all of its
 sequences: its blocks go back to the pool (where they stay findable), and it comes back later as
-`engine.schedule.preemption` decides, swapped or computed again; then it runs for a while before it
-can be preempted again. So a full cache slows requests down and does not fail them. Only a request
-that would not fit even alone, beside pinned prompts and other tenants' reserves, ends with an
-error.
+`engine.schedule.swap_or_recompute` decides, swapped or computed again; then it runs for a while
+before it can be preempted again. So a full cache slows requests down and does not fail them. Only a
+request that would not fit even alone, beside pinned prompts and other tenants' reserves, ends with
+an error.
 
 A step may be planned while the one before it is under way (`launched`): everything is known of what
 that one computes but its tokens. Steps are carried out in the order of their plans, so blocks can
@@ -31,16 +31,23 @@ from engine.schedule.beam import BeamSearch, Candidate
 from engine.schedule.decode import DecodePlanner
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.group import SequenceGroup
+from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.plan import Sampled, ScheduledChunk, StepPlan
 from engine.schedule.prefill import PrefillPlanner
-from engine.schedule.roster import Roster
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import SwapOrRecompute
 
 
 class Scheduler:
     """Plans steps and takes over what they have computed, from a request's `add` to its end."""
 
-    def __init__(self, tiers: Tiers, config: EngineConfig, hash_extras: bytes = b"") -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        recovery: SwapOrRecompute,
+        config: EngineConfig,
+        hash_extras: bytes = b"",
+    ) -> None:
         assert config.step_token_budget is not None, "the loader has chosen one"
         prices = Prices(
             config.prompt_token_price, config.cached_token_price, config.output_token_price
@@ -49,10 +56,10 @@ class Scheduler:
         self.pool = tiers.pool
         self.pins = Pins(tiers.pool)
         fairness = make_fairness(config, prices)
-        self.roster = Roster(tiers, fairness, prices, config.min_run_tokens)
-        self.decode = DecodePlanner(self.roster)
+        self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
+        self.decode = DecodePlanner(self.lifecycle)
         self.prefill = PrefillPlanner(
-            self.roster, self.pins, config.step_token_budget, config.max_running_requests
+            self.lifecycle, self.pins, config.step_token_budget, config.max_running_requests
         )
         self._config = config
         self._extras = hash_extras
@@ -62,28 +69,28 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to compute."""
-        return not self.roster.live
+        return not self.lifecycle.live
 
     @property
     def running(self) -> dict[str, SequenceGroup]:
         """The groups that hold blocks, by their requests' ids."""
-        return self.roster.running
+        return self.lifecycle.running
 
     @property
     def accounts(self) -> Accounts:
         """The tenants that are known."""
-        return self.roster.accounts
+        return self.lifecycle.accounts
 
     def add(self, request: EngineRequest) -> list[Sequence]:
         """Queue a request which `engine.validation.check_request` has let through.
 
         Returns the sequences whose `generated` tokens are all that they may generate.
         """
-        lingering = self.roster.live.get(request.request_id)
+        lingering = self.lifecycle.live.get(request.request_id)
         if lingering is not None:
             # Its reader has seen the end, and may use the id again.
             assert not lingering.unfinished, "ids of running requests are unique"
-            self.roster.end(lingering, "aborted")
+            self.lifecycle.end(lingering, "aborted")
         self._num_arrived += 1
         group = SequenceGroup.of(request, self._new_table(request), self._num_arrived)
         ended = [sequence for sequence in group.sequences if sequence.finish_reason is not None]
@@ -91,7 +98,7 @@ class Scheduler:
         if group.sequences:
             self.accounts.open(request.tenant, request.share)
             self.pool.reserve(request.tenant, request.share.reserved_blocks)
-            self.roster.enqueue(group)
+            self.lifecycle.enqueue(group)
         return ended
 
     def abort(self, request_id: str, index: int | None = None) -> list[Sequence]:
@@ -101,26 +108,26 @@ class Scheduler:
         are still to build. What is unknown or has ended is left alone, and so are single outputs of
         a beam search, which come and end together.
         """
-        group = self.roster.live.get(request_id)
+        group = self.lifecycle.live.get(request_id)
         if group is None or (index is not None and group.search is not None):
             return []
         if index is None:
-            return self.roster.end(group, "aborted")
+            return self.lifecycle.end(group, "aborted")
         chosen = [sequence for sequence in group.unfinished if sequence.index == index]
         for sequence in chosen:
-            self.roster.end_one(group, sequence, "aborted")
+            self.lifecycle.end_one(group, sequence, "aborted")
         return chosen
 
     def fail_all(self, error: str) -> list[Sequence]:
         """End every request because a step has failed; returns what had not been reported."""
         ended = self.take_failed()
-        for group in list(self.roster.live.values()):
-            ended += self.roster.end(group, "error", error)
-        self.roster.transfers.abandon()
+        for group in list(self.lifecycle.live.values()):
+            ended += self.lifecycle.end(group, "error", error)
+        self.lifecycle.transfers.abandon()
         for plan in self._under_way:
             self.tiers.host.forget(slot for _, slot in plan.transfers.swap_outs)
         self._under_way.clear()
-        self.roster.is_ahead = False
+        self.lifecycle.is_ahead = False
         # Blocks became findable when the failed step was planned; their contents never came.
         # Pinned blocks are older: the step that computed them has succeeded.
         self.pool.forget_all(keep=self.pins.references)
@@ -132,7 +139,7 @@ class Scheduler:
         What others have pinned stays, whoever computed it. Its live requests run on, but leave
         nothing behind.
         """
-        for group in self.roster.live.values():
+        for group in self.lifecycle.live.values():
             if group.tenant == tenant:
                 for sequence in group.sequences:
                     sequence.table.cache = False
@@ -151,19 +158,19 @@ class Scheduler:
         There is nothing to compute if tokens that are under way have to be known first. Other
         plans may find that, too, and hold back what is to be preempted: `must_settle` says so.
         """
-        self.roster.must_settle = False
+        self.lifecycle.must_settle = False
         growing = self.decode.plan()
-        if self.roster.must_settle:
+        if self.lifecycle.must_settle:
             return StepPlan([])
         decoding, prefill = self.prefill.plan(growing)
         chunks = list(map(_next_token, decoding)) + prefill
         # Without anything to compute there is no step; what is to be moved waits for the next one.
-        return StepPlan(chunks, self.roster.transfers.take() if chunks else Transfers())
+        return StepPlan(chunks, self.lifecycle.transfers.take() if chunks else Transfers())
 
     @property
     def must_settle(self) -> bool:
         """Whether the next plan needs to know the tokens of every step before it."""
-        return self.roster.must_settle
+        return self.lifecycle.must_settle
 
     def launched(self, plan: StepPlan) -> None:
         """A step is under way: what is planned from now on comes after it.
@@ -171,20 +178,20 @@ class Scheduler:
         Its tokens are not known before `commit`. Beams cannot do without theirs.
         """
         self._under_way.append(plan)
-        self.roster.is_ahead = True
+        self.lifecycle.is_ahead = True
         for sampler in plan.samplers:
             sampler.num_drawn += 1
-        self.roster.transfers.settle()
-        self.pool.heads.settle()
+        self.lifecycle.transfers.settle()
+        self.pool.partial_hits.settle()
 
     @property
     def has_failed(self) -> bool:
         """Whether `take_failed` has something to tell."""
-        return bool(self.roster.failed)
+        return bool(self.lifecycle.failed)
 
     def take_failed(self) -> list[Sequence]:
         """The sequences that have ended since the last call because they will never fit."""
-        failed, self.roster.failed = self.roster.failed, []
+        failed, self.lifecycle.failed = self.lifecycle.failed, []
         return failed
 
     def commit(self, plan: StepPlan, sampled: Sampled) -> list[Sequence]:
@@ -197,7 +204,7 @@ class Scheduler:
         if self._under_way:
             self._land(plan)
         else:
-            self.roster.transfers.settle()
+            self.lifecycle.transfers.settle()
         rows = enumerate(sampled.token_ids)
         news: list[Sequence] = []
         for chunk in plan.chunks:
@@ -214,7 +221,7 @@ class Scheduler:
             for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
                 if sequence.finish_reason is not None:
                     self._let_go(sequence)
-        self.pool.heads.settle()
+        self.pool.partial_hits.settle()
         return news
 
     def check(self) -> None:
@@ -224,10 +231,10 @@ class Scheduler:
         """
         self.pool.check()
         self.tiers.host.check()
-        transfers = self.roster.transfers
+        transfers = self.lifecycle.transfers
         blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
         slots = Counter(transfers.held_slots)
-        for group in self.roster.live.values():
+        for group in self.lifecycle.live.values():
             assert group.saved is None or group.request_id not in self.running
             slots.update(group.saved.slots.values() if group.saved is not None else ())
         for group in self.running.values():
@@ -244,7 +251,7 @@ class Scheduler:
             account.check()
             waiting += len(account.waiting)
             running += len(account.running)
-        assert (waiting, running) == (self.roster.num_waiting, len(self.running))
+        assert (waiting, running) == (self.lifecycle.num_waiting, len(self.running))
 
     def _new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:
         return partial(
@@ -261,7 +268,7 @@ class Scheduler:
         """The tokens of the oldest step that is under way are known."""
         assert self._under_way[0] is plan, "steps are taken over in order"
         self._under_way.popleft()
-        self.roster.is_ahead = bool(self._under_way)
+        self.lifecycle.is_ahead = bool(self._under_way)
         for sampler in plan.samplers:
             if sampler.finish_reason is None:
                 sampler.num_drawn -= 1
@@ -273,7 +280,7 @@ class Scheduler:
             return
         if self._is_done(group, sequence):
             sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
-            self.roster.drop(group, sequence)
+            self.lifecycle.drop(group, sequence)
 
     def _take(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
         """Take over a drawn token; it ends a request for a prompt alone, and means nothing else."""
@@ -281,7 +288,7 @@ class Scheduler:
             self._finish_prompt(sequence)
         else:
             sequence.append(token_id)
-            self.roster.account(group).charge(self.roster.prices.output)
+            self.lifecycle.account(group).charge(self.lifecycle.prices.output)
 
     def _search(
         self,
@@ -299,15 +306,15 @@ class Scheduler:
         if len(group.candidates) < len(beams):
             return []
         group.num_searched += group.width
-        self.roster.account(group).charge(len(beams) * self.roster.prices.output)
+        self.lifecycle.account(group).charge(len(beams) * self.lifecycle.prices.output)
         live = search.advance([group.candidates[beam] for beam in beams])
         group.candidates.clear()
         if search.is_done:
             news = group.found()
-            self.roster.end(group, "length")
+            self.lifecycle.end(group, "length")
         else:
             choices = [(beams[parent], token_id) for parent, token_id in live]
-            news = self.roster.reorder(group, choices)[:1]
+            news = self.lifecycle.reorder(group, choices)[:1]
         for sequence in news:
             sequence.num_searched = group.num_searched
         return news

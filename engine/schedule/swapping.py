@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from engine.blocks.tiers import Tiers
 from engine.schedule.group import Saved, SequenceGroup
-from engine.schedule.preemption import Loss, Span
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import Loss, Span
 
 
 def contents(group: SequenceGroup, block_size: int) -> list[int]:
@@ -68,7 +68,7 @@ def save(group: SequenceGroup, blocks: list[int], tiers: Tiers) -> Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class SwapAdmission:
     """The `Admission` of a swapped group."""
 
     group: SequenceGroup
@@ -131,7 +131,7 @@ class Return:
         drop(group, tiers)
 
 
-def way_back(group: SequenceGroup, saved: Saved, tiers: Tiers) -> Return:
+def swap_admission(group: SequenceGroup, saved: Saved, tiers: Tiers) -> SwapAdmission:
     """How a swapped group comes back, given what is cached now."""
     names = saved.names(group.sequences)
     found: dict[int, int] = {}
@@ -150,7 +150,7 @@ def way_back(group: SequenceGroup, saved: Saved, tiers: Tiers) -> Return:
         else:
             num_forks += 1
     num_forks += len(written) - len(set(written))
-    return Return(group, saved, found, len(names) - len(found), num_forks)
+    return SwapAdmission(group, saved, found, len(names) - len(found), num_forks)
 
 
 def drop(group: SequenceGroup, tiers: Tiers) -> None:

@@ -22,9 +22,9 @@ from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
 from engine.run.steps import Grouping, Runner, Steps
 from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.preemption import FREE_COPIES, CostModel, Recovery
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
 from engine.serve.messages import (
     Abort,
     Deltas,
@@ -59,10 +59,10 @@ class EngineCore:
         tiers = Tiers(
             BlockPool(info.num_blocks, config.eviction),
             HostTier(info.num_host_blocks),
-            Recovery(config.recovery, costs),
             info.block_size,
         )
-        self.scheduler = Scheduler(tiers, config, info.hash_extras)
+        recovery = SwapOrRecompute(config.recovery, costs)
+        self.scheduler = Scheduler(tiers, recovery, config, info.hash_extras)
         self._runner = runner
         self._order = Steps(self.scheduler)
         self._steps = 0
@@ -121,31 +121,31 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """A snapshot of the books."""
-        tiers, roster = self.scheduler.tiers, self.scheduler.roster
+        tiers, lifecycle = self.scheduler.tiers, self.scheduler.lifecycle
         pool = tiers.pool
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=roster.num_waiting,
+            waiting=lifecycle.num_waiting,
             blocks_total=pool.num_blocks,
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
             peak_blocks_in_use=pool.peak_in_use,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=roster.num_cached_tokens,
+            cached_tokens=lifecycle.num_cached_tokens,
             output_tokens=self._output_tokens,
-            preemptions=roster.num_preemptions,
-            forks=roster.num_forks,
-            copied_blocks=roster.num_copied_blocks,
+            preemptions=lifecycle.num_preemptions,
+            forks=lifecycle.num_forks,
+            copied_blocks=lifecycle.num_copied_blocks,
             invariant_violations=self._violations,
             blocks_pinned=self.scheduler.pins.num_blocks,
             host_blocks_total=tiers.host.num_slots,
             host_blocks_used=tiers.host.num_used,
-            recomputed=roster.num_recomputed,
+            recomputed=lifecycle.num_recomputed,
             swapped_out=tiers.transfers.num_swapped_out,
             swapped_in=tiers.transfers.num_swapped_in,
-            host_hit_blocks=roster.num_host_hits,
-            in_block_tokens=roster.num_in_block_tokens,
+            host_hit_blocks=lifecycle.num_host_hits,
+            in_block_tokens=lifecycle.num_in_block_tokens,
             spared_keys=self._runner.num_spared_keys if isinstance(self._runner, Grouping) else 0,
             tenants=self._tenant_stats(),
         )

@@ -20,8 +20,8 @@ from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig
 from engine.schedule.beam import BeamSearch, Candidate, Hypothesis, num_candidates
 from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.preemption import FREE_COPIES, CostModel, Policy
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, Policy
 from engine.serve.core import EngineCore
 
 VOCAB = 997

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import InvariantError
-from engine.schedule.preemption import ComputeCost, CopyCost, CostModel
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (
     cached_tokens,

@@ -1,4 +1,4 @@
-"""Reuse inside a block: the head that a prompt shares with a block which it does not match."""
+"""Reuse inside a block: the tokens that a prompt shares with a block which it does not match."""
 
 import random
 
@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.blocks.partial_hits import BlockHeads, place
+from engine.blocks.partial_hits import PartialHits, place
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (
     cached_tokens,
@@ -21,18 +21,18 @@ KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 PARENT = b"p" * 16
 
 
-def test_the_longest_common_head_is_found_among_many_siblings() -> None:
+def test_the_longest_common_beginning_is_found_among_many_siblings() -> None:
     rng = random.Random(1)
-    heads = BlockHeads()
+    hits = PartialHits()
     blocks = {i: [rng.randrange(3) for _ in range(8)] for i in range(200)}
     blocks = {i: t for i, t in blocks.items() if t not in [blocks[j] for j in range(i)]}
     for block, tokens in blocks.items():
-        heads.add(block, place(KEY, PARENT, tokens))
-    heads.settle()
+        hits.add(block, place(KEY, PARENT, tokens))
+    hits.settle()
     for length in (1, 3, 8):
         for _ in range(50):
             wanted = [rng.randrange(3) for _ in range(length)]
-            found = heads.longest(place(KEY, PARENT, wanted))
+            found = hits.longest(place(KEY, PARENT, wanted))
             commons = {b: common(tokens, wanted) for b, tokens in blocks.items()}
             if found is None:
                 assert max(commons.values()) == 0
@@ -41,31 +41,31 @@ def test_the_longest_common_head_is_found_among_many_siblings() -> None:
 
 
 def test_large_token_ids_are_told_apart() -> None:
-    heads = BlockHeads()
-    heads.add(1, place(KEY, PARENT, [70_000, 5]))
-    heads.add(2, place(KEY, PARENT, [70_001, 5]))
-    heads.settle()
-    assert heads.longest(place(KEY, PARENT, [70_001, 6])) == (2, 1)
-    assert heads.longest(place(KEY, PARENT, [70_002, 5])) is None
+    hits = PartialHits()
+    hits.add(1, place(KEY, PARENT, [70_000, 5]))
+    hits.add(2, place(KEY, PARENT, [70_001, 5]))
+    hits.settle()
+    assert hits.longest(place(KEY, PARENT, [70_001, 6])) == (2, 1)
+    assert hits.longest(place(KEY, PARENT, [70_002, 5])) is None
 
 
 def test_only_the_same_namespace_and_parent_are_looked_at() -> None:
-    heads = BlockHeads()
-    heads.add(1, place(KEY, PARENT, [1, 2, 3]))
-    heads.settle()
-    assert heads.longest(place(KEY, PARENT, [1, 2, 9])) == (1, 2)
-    assert heads.longest(place(OTHER_KEY, PARENT, [1, 2, 9])) is None
-    assert heads.longest(place(KEY, b"q" * 16, [1, 2, 9])) is None
+    hits = PartialHits()
+    hits.add(1, place(KEY, PARENT, [1, 2, 3]))
+    hits.settle()
+    assert hits.longest(place(KEY, PARENT, [1, 2, 9])) == (1, 2)
+    assert hits.longest(place(OTHER_KEY, PARENT, [1, 2, 9])) is None
+    assert hits.longest(place(KEY, b"q" * 16, [1, 2, 9])) is None
 
 
 def test_a_block_is_found_only_once_it_is_computed() -> None:
-    heads = BlockHeads()
-    heads.add(1, place(KEY, PARENT, [1, 2, 3]))
-    assert heads.longest(place(KEY, PARENT, [1, 2])) is None
-    heads.settle()
-    assert heads.longest(place(KEY, PARENT, [1, 2])) == (1, 2)
-    heads.drop(1)
-    assert heads.longest(place(KEY, PARENT, [1, 2])) is None
+    hits = PartialHits()
+    hits.add(1, place(KEY, PARENT, [1, 2, 3]))
+    assert hits.longest(place(KEY, PARENT, [1, 2])) is None
+    hits.settle()
+    assert hits.longest(place(KEY, PARENT, [1, 2])) == (1, 2)
+    hits.drop(1)
+    assert hits.longest(place(KEY, PARENT, [1, 2])) is None
 
 
 PROMPT = random_prompt(random.Random(1), 41)
@@ -175,12 +175,12 @@ def common(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
-class HeadsMachine(RuleBasedStateMachine):
+class PartialHitsMachine(RuleBasedStateMachine):
     """Blocks come, are computed and go; a search of all of them must agree with the index."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heads = BlockHeads()
+        self.hits = PartialHits()
         self.fresh: dict[int, tuple[bytes, list[int]]] = {}
         self.known: dict[int, tuple[bytes, list[int]]] = {}
         self.count = 0
@@ -194,11 +194,11 @@ class HeadsMachine(RuleBasedStateMachine):
             return
         self.count += 1
         self.fresh[self.count] = parent, tokens
-        self.heads.add(self.count, place(KEY, parent, tokens))
+        self.hits.add(self.count, place(KEY, parent, tokens))
 
     @rule()
     def settle(self) -> None:
-        self.heads.settle()
+        self.hits.settle()
         self.known |= self.fresh
         self.fresh = {}
 
@@ -206,7 +206,7 @@ class HeadsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.fresh | self.known)))
-        self.heads.drop(block)
+        self.hits.drop(block)
         self.fresh.pop(block, None)
         self.known.pop(block, None)
 
@@ -215,7 +215,7 @@ class HeadsMachine(RuleBasedStateMachine):
         tokens=st.lists(st.integers(0, 2), min_size=1, max_size=4),
     )
     def look(self, parent: bytes, tokens: list[int]) -> None:
-        found = self.heads.longest(place(KEY, parent, tokens))
+        found = self.hits.longest(place(KEY, parent, tokens))
         lengths = {b: common(t, tokens) for b, (p, t) in self.known.items() if p == parent}
         best = max(lengths.values(), default=0)
         assert (found[1] if found else 0) == best
@@ -224,8 +224,8 @@ class HeadsMachine(RuleBasedStateMachine):
 
     @invariant()
     def index_is_sound(self) -> None:
-        self.heads.check(set(self.fresh | self.known))
+        self.hits.check(set(self.fresh | self.known))
 
 
-TestHeadsMachine = HeadsMachine.TestCase
-TestHeadsMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPartialHitsMachine = PartialHitsMachine.TestCase
+TestPartialHitsMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

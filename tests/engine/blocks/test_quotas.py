@@ -136,7 +136,7 @@ def test_a_growing_capped_tenant_preempts_itself_only() -> None:
         core.submit(make_request(name, prompt, 40, tenant="a", share=share))
     core.submit(make_request("b", [5] * 40, 60, tenant="b"))
     core.step()
-    while not core.is_idle and "b" in core.scheduler.roster.live:
+    while not core.is_idle and "b" in core.scheduler.lifecycle.live:
         assert "b" in core.scheduler.running
         core.step()
         core.scheduler.check()

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.model.calibration import calibrate
 from engine.model.load import load_model
 from engine.run.assemble import load_core
-from engine.schedule.preemption import Policy
+from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
 from tests.engine.simulation import make_request, random_prompt, run_to_end
 

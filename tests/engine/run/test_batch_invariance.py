@@ -21,7 +21,7 @@ from engine.model.paged_model import PagedModel
 from engine.run.assemble import load_parts
 from engine.run.batch import pack
 from engine.run.runner import AheadRunner
-from engine.schedule.preemption import Policy
+from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
 from kernels.native import library
 from tests.engine.model.test_model import FAMILIES, SMALL

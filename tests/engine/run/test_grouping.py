@@ -16,7 +16,7 @@ from engine.model.load import load_model
 from engine.run.assemble import load_core
 from engine.run.batch import Batch
 from engine.schedule.plan import StepPlan
-from engine.schedule.preemption import Policy
+from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
 from kernels.prefix_groups import GroupingRule
 from tests.engine.model.test_model import generate, save_model

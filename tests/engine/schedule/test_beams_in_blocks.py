@@ -154,7 +154,7 @@ def test_all_beams_step_together_in_one_batch_with_one_call_for_their_copies() -
     plans: list[StepPlan] = []
     execute = core._runner.execute
     core._runner.execute = lambda plan: plans.append(plan) or execute(plan)  # type: ignore[method-assign, func-returns-value]
-    while "r" in core.scheduler.roster.live:
+    while "r" in core.scheduler.lifecycle.live:
         core.step()
         core.scheduler.check()
     rows = [[chunk.sequence.request_id for chunk in plan.chunks] for plan in plans]
@@ -177,29 +177,29 @@ def test_preempted_beams_resume_as_one_share_again_and_find_the_same(cache: bool
     prompts = {name: lasting_prompt(12 + i, 24, FOUR) for i, name in enumerate("abcde")}
     for name, prompt in prompts.items():
         core.submit(searched(name, prompt, 24))
-    roster = core.scheduler.roster
+    lifecycle = core.scheduler.lifecycle
     deltas: list[TokenDelta] = []
     preempted: set[str] = set()
     waited: set[str] = set()
     resumed = 0
     while not core.is_idle:
         deltas += core.step()
-        for name, group in list(roster.running.items()):
+        for name, group in list(lifecycle.running.items()):
             if name in preempted:
                 resumed += 1
                 assert len(set.intersection(*map(set, group.blocks))) >= 12 // 4
-            if group.candidates and name not in waited and name == list(roster.running)[-1]:
+            if group.candidates and name not in waited and name == list(lifecycle.running)[-1]:
                 # Some beams are computed and wait for the others: this is when it hurts most.
                 waited.add(name)
-                roster.tiers.recovery.policy = "swap"
-                roster.preempt(group)
-                roster.tiers.recovery.policy = "recompute"
+                lifecycle.recovery.policy = "swap"
+                lifecycle.preempt(group)
+                lifecycle.recovery.policy = "recompute"
                 assert not group.candidates, "all of its beams are computed again"
         core.scheduler.check()
         preempted |= {
             name
-            for name, group in roster.live.items()
-            if name not in roster.running and len(group.sequences) == 4
+            for name, group in lifecycle.live.items()
+            if name not in lifecycle.running and len(group.sequences) == 4
         }
     assert resumed > 10
     assert waited or cache, "without cached blocks a resumed search takes more than one step"

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import TenantShare
-from engine.schedule.allocation import lay_out
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (
     expected_output,
@@ -74,9 +73,11 @@ def run_step(core: EngineCore) -> list[Snapshot]:
     plan = scheduler.plan()
     assert plan.num_tokens > 0, "nothing is computed while requests wait"
     planned = look(core)
-    head = scheduler.prefill.next_head(set())
-    if head is not None and plan.num_tokens < scheduler._config.step_token_budget:
-        assert not scheduler.prefill.fits(lay_out(head, scheduler.tiers)), "there was room for it"
+    first = scheduler.prefill.next_waiting(set())
+    if first is not None and plan.num_tokens < scheduler._config.step_token_budget:
+        assert not scheduler.prefill.fits(scheduler.lifecycle.admission(first)), (
+            "there was room for it"
+        )
     sampled = core._runner.execute(plan)
     scheduler.commit(plan, sampled)
     scheduler.check()
@@ -316,7 +317,7 @@ def test_turns_waste_little_of_what_was_computed(prefix_cache: bool, waste: floa
         computed += plan.num_tokens
         core.scheduler.commit(plan, core._runner.execute(plan))
         core.scheduler.check()
-    assert core.scheduler.roster.num_preemptions > 10
+    assert core.scheduler.lifecycle.num_preemptions > 10
     assert needed < computed < (1 + waste) * needed
 
 

@@ -213,7 +213,7 @@ def test_preempted_sequences_resume_together_share_again_and_go_on_unchanged(cac
         for delta in core.step():
             outputs[delta.request_id].setdefault(delta.index, []).extend(delta.token_ids)
         core.scheduler.check()
-        for name, group in core.scheduler.roster.live.items():
+        for name, group in core.scheduler.lifecycle.live.items():
             if name not in core.scheduler.running:
                 preempted |= {name} if group.sequences[0].num_output_tokens else set()
             elif name in preempted and len(group.sequences) == 3:
@@ -367,7 +367,7 @@ def test_reordered_sequences_share_what_their_parents_had_and_childless_ones_fre
         group = scheduler.running["r"]
         choices = [(rng.choice(group.sequences), rng.randrange(4, 900)) for _ in range(4)]
         expected = [[*parent.token_ids, token] for parent, token in choices]
-        children = scheduler.roster.reorder(group, choices)
+        children = scheduler.lifecycle.reorder(group, choices)
         assert group.sequences == children
         assert [child.token_ids for child in children] == expected
         assert len(set().union(*group.blocks)) == core.stats().blocks_in_use

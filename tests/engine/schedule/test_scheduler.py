@@ -15,7 +15,7 @@ from engine.api import EngineRequest, RequestRefused, TenantShare, TokenDelta
 from engine.blocks.eviction_policy import Eviction
 from engine.run.steps import Runner
 from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.preemption import ComputeCost, CopyCost, CostModel
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.engine.simulation import (

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import BeamParams, EngineRequest
-from engine.schedule.allocation import Admission
+from engine.schedule.admission import Admission
 from engine.schedule.group import SequenceGroup
-from engine.schedule.preemption import ComputeCost, CopyCost, CostModel, Policy
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel, Policy
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.engine.model.test_model import generate, make_core, save_model
@@ -42,8 +42,8 @@ class Watch:
 
     def __init__(self, core: EngineCore, min_run_tokens: int) -> None:
         self.runs: dict[str, list[int]] = {}
-        roster = core.scheduler.roster
-        start, preempt = roster.start, roster.preempt
+        lifecycle = core.scheduler.lifecycle
+        start, preempt = lifecycle.start, lifecycle.preempt
         lengths: dict[str, int] = {}
 
         def watched_start(admission: Admission, price: float) -> None:
@@ -57,11 +57,11 @@ class Watch:
             assert not is_back or ran >= min_run_tokens or not group.unfinished
             preempt(group)
 
-        roster.start, roster.preempt = watched_start, watched_preempt
+        lifecycle.start, lifecycle.preempt = watched_start, watched_preempt
 
 
 def preempt_now(core: EngineCore, name: str) -> None:
-    core.scheduler.roster.preempt(core.scheduler.running[name])
+    core.scheduler.lifecycle.preempt(core.scheduler.running[name])
     core.scheduler.check()
 
 

@@ -1,4 +1,4 @@
-"""Every live group, and which of them run: the only place that gives and takes their blocks."""
+"""A group's way from queue to end: the only place that gives and takes its blocks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from engine.api import FinishReason
 from engine.blocks.tiers import Tiers
 from engine.schedule import swapping
 from engine.schedule.accounts import Account, Accounts
-from engine.schedule.allocation import Admission, Layout, lay_out
+from engine.schedule.admission import Admission, ComputeAdmission, compute_admission
 from engine.schedule.fairness import Fairness, Prices
 from engine.schedule.group import Saved, SequenceGroup
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import SwapOrRecompute
 
 
-class Roster:
-    """Groups come in by `enqueue`, run from `start` on, and leave by `end` or `drop`.
+class Lifecycle:
+    """Every live group, and which of them run.
 
-    Which group, and when, is decided elsewhere.
+    They come in by `enqueue`, run from `start` on, and leave by `end` or `drop`. Which group, and
+    when, is decided elsewhere.
     """
 
     def __init__(
-        self, tiers: Tiers, fairness: Fairness, prices: Prices, min_run_tokens: int
+        self,
+        tiers: Tiers,
+        recovery: SwapOrRecompute,
+        fairness: Fairness,
+        prices: Prices,
+        min_run_tokens: int,
     ) -> None:
         self.tiers = tiers
+        self.recovery = recovery
         self.pool = tiers.pool
         self.block_size = tiers.block_size
         self.transfers = tiers.transfers
@@ -72,8 +80,8 @@ class Roster:
     def admission(self, group: SequenceGroup) -> Admission:
         """What a waiting group needs to run, given what is cached now."""
         if group.saved is None:
-            return lay_out(group, self.tiers)
-        return swapping.way_back(group, group.saved, self.tiers)
+            return compute_admission(group, self.tiers, self.recovery)
+        return swapping.swap_admission(group, group.saved, self.tiers)
 
     def start(self, admission: Admission, price: float) -> None:
         """Let a waiting group run with what `admission` says, for which there is room."""
@@ -82,7 +90,7 @@ class Roster:
         account.charge(price)
         group.is_charged = True
         admission.take(self.tiers)
-        if isinstance(admission, Layout):
+        if isinstance(admission, ComputeAdmission):
             self._count(admission)
         if group.was_preempted:
             group.spared_output = group.num_output_tokens + self.min_run_tokens
@@ -203,15 +211,15 @@ class Roster:
         if sequence in group.prefill:
             group.prefill.remove(sequence)
 
-    def _count(self, layout: Layout) -> None:
+    def _count(self, admission: ComputeAdmission) -> None:
         """Count what an admitted group shares; what it found in the cache, the first time only."""
-        self.num_forks += sum(start.is_fork for start in layout.starts)
-        if layout.starts[0].sequence.first_hit is None:
-            self.num_cached_tokens += layout.num_cached
-            self.num_host_hits += len(layout.slots)
-            self.num_in_block_tokens += layout.num_in_block
-            for sequence in layout.group.sequences:
-                sequence.first_hit = layout.num_cached
+        self.num_forks += sum(start.is_fork for start in admission.starts)
+        if admission.starts[0].sequence.first_hit is None:
+            self.num_cached_tokens += admission.num_cached
+            self.num_host_hits += len(admission.slots)
+            self.num_in_block_tokens += admission.num_in_block
+            for sequence in admission.group.sequences:
+                sequence.first_hit = admission.num_cached
 
     def _save(self, group: SequenceGroup) -> Saved | None:
         """Swap a running group to the host, if that is its way back and there is room."""
@@ -222,7 +230,7 @@ class Roster:
         blocks = swapping.contents(group, self.block_size)
         if not blocks or not swapping.can_save(blocks, self.tiers):
             return None
-        way = self.tiers.recovery.way_back(swapping.loss(group, blocks, self.tiers))
+        way = self.recovery.way_back(swapping.loss(group, blocks, self.tiers))
         return swapping.save(group, blocks, self.tiers) if way == "swap" else None
 
     def _restart(self, group: SequenceGroup) -> None:

@@ -1,6 +1,12 @@
 import pytest
 
-from engine.schedule.preemption import ComputeCost, CopyCost, CostModel, Loss, Recovery
+from engine.schedule.swap_or_recompute import (
+    ComputeCost,
+    CopyCost,
+    CostModel,
+    Loss,
+    SwapOrRecompute,
+)
 
 
 def costs(step_tokens: int = 100) -> CostModel:
@@ -22,7 +28,7 @@ def loss(blocks: int, lost: int, survives: int = 0) -> Loss:
 
 
 def test_a_request_comes_back_by_whatever_is_cheaper_for_it() -> None:
-    recovery = Recovery("auto", costs())
+    recovery = SwapOrRecompute("auto", costs())
     assert recovery.way_back(loss(blocks=2, lost=6)) == "recompute"
     assert recovery.way_back(loss(blocks=2, lost=9)) == "swap"
     assert recovery.way_back(loss(blocks=8, lost=9)) == "recompute", "more to copy"
@@ -31,7 +37,7 @@ def test_a_request_comes_back_by_whatever_is_cheaper_for_it() -> None:
 
 @pytest.mark.parametrize("policy", ["swap", "recompute"])
 def test_a_policy_other_than_auto_is_followed_whatever_it_costs(policy: str) -> None:
-    recovery = Recovery(policy, costs())  # type: ignore[arg-type]
+    recovery = SwapOrRecompute(policy, costs())  # type: ignore[arg-type]
     assert recovery.way_back(loss(blocks=1000, lost=1)) == policy
     assert recovery.way_back(loss(blocks=1, lost=1000)) == policy
 
@@ -44,14 +50,14 @@ def test_computing_is_predicted_by_steps_tokens_and_attended_pairs() -> None:
 
 
 def test_host_blocks_come_back_only_where_computing_them_takes_longer() -> None:
-    recovery = Recovery("auto", costs())
+    recovery = SwapOrRecompute("auto", costs())
     assert recovery.should_bring_back(2, without=(0, 9), having=(4, 5))
     assert not recovery.should_bring_back(2, without=(0, 9), having=(6, 8))
 
 
 def test_predictions_follow_what_is_observed() -> None:
     model = costs()
-    recovery = Recovery("auto", model)
+    recovery = SwapOrRecompute("auto", model)
     request = loss(blocks=2, lost=9)
     assert recovery.way_back(request) == "swap"
     for _ in range(50):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from engine.blocks.partial_hits import PartialHit
 from engine.blocks.tiers import Tiers
 from engine.schedule.group import SequenceGroup
 from engine.schedule.sequence import Sequence
+from engine.schedule.swap_or_recompute import SwapOrRecompute
 
 
 class Admission(Protocol):
@@ -75,8 +76,8 @@ class Start:
     """Cached blocks behind those."""
     slots: list[int]
     """Host slots behind those, whose blocks are brought back."""
-    head: tuple[int, int] | None
-    """A computed block whose first tokens come next, and their number: they are copied."""
+    partial_hit: PartialHit | None
+    """What comes next."""
     is_fork: bool = False
     """Whether it equals the sequence before it, and so shares even its partly filled block."""
 
@@ -89,11 +90,12 @@ class Start:
         """Tokens that need no computation of its own."""
         if self.is_fork:
             return self.sequence.num_tokens
-        return self.num_ready_blocks * block_size + (0 if self.head is None else self.head[1])
+        partial = 0 if self.partial_hit is None else self.partial_hit.num_tokens
+        return self.num_ready_blocks * block_size + partial
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ComputeAdmission:
     """An `Admission` of a group that has no KV of its own: a new one, or one to be recomputed."""
 
     group: SequenceGroup
@@ -108,14 +110,14 @@ class Layout:
         return [block for start in self.starts for block in start.hits]
 
     @property
-    def heads(self) -> list[int]:
+    def partial_hits(self) -> list[int]:
         """Blocks of which it copies a part."""
-        return [start.head[0] for start in self.starts if start.head is not None]
+        return [start.partial_hit.block for start in self.starts if start.partial_hit is not None]
 
     @property
     def held(self) -> list[int]:
         """See `Admission`."""
-        return self.hits + self.heads
+        return self.hits + self.partial_hits
 
     @property
     def num_blocks(self) -> int:
@@ -135,11 +137,13 @@ class Layout:
     @property
     def num_in_block(self) -> int:
         """Tokens found inside blocks."""
-        return sum(start.head[1] for start in self.starts if start.head is not None)
+        return sum(
+            start.partial_hit.num_tokens for start in self.starts if start.partial_hit is not None
+        )
 
-    def without_heads(self, block_size: int) -> Layout:
+    def without_partial_hits(self, block_size: int) -> ComputeAdmission:
         """The same without holding blocks only to copy them."""
-        starts = [replace(start, head=None) for start in self.starts]
+        starts = [replace(start, partial_hit=None) for start in self.starts]
         return replace(self, starts=starts, num_cached=starts[0].num_ready(block_size))
 
     def take(self, tiers: Tiers) -> None:
@@ -157,24 +161,26 @@ class Layout:
             _bring_back(start, tiers)
             sequence.num_cached = sequence.num_computed = start.num_ready(tiers.block_size)
             before = sequence.table.blocks
-        pool.release(self.heads)
+        pool.release(self.partial_hits)
         tiers.host.release(slots)
         self.group.prefill = [start.sequence for start in self.starts]
 
 
 def _bring_back(start: Start, tiers: Tiers) -> None:
-    """Fill new blocks of a sequence from the host, and one from the head of another block."""
+    """Fill new blocks of a sequence from the host, and one from the beginning of another block."""
     sequence, table = start.sequence, start.sequence.table
     first = start.num_shared + len(start.hits)
     for index, slot in enumerate(start.slots, first):
         tiers.transfers.swap_in(slot, table.blocks[index])
         table.restore(index, sequence.token_ids, tiers.host.owner_of(slot))
-    if start.head is not None:
-        tiers.transfers.copy_held(start.head[0], table.blocks[start.num_ready_blocks])
+    if start.partial_hit is not None:
+        tiers.transfers.copy_held(start.partial_hit.block, table.blocks[start.num_ready_blocks])
 
 
-def lay_out(group: SequenceGroup, tiers: Tiers) -> Layout:
-    """The layout that shares most between the group's sequences, given what is cached now.
+def compute_admission(
+    group: SequenceGroup, tiers: Tiers, recovery: SwapOrRecompute
+) -> ComputeAdmission:
+    """The admission that shares most between the group's sequences, given what is cached now.
 
     In the order of their tokens each sequence shares with the one before it whatever it shares with
     any earlier one.
@@ -187,16 +193,17 @@ def lay_out(group: SequenceGroup, tiers: Tiers) -> Layout:
         if tokens == before:
             starts.append(Start(sequence, table.missing(len(tokens), 0), [], [], None, True))
             continue
-        starts.append(_start(sequence, _common_blocks(before, tokens, tiers.block_size), tiers))
-        num_new += table.missing(len(tokens), starts[-1].num_shared + len(starts[-1].hits))
+        num_shared = _common_blocks(before, tokens, tiers.block_size)
+        starts.append(_start(sequence, num_shared, tiers, recovery))
+        num_new += table.missing(len(tokens), num_shared + len(starts[-1].hits))
         before = tokens
     writes = group.request.sampling.max_tokens > 0
     num_forks = group.width - sum(not start.is_fork for start in starts)
     num_cached = starts[0].num_ready(tiers.block_size)
-    return Layout(group, starts, num_new, num_forks if writes else 0, num_cached)
+    return ComputeAdmission(group, starts, num_new, num_forks if writes else 0, num_cached)
 
 
-def _start(sequence: Sequence, num_shared: int, tiers: Tiers) -> Start:
+def _start(sequence: Sequence, num_shared: int, tiers: Tiers, recovery: SwapOrRecompute) -> Start:
     """What is found of a sequence behind the blocks that it shares with the one before it."""
     tokens, table = sequence.token_ids, sequence.table
     hashes = table.prefix_hashes(tokens)[num_shared:]
@@ -204,15 +211,15 @@ def _start(sequence: Sequence, num_shared: int, tiers: Tiers) -> Start:
     slots = tiers.host.find(hashes[len(hits) :])
     present = (num_shared + len(hits)) * tiers.block_size
     back = present + len(slots) * tiers.block_size
-    if slots and not tiers.recovery.should_bring_back(
+    if slots and not recovery.should_bring_back(
         len(slots), (present, len(tokens) - present), (back, len(tokens) - back)
     ):
         slots = []
     num_ready = num_shared + len(hits) + len(slots)
-    return Start(sequence, num_shared, hits, slots, table.longest_head(tokens, num_ready))
+    return Start(sequence, num_shared, hits, slots, table.partial_hit(tokens, num_ready))
 
 
-def _common_blocks(one: Tokens[int], other: Tokens[int], block_size: int) -> int:
+def _common_blocks(one: list[int], other: list[int], block_size: int) -> int:
     """How many full blocks two token sequences begin with alike."""
     count = 0
     most = min(len(one), len(other)) // block_size

@@ -141,8 +141,8 @@ FREE_COPIES = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), ComputeCost(1.0,
 """For engines whose model was not measured; it is never corrected."""
 
 
-class Recovery:
-    """Decides how what was lost comes back."""
+class SwapOrRecompute:
+    """Decides how what has lost its blocks comes back."""
 
     def __init__(self, policy: Policy, costs: CostModel) -> None:
         self.policy = policy
