@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import Service
 from app.transport.server_sent_events import until_gone
-from app.wire.common import decode_json
+from app.wire.documents import decode_json
 from app.wire.errors import ApiError, as_api_error, internal_error
 
 _log = logging.getLogger(__name__)

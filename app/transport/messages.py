@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from app.transport.lanes import Lanes, error_event
-from app.wire.common import decode_json, parse
+from app.wire.common import parse
+from app.wire.documents import decode_json
 from app.wire.errors import ApiError, invalid_request
 from app.wire.responses import CancelMessage, CreateMessage, ResumeMessage
 
@@ -34,9 +35,10 @@ def _document(frame: Any, max_bytes: int) -> dict[str, Any]:
         raise invalid_request(
             "Send text frames: binary ones carry nothing here.", None, "invalid_type"
         )
-    if len(text) > max_bytes or len(text.encode()) > max_bytes:
+    data = text.encode()
+    if len(data) > max_bytes:
         raise invalid_request(f"A message holds {max_bytes} bytes.", None, "message_too_large")
-    document = decode_json(text)
+    document = decode_json(data)
     if not isinstance(document, dict):
         raise invalid_request("Expected a JSON object.", None, "invalid_type")
     return document

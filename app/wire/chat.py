@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from app.wire.common import (
+    MAX_ITEMS,
     Declined,
     DeclinedFlag,
     DeclinedList,
@@ -52,7 +53,8 @@ class ChatMessage(Wire):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+        Annotated[str, Tag("@text")]
+        | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
         Discriminator(text_or_list),
     ]
     name: Declined = None
@@ -97,7 +99,9 @@ class ChatBody(SamplingFields):
     """
 
     model: Identifier
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -25,7 +24,10 @@ from pydantic_core import PydanticCustomError
 from app.wire.errors import from_validation, invalid_request
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 1024
 MAX_METADATA_PAIRS = 16
+MAX_ITEMS = 4096
+"""Items of a conversation, and parts of an item, at most."""
 
 
 class Wire(BaseModel):
@@ -35,14 +37,6 @@ class Wire(BaseModel):
 
 
 Model = TypeVar("Model", bound=Wire)
-
-
-def decode_json(data: bytes | str) -> Any:
-    """Parse one JSON document. Raises `ApiError` with code `invalid_json`."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise invalid_request(f"This is not valid JSON: {error}", None, "invalid_json") from error
 
 
 def parse(model: type[Model], document: Any) -> Model:
@@ -87,6 +81,9 @@ def _stop_strings(value: str | list[str]) -> str | list[str]:
         raise PydanticCustomError("invalid_value", "a stop string cannot be empty")
     if len(strings) > MAX_STOP_STRINGS:
         raise PydanticCustomError("invalid_value", f"at most {MAX_STOP_STRINGS} stop strings")
+    if max(map(len, strings), default=0) > MAX_STOP_CHARACTERS:
+        message = f"a stop string holds {MAX_STOP_CHARACTERS} characters at most"
+        raise PydanticCustomError("invalid_value", message)
     return value
 
 
@@ -120,13 +117,14 @@ class SamplingFields(Wire):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: (
         Annotated[
-            Annotated[str, Tag("@text")] | Annotated[list[str], Tag("@list")],
+            Annotated[str, Tag("@text")]
+            | Annotated[list[str], Field(fail_fast=True), Tag("@list")],
             Discriminator(text_or_list),
             AfterValidator(_stop_strings),
         ]
         | None
     ) = None
-    stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=64)] | None = None
     ignore_eos: bool | None = None
     user: Identifier | None = None
     safety_identifier: Identifier | None = None

@@ -4,10 +4,11 @@ HTTP carries `{"error": {...}}`, a WebSocket event nests it beside a status, an 
 
 Codes, by status:
 
-- 400 `invalid_json`, `unknown_parameter`, `missing_required_parameter`, `invalid_type`,
-  `invalid_value`, `unsupported_value`, `context_length_exceeded`, `previous_response_not_found`,
-  `prompt_not_found`, `invalid_stream_id`, `websocket_stream_limit_reached`,
-  `websocket_connection_limit_reached`, `unknown_message_type`, `message_too_large`
+- 400 `invalid_json`, `too_many_values`, `unknown_parameter`, `missing_required_parameter`,
+  `invalid_type`, `invalid_value`, `unsupported_value`, `context_length_exceeded`,
+  `previous_response_not_found`, `prompt_not_found`, `invalid_stream_id`,
+  `websocket_stream_limit_reached`, `websocket_connection_limit_reached`, `unknown_message_type`,
+  `message_too_large`
 - 401 `invalid_api_key`; 403 `tenant_disabled`
 - 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
 - 413 `body_too_large`; 415 `unsupported_media_type`

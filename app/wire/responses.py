@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from app.wire.common import (
+    MAX_ITEMS,
     CacheKey,
     Declined,
     DeclinedFlag,
@@ -42,7 +43,7 @@ class OutputText(Wire):
     type: Literal["output_text"]
     text: str
     annotations: DeclinedList = None
-    logprobs: list[dict[str, Any]] | None = None
+    logprobs: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 Part = Annotated[
@@ -56,7 +57,8 @@ Part = Annotated[
 
 
 Content = Annotated[
-    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+    Annotated[str, Tag("@text")]
+    | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
     Discriminator(text_or_list),
 ]
 
@@ -100,7 +102,10 @@ InputItem = Annotated[
     ),
 ]
 Input = Annotated[
-    Annotated[str, Tag("@text")] | Annotated[list[InputItem], Field(min_length=1), Tag("@list")],
+    Annotated[str, Tag("@text")]
+    | Annotated[
+        list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("@list")
+    ],
     Discriminator(text_or_list),
 ]
 
@@ -147,7 +152,9 @@ class CreateBody(SamplingFields):
     prompt: PromptReference | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: (
+        Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None
+    ) = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
