@@ -56,7 +56,6 @@ ENV PATH=/opt/partywall/bin:$PATH \
     PARTYWALL_DATA_DIR=/var/lib/partywall \
     PARTYWALL_CACHE_DIR=/var/cache/partywall \
     HF_HOME=/var/cache/partywall/huggingface \
-    NUMBA_CACHE_DIR=/var/cache/partywall/numba \
     TRITON_CACHE_DIR=/var/cache/partywall/triton
 # Dependencies are large and change rarely: they have a layer of their own.
 COPY --from=dependencies /opt/partywall /opt/partywall

@@ -1,4 +1,7 @@
-"""Functions over tensors: paged attention and KV writes in Triton, for the CPU, and in plain torch.
+"""Functions over tensors: paged attention, the operations around it, and packed matrix products.
 
-The kernels know blocks and slots, no requests and no models. `kernels.attention` is the one entry.
+Three doors, `attention`, `layers` and `linear`, pick the room that fits the tensors' device:
+`triton` for GPUs, `native` (C) for CPUs, and `reference` (plain torch) where neither runs. A door's
+functions lie in the file of its name in every room. The kernels know blocks and slots, no requests
+and no models.
 """

@@ -20,7 +20,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.compile_variants import SHAPES, Variant, variants
+from kernels.triton.variants import SHAPES, Variant, variants
 
 _ARCHITECTURES = (80, 90, 100)
 _POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}

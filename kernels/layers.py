@@ -1,17 +1,16 @@
-"""The one entry to a decoder layer's small operations: picks the backend that fits the device."""
+"""The door to a decoder layer's small operations, and to whole layers where they run as one."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from typing import Literal, Protocol, cast
+from collections.abc import Sequence
+from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
-from kernels.native import library
-
-Backend = Literal["triton", "cpu", "reference"]
-Activation = Literal["silu", "gelu_tanh"]
+from kernels import backends
+from kernels.backends import Backend
+from kernels.types import Activation, DecoderLayer, LayerStack
 
 
 class _Module(Protocol):
@@ -54,7 +53,7 @@ def add_rms_norm(
     by the caller). The norm is computed in float32 from the sum as it is stored. Source: Zhang and
     Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    module = _backend(backend or residual.device.type)
+    module = _room(backend, residual.device)
     return module.add_rms_norm(residual, update, weight, eps)
 
 
@@ -83,7 +82,7 @@ def rotate_and_write(
     Gemma3). `kv` and `slots` are as in `kernels.attention.write_kv`. Returns the queries,
     [num_tokens, num_heads, head_dim].
     """
-    module = _backend(backend or qkv.device.type)
+    module = _room(backend, qkv.device)
     return module.rotate_and_write(
         qkv,
         cos,
@@ -105,14 +104,17 @@ def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = N
     `gate_up` is [num_tokens, 2 * inter], the result [num_tokens, inter]. `gelu_tanh` is GELU by its
     tanh approximation. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
-    return _backend(backend or gate_up.device.type).gate(gate_up, activation)
+    return _room(backend, gate_up.device).gate(gate_up, activation)
 
 
-@cache
-def _backend(name: str) -> _Module:
-    """By the name of a backend or of a device. Imported on first use, as attention is."""
-    if name in ("triton", "cuda"):
-        return cast(_Module, import_module("kernels.triton.layers"))
-    if name == "cpu" and library.available():
-        return cast(_Module, import_module("kernels.native.layers"))
-    return cast(_Module, import_module("kernels.reference.layers"))
+def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack | None:
+    """The layers as one call; `None` where their backend has no such call, or not for them."""
+    if backends.default(layers[0].options.before_attention.weight.device) != "native":
+        return None
+    from kernels.native import decoder
+
+    return decoder.stack(layers, activation)
+
+
+def _room(backend: Backend | None, device: torch.device) -> _Module:
+    return cast(_Module, backends.room(backend or backends.default(device), "layers"))

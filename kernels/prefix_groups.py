@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.attention import PrefixGroups
+from kernels.backends import default
+from kernels.types import PrefixGroups
 
 Integers = npt.NDArray[np.integer[Any]]
 
@@ -38,15 +39,15 @@ class GroupingRule:
         return num_members >= self.least_members and saved >= enough
 
 
-# Measured on a CPU: two members are even at a run of 200 to 250 keys, sixteen at one of 130.
-_CPU_RULE = GroupingRule(least_saved_keys=128)
+# Measured: two members are even at a run of 200 to 250 keys, sixteen at one of 130.
+_NATIVE_RULE = GroupingRule(least_saved_keys=128)
 # Estimated: to a GPU, whose time is bytes, a part is as much as some ten keys, and an item more.
 _GPU_RULE = GroupingRule(least_saved_keys=64)
 
 
-def rule_for(device: torch.device) -> GroupingRule:
-    """What pays on `device`."""
-    return _GPU_RULE if device.type == "cuda" else _CPU_RULE
+def rule_for(device: torch.device) -> GroupingRule | None:
+    """What pays on `device`; `None` where attention reads nothing once for several sequences."""
+    return {"triton": _GPU_RULE, "native": _NATIVE_RULE, "reference": None}[default(device)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-_PACKAGES = ("torch", "triton", "transformers", "numba", "uvicorn", "websockets", "starlette")
+_PACKAGES = ("torch", "triton", "transformers", "uvicorn", "websockets", "starlette")
 FOREIGN_LOAD_PERCENT = 10.0
 
 

@@ -30,7 +30,7 @@ from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.run.batch import pack
-from kernels.linear import Linear
+from kernels.types import Linear
 
 _SCHEMES: Final[dict[str, tuple[str, Quantization]]] = {
     "float32": ("float32", "none"),

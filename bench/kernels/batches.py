@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, PrefixGroups, attend
+from kernels.attention import attend
 from kernels.kv_format import KvDtype, quantize, row_size, storage_dtype
+from kernels.types import AttentionBatch, PrefixGroups
 
 BLOCK_SIZE = 16
 _FILLED_AT_ONCE = 1024

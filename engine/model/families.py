@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from engine.model.eager_layers import AttentionCall
-from kernels.decoder_layer import LayerOptions, Norm, Rotation
-from kernels.layers import Activation
+from kernels.types import Activation, LayerOptions, Norm, Rotation
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}

@@ -10,7 +10,6 @@ has; the arithmetic is in `kernels`.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +19,9 @@ from engine.model.eager_layers import AttentionCall
 from engine.model.families import Description, LayerDescription, describe
 from engine.run.batch import Batch
 from kernels.attention import attend
-from kernels.decoder_layer import DecoderLayer, Norm
-from kernels.layers import Activation, add_rms_norm, gate, rotate_and_write
-from kernels.linear import Linear, Quantization, pack
-from kernels.native import library
-
-if TYPE_CHECKING:
-    from kernels.native.decoder import LayerStack
+from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
+from kernels.linear import pack
+from kernels.types import DecoderLayer, Linear, Norm, Quantization
 
 
 class FusedDecoder:
@@ -49,7 +44,7 @@ class FusedDecoder:
         self._softcap = description.softcap
         self._embedding = _own_table(description.embedding.weight.detach())
         self._head = packer.product([description.head])
-        self._stack = _stack(self._layers, self._activation)
+        self._stack = stack(self._layers, self._activation)
         _release(description.embedding)
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
@@ -165,15 +160,6 @@ class _Packer:
             gate_up=self.product(layer.gate_up),
             down=self.product([layer.down]),
         )
-
-
-def _stack(layers: Rows[DecoderLayer], activation: Activation) -> LayerStack | None:
-    """The layers for one call of the compiled library, where it is there and can run them."""
-    if not library.available():
-        return None
-    from kernels.native.decoder import stack
-
-    return stack(layers, activation)
 
 
 def _release(module: nn.Module) -> None:

@@ -23,8 +23,9 @@ from engine.api import EngineError
 from engine.model.fused_layers import FusedDecoder
 from engine.run.batch import Batch, token_by_token
 from engine.run.staging import upload
-from kernels.attention import AttentionShape, prepare
+from kernels.attention import prepare
 from kernels.kv_format import KvDtype, row_size, storage_dtype
+from kernels.types import AttentionShape
 
 
 class Decoder(Protocol):

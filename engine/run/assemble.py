@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +22,10 @@ from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.threads import compute_threads
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
+from kernels import backends
 from kernels.native import library
+
+_log = logging.getLogger(__name__)
 
 _CPU_MEMORY_SHARE = 1 / 8
 _GPU_MEMORY_SHARE = 0.85
@@ -88,6 +92,11 @@ def load_parts(config: EngineConfig) -> Parts:
     torch.set_num_threads(compute_threads(config.threads))
     library.set_threads(compute_threads(config.threads))
     model = load_model(config)
+    if backends.default(model.device) == "reference":
+        _log.warning(
+            "kernels/native is not built: attention and products run in plain torch, right and "
+            "several times slower; install a C compiler, then the package again"
+        )
     block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
     # One block more, for rows that only fill a batch up, is nobody's.
     num_blocks = _kv_memory_bytes(config, model.device) // block_bytes

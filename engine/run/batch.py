@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.run.block_tables import TableMirror
 from engine.schedule.plan import ScheduledChunk, StepPlan
-from kernels.attention import AttentionBatch, PrefixGroups
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
+from kernels.types import AttentionBatch, PrefixGroups
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.run.batch import Batch
-from kernels.attention import AttentionBatch, PrefixGroups
+from kernels.types import AttentionBatch, PrefixGroups
 
 _LEAST_CONTEXT = 1024
 _LEAST_GROUPS = 4

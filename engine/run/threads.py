@@ -43,7 +43,6 @@ def thread_environment(threads: int | None) -> dict[str, str]:
     count = str(compute_threads(threads))
     return {
         "OMP_NUM_THREADS": count,
-        "NUMBA_NUM_THREADS": count,
         "OMP_WAIT_POLICY": "passive",  # for OpenMP runtimes other than GNU's
         "GOMP_SPINCOUNT": "3000",
         "TOKENIZERS_PARALLELISM": "false",

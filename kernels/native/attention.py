@@ -8,8 +8,8 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, AttentionShape
 from kernels.native import library
+from kernels.types import AttentionBatch, AttentionShape
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""

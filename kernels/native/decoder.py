@@ -8,13 +8,11 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
-from kernels.decoder_layer import DecoderLayer, Norm
-from kernels.layers import Activation
-from kernels.linear import Linear, packed_address
 from kernels.native import library
 from kernels.native.attention import pack_call
 from kernels.native.layers import ACTIVATIONS
+from kernels.native.linear import packed_address
+from kernels.types import Activation, AttentionBatch, DecoderLayer, LayerStack, Linear, Norm
 
 _LAYER = Struct("=4q" + 6 * "2qd" + "2q3q2d")
 """`pw_layer` of `native/decoder.h`, field by field."""
@@ -33,10 +31,10 @@ def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack 
         for layer in layers
     }
     addresses = [packed_address(part) for layer in layers for part in _products(layer)]
-    return None if len(shapes) > 1 or None in addresses else LayerStack(layers, activation)
+    return None if len(shapes) > 1 or None in addresses else _Stack(layers, activation)
 
 
-class LayerStack:
+class _Stack:
     """Layers whose products are all the library's, and of one shape: see `stack`."""
 
     def __init__(self, layers: Sequence[DecoderLayer], activation: Activation) -> None:
@@ -49,12 +47,7 @@ class LayerStack:
     def run(
         self, residual: Tensor, positions: Tensor, memory: Tensor, batch: AttentionBatch
     ) -> Tensor:
-        """Take the residual stream [num_tokens, dim] through all layers, and write their KV.
-
-        All updates but the last are added to it, and that one is returned. `positions` is
-        [num_tokens] int64, `memory` [num_blocks, num_layers, 2, num_kv_heads, block_size,
-        head_dim], both as in `kernels.layers.rotate_and_write`. Raises `MemoryError`.
-        """
+        """See `kernels.types.LayerStack`."""
         assert residual.is_contiguous()
         update = torch.empty_like(residual)
         step = _STEP.pack(

@@ -7,9 +7,9 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from kernels.layers import Activation
 from kernels.native import library
 from kernels.native.attention import TYPES
+from kernels.types import Activation
 
 _LONGEST_HEAD = 1024
 

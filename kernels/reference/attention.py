@@ -1,19 +1,19 @@
-"""Paged attention in plain torch: slow, in fp64, and meant to be obviously correct."""
+"""Paged attention in plain torch, over blocks gathered for one sequence after the other.
+
+It serves where no compiled kernel runs, right and slower. It computes in float32, or in float64 for
+queries of float64: so it is what the other rooms are measured against.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, AttentionShape, PrefixGroups
 from kernels.kv_format import dequantize, is_quantized, quantize
+from kernels.types import AttentionBatch, AttentionShape
 
-_Part = tuple[Tensor, Tensor]
-"""Attention over some keys, [query_len, num_heads, head_dim], and [query_len, num_heads], the
-logarithm of the sum of the exponentials of their scores."""
+_MOST_SCORES = 1 << 24
+"""Scores that exist at a time: 64 MiB of float32."""
 
 
 def prepare(shape: AttentionShape) -> None:
@@ -35,85 +35,67 @@ def attend(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """See `kernels.attention.attend`.
+    """See `kernels.attention.attend`. Groups are left aside: they change no result.
 
-    What a row sees is cut into parts, the runs of its groups and its private rest. Each has a
-    softmax of its own, and they are merged by the logarithms of their sums of exponentials.
+    What a sequence gets depends on its own queries and keys alone.
     """
-    starts, context_lens = batch.query_starts.tolist(), batch.context_lens.tolist()
-    private_starts = [0] * len(context_lens)
-    parts: list[list[_Part]] = [[] for _ in context_lens]
-
-    def attend_part(seq: int, begin: int, keys: Tensor, values: Tensor) -> None:
-        rows = query[starts[seq] : starts[seq + 1]].double()
-        position = context_lens[seq] - len(rows)
-        part = _attend_part(rows, position, keys, values, begin, scale, sliding_window, softcap)
-        parts[seq].append(part)
-
-    if batch.groups is not None and sliding_window is None:
-        private_starts = batch.groups.private_starts.tolist()
-        for begin, end, members in _runs(batch.groups):
-            keys, values = gather(kv, batch.block_tables[members[0]], end)
-            for seq in members:
-                attend_part(seq, begin, keys[:, begin:], values[:, begin:])
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for seq, (begin, end) in enumerate(zip(private_starts, context_lens, strict=True)):
-        keys, values = gather(kv, batch.block_tables[seq], end)
-        attend_part(seq, begin, keys[:, begin:], values[:, begin:])
-        output[starts[seq] : starts[seq + 1]] = _merge(parts[seq]).to(query.dtype)
+    starts = batch.query_starts.tolist()
+    for seq, context_len in enumerate(batch.context_lens.tolist()):
+        first, last = starts[seq : seq + 2]
+        row = first
+        while row < last:
+            count = max(1, min(last - row, _MOST_SCORES // (query.shape[1] * context_len)))
+            end = context_len - last + row + count  # behind the last key that the last row sees
+            begin = max(0, end - count + 1 - sliding_window) if sliding_window else 0
+            keys, values = gather(kv, batch.block_tables[seq], begin, end)
+            rows = slice(row, row + count)
+            output[rows] = _attend(query[rows], keys, values, scale, sliding_window, softcap)
+            row += count
     return output
 
 
-def gather(kv: Tensor, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
-    """One sequence's keys and values, copied out: [num_kv_heads, context_len, head_dim] each."""
-    num_blocks = -(-context_len // kv.shape[3])
-    blocks = kv.index_select(0, block_table[:num_blocks])
-    both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
+def gather(kv: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """A sequence's keys and values from `begin` to `end`, copied out.
+
+    Both are [num_kv_heads, end - begin, head_dim].
+    """
+    block_size = kv.shape[3]
+    first = begin // block_size
+    blocks = kv.index_select(0, block_table[first : -(-end // block_size)])
+    both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    both = both[:, :, begin - first * block_size : end - first * block_size]
     if is_quantized(kv.dtype):
         both = dequantize(both)
     return both[0], both[1]
 
 
-def _runs(groups: PrefixGroups) -> Iterator[tuple[int, int, list[int]]]:
-    """The first key, the end and the members of every group with a run."""
-    members = groups.members.tolist()
-    bounds = pairwise(groups.member_starts.tolist())
-    for begin, end, (first, last) in zip(
-        groups.begins.tolist(), groups.ends.tolist(), bounds, strict=True
-    ):
-        if begin < end:
-            yield begin, end, members[first:last]
-
-
-def _attend_part(
-    query: Tensor,  # [query_len, num_heads, head_dim] fp64
-    position: int,  # of the first query
+def _attend(
+    query: Tensor,  # [rows, num_heads, head_dim]; the last row sees the last key
     keys: Tensor,  # [num_kv_heads, num_keys, head_dim]
     values: Tensor,
-    begin: int,  # position of the first key
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
-) -> _Part:
-    query_len, num_heads, _ = query.shape
-    num_kv_heads, num_keys, _ = keys.shape
-    keys = keys.double().repeat_interleave(num_heads // num_kv_heads, dim=0)
-    values = values.double().repeat_interleave(num_heads // num_kv_heads, dim=0)
-    scores = torch.einsum("qhd,hkd->qhk", query, keys) * scale
+) -> Tensor:
+    num_rows, (num_kv_heads, num_keys, _) = len(query), keys.shape
+    wide = torch.promote_types(query.dtype, torch.float32)
+    shape = (num_kv_heads, -1, num_rows, query.shape[2])
+    # The heads that share keys are rows of one product.
+    stacked = query.to(wide).transpose(0, 1).reshape(num_kv_heads, -1, query.shape[2])
+    scores = stacked @ keys.to(wide).mT * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    distance = (
-        torch.arange(position, position + query_len, device=query.device)[:, None]
-        - torch.arange(begin, begin + num_keys, device=query.device)[None, :]
-    )
-    visible = distance >= 0
-    if sliding_window is not None:
-        visible &= distance < sliding_window
-    scores = scores.masked_fill(~visible[:, None], float("-inf"))
-    return torch.einsum("qhk,hkd->qhd", scores.softmax(dim=-1), values), scores.logsumexp(dim=-1)
+    hidden = ~_visible(num_rows, num_keys, sliding_window, query.device)
+    scores = scores.view(*shape[:3], num_keys).masked_fill_(hidden, float("-inf"))
+    attended = scores.softmax(dim=-1).flatten(1, 2) @ values.to(wide)
+    return attended.view(shape).flatten(0, 1).transpose(0, 1).to(query.dtype)
 
 
-def _merge(parts: list[_Part]) -> Tensor:
-    """Attention over all keys from that over disjoint parts of them."""
-    outputs, log_sums = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
-    return (log_sums.softmax(dim=0)[..., None] * outputs).sum(dim=0)
+def _visible(
+    num_rows: int, num_keys: int, sliding_window: int | None, device: torch.device
+) -> Tensor:
+    """[num_rows, num_keys] bool; the last row sees the last key."""
+    last = num_keys - num_rows  # the last key that row 0 sees
+    visible = torch.ones(num_rows, num_keys, dtype=torch.bool, device=device).tril_(last)
+    return visible if sliding_window is None else visible.triu_(last - sliding_window + 1)

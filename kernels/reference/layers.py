@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.layers import Activation
 from kernels.reference.attention import write_kv
+from kernels.types import Activation
 
 
 def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:

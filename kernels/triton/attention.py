@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, AttentionShape, PrefixGroups
 from kernels.kv_format import row_size
 from kernels.triton import cache as triton_cache
 from kernels.triton.decode import attend_own_keys
 from kernels.triton.grouped import attend_shared_runs
 from kernels.triton.merge import merge
 from kernels.triton.prefill import attend_chunks
+from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
 
 def prepare(shape: AttentionShape) -> None:

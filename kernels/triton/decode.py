@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
 from kernels.kv_format import is_quantized
 from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
 from kernels.triton.work import (
@@ -26,6 +25,7 @@ from kernels.triton.work import (
     slots_of,
     store_partial,
 )
+from kernels.types import AttentionBatch
 
 SPLIT = 512
 """Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, PrefixGroups
 from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
 from kernels.triton.work import (
     Partials,
@@ -26,6 +25,7 @@ from kernels.triton.work import (
     slots_of,
     store_partial,
 )
+from kernels.types import AttentionBatch, PrefixGroups
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 _PROGRAMS_PER_PROCESSOR = 1

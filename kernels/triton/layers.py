@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.layers import Activation
 from kernels.triton.cache import heads_per_program, store_rows
+from kernels.types import Activation
 
 GATE_BLOCK = 1024
 

@@ -14,9 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
+from kernels.reference.linear import Product
 from kernels.triton.walk import dot_type
 from kernels.triton.work import num_processors
+from kernels.types import Linear, Quantization
 
 ROWS, COLUMNS, DEPTH = 64, 128, 64
 _FEWEST_TILES = 256
@@ -29,6 +32,17 @@ def options(dtype: torch.dtype) -> dict[str, int]:
     if dtype == torch.float32:
         return {"DEPTH": 32, "num_warps": 8, "num_stages": 1}
     return {"DEPTH": DEPTH, "num_warps": 4, "num_stages": 4}
+
+
+def pack(
+    weight: Tensor,
+    bias: Tensor | None,
+    quantization: Quantization,
+    batch_invariant: bool,
+) -> Linear:
+    """See `kernels.linear.pack`. Libraries multiply faster, where rows may depend on each other."""
+    del quantization  # which no GPU has
+    return Product(weight, bias, linear if batch_invariant else functional.linear)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
 from kernels.triton.decode import own_range
 from kernels.triton.grouped import shared_shape
 from kernels.triton.walk import LOWEST
 from kernels.triton.work import Partials, add_partials, padded, slots_of
+from kernels.types import AttentionBatch
 
 SLOTS = 8
 """Partial results that a program reads at a time."""

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
 from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
 from kernels.triton.work import capability, shared_kib
+from kernels.types import AttentionBatch
 
 
 def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: bool) -> Tiling:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
 from kernels.prefix_groups import GroupingRule, find_groups
+from kernels.types import AttentionBatch
 
 EVERY_RUN = GroupingRule()
 

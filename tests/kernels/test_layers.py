@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.layers import Activation, Backend, add_rms_norm, gate, rotate_and_write
+from kernels.backends import Backend
+from kernels.layers import add_rms_norm, gate, rotate_and_write
+from kernels.native import library
+from kernels.types import Activation
 
-BACKENDS: list[Backend] = ["reference", "cpu"]
+BACKENDS: list[Backend] = ["reference", "native"] if library.available() else ["reference"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 on_each = pytest.mark.parametrize(
     ("backend", "dtype"), [(b, d) for b in BACKENDS for d in TOLERANCE]

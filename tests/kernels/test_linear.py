@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import linear
-from kernels.linear import Quantization, pack
+from kernels.linear import pack
 from kernels.native import library
+from kernels.types import Quantization
 
 needs_library = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
 
@@ -190,6 +190,8 @@ def test_the_product_keeps_its_own_weights_and_says_how_large_they_are() -> None
 
 @needs_library
 def test_tiles_are_tried_once_before_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.native import linear
+
     tried: list[Callable[[], Tensor]] = []
     monkeypatch.setattr(library, "trust_tiles", tried.append)
     linear._try_tiles.cache_clear()
@@ -225,4 +227,4 @@ def test_activations_that_do_not_fit_are_refused() -> None:
 def test_float16_is_multiplied_too() -> None:
     weight, x = drawn(20, 30).half(), drawn(4, 30).half()
     expected = x.double() @ weight.double().T
-    assert relative_error(linear.pack([weight])(x), expected) < 1e-3
+    assert relative_error(pack([weight])(x), expected) < 1e-3

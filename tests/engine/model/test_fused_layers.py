@@ -301,7 +301,7 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_type_of_choice_is_what_is_multiplied_fastest(
     compiled: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.load.native.available", lambda: compiled)
+    monkeypatch.setattr("engine.model.load.library.available", lambda: compiled)
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
     config = EngineConfig(model_path=str(tmp_path))
     assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)

@@ -21,7 +21,7 @@ from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.sampler import sample
 from engine.run.staging import num_bytes, refill, upload, views
 from engine.serve.core import EngineCore
-from kernels.attention import PrefixGroups
+from kernels.types import PrefixGroups
 from tests.engine.model.test_model import generate, make_config, save_model
 from tests.engine.run.test_sampler import sequence
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end

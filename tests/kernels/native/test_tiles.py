@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.attention import AttentionShape
-from kernels.linear import Quantization
 from kernels.native import library
+from kernels.types import AttentionShape, Quantization
 from tests.kernels.batches import paged
-from tests.kernels.test_cpu import assert_right
+from tests.kernels.test_attention import assert_right
 from tests.kernels.test_linear import check_products
 
 if not library.available() or library.level() in ("plain", "avx2", "avx512"):
@@ -25,8 +24,8 @@ if not library.available() or library.level() in ("plain", "avx2", "avx512"):
         allow_module_level=True,
     )
 
-from kernels import linear
 from kernels.native import attention as native_attention
+from kernels.native import linear as native_linear
 from tests.kernels.native.test_attention import shared
 
 SOURCES = Path(library.__file__).parent
@@ -57,8 +56,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(autouse=True)
 def _used(emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, symbol in (
-        (linear, "_reorder", "pw_linear_pack"),
-        (linear, "_multiply", "pw_linear"),
+        (native_linear, "_reorder", "pw_linear_pack"),
+        (native_linear, "_multiply", "pw_linear"),
         (native_attention, "_attend", "pw_attend"),
     ):
         function, bound = getattr(emulated, symbol), getattr(module, name)

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from engine.run.padding import tensors_of, with_tensors
-from kernels.attention import AttentionBatch, PrefixGroups, attend, write_kv
+from kernels.attention import attend, write_kv
 from kernels.kv_format import KvDtype, row_size, storage_dtype
+from kernels.types import AttentionBatch, PrefixGroups
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.kv_format import row_size
-from kernels.layers import Activation
-from kernels.reference.attention import layers as reference
+from kernels.reference import layers as reference
 from kernels.triton import layers as triton_layers
 from kernels.triton import linear as triton_linear
+from kernels.types import Activation
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 32
 BLOCK_SIZE, NUM_BLOCKS = 8, 4

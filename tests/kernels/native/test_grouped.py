@@ -9,11 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu_plan
-from kernels.attention import Backend, attend
+from kernels.native import library
+
+if not library.available():
+    pytest.skip("kernels/native is not built", allow_module_level=True)
+
+from kernels.attention import attend
+from kernels.backends import Backend
 from kernels.prefix_groups import GroupingRule
 from tests.kernels.batches import Paged, paged
-from tests.kernels.test_cpu import BACKENDS, TOLERANCE, on_every_backend
+from tests.kernels.test_attention import SPLIT, TOLERANCE
 
 # A share group's 3 blocks, two tenants' 5 and 4 behind them, and forks of a conversation; beside
 # them a sequence that shares nothing and two prompts, one of them on the share group's blocks.
@@ -59,32 +64,27 @@ def run(
     )
 
 
-def assert_right(backend: Backend, example: Paged, softcap: float | None = None) -> None:
-    """The reference with and without groups, and the backend with them, say the same."""
+def assert_right(example: Paged, softcap: float | None = None) -> None:
+    """The reference, which knows no groups, and the library with them say the same."""
     expected = run("reference", example, softcap)
-    grouped = example.grouped()
-    by_parts = run("reference", grouped, softcap)
-    torch.testing.assert_close(by_parts, expected, rtol=1e-12, atol=1e-12)
     tolerance = TOLERANCE[example.query.dtype]
-    actual = run(backend, grouped, softcap)
+    actual = run("native", example.grouped(), softcap)
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@on_every_backend
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_nested_groups_among_strangers_and_prompts(
-    backend: Backend, dtype: torch.dtype, softcap: float | None
+    dtype: torch.dtype, softcap: float | None
 ) -> None:
     example = paged(NESTED, dtype=dtype, forks=FORKS)
     groups = example.grouped().batch.groups
     assert groups is not None
     runs = list(zip(groups.begins.tolist(), groups.ends.tolist(), strict=True))
     assert sorted(runs) == [(0, 48), (48, 112), (48, 128), (112, 128), (128, 192)]
-    assert_right(backend, example, softcap)
+    assert_right(example, softcap)
 
 
-@on_every_backend
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     data=st.data(),
@@ -96,7 +96,6 @@ def test_nested_groups_among_strangers_and_prompts(
     seed=st.integers(0, 1000),
 )
 def test_any_tree_of_shared_blocks(
-    backend: Backend,
     data: st.DataObject,
     heads: tuple[int, int],
     head_dim: int,
@@ -114,46 +113,41 @@ def test_any_tree_of_shared_blocks(
         seqs.append(((shared + more) * block_size + computed - 1, computed))
         forks[seq] = (source, shared)
     example = paged(seqs, *heads, head_dim, block_size, dtype, seed, forks)
-    assert_right(backend, example, softcap)
+    assert_right(example, softcap)
 
 
-@on_every_backend
 @pytest.mark.parametrize("blocks", [15, 16, 17, 33])
-def test_runs_of_several_splits(backend: Backend, blocks: int) -> None:
-    assert blocks * 16 > cpu_plan.SPLIT - 17
+def test_runs_of_several_splits(blocks: int) -> None:
+    assert blocks * 16 > SPLIT - 17
     seqs = [(blocks * 16 + own, 1) for own in (1, 20, 300)]
-    assert_right(backend, paged(seqs, forks={1: (0, blocks), 2: (0, blocks)}))
+    assert_right(paged(seqs, forks={1: (0, blocks), 2: (0, blocks)}))
 
 
-@on_every_backend
-def test_a_shared_run_is_read_from_its_first_members_row_alone(backend: Backend) -> None:
+def test_a_shared_run_is_read_from_its_first_members_row_alone() -> None:
     example = paged([(100, 1), (110, 1), (120, 1)], forks={1: (0, 6), 2: (0, 6)}).grouped()
-    expected = run(backend, example)
+    expected = run("native", example)
     tables = example.batch.block_tables.clone()
     tables[1:, :6] = -1
     blind = replace(example, batch=replace(example.batch, block_tables=tables))
-    assert torch.equal(run(backend, blind), expected)
+    assert torch.equal(run("native", blind), expected)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-def test_a_sliding_window_leaves_the_groups_aside(backend: Backend) -> None:
+def test_a_sliding_window_leaves_the_groups_aside() -> None:
     example = paged(NESTED, forks=FORKS)
-    expected = run(backend, example, sliding_window=40)
-    assert torch.equal(run(backend, example.grouped(), sliding_window=40), expected)
+    expected = run("native", example, sliding_window=40)
+    assert torch.equal(run("native", example.grouped(), sliding_window=40), expected)
 
 
-@on_every_backend
-def test_groups_that_a_rule_has_thinned_out(backend: Backend) -> None:
+def test_groups_that_a_rule_has_thinned_out() -> None:
     example = paged(NESTED, forks=FORKS)
     expected = run("reference", example)
     thinned = example.grouped(GroupingRule(least_members=3, least_saved_keys=20))
     assert thinned.batch.groups is not None
     assert len(thinned.batch.groups.begins) < len(example.grouped().batch.groups.begins)  # type: ignore[union-attr]
-    torch.testing.assert_close(run(backend, thinned).double(), expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(run("native", thinned).double(), expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-def test_a_group_without_a_run_is_padding(backend: Backend) -> None:
+def test_a_group_without_a_run_is_padding() -> None:
     example = paged(NESTED, forks=FORKS).grouped()
     groups = example.batch.groups
     assert groups is not None
@@ -166,16 +160,4 @@ def test_a_group_without_a_run_is_padding(backend: Backend) -> None:
         ),
     )
     with_padding = replace(example, batch=replace(example.batch, groups=padded))
-    assert torch.equal(run(backend, with_padding), run(backend, example))
-
-
-def test_the_number_of_threads_changes_no_bit() -> None:
-    seqs = [(6000 + own, 1) for own in (1, 20, 300, 5)]
-    example = paged(seqs, 2, 1, forks={1: (0, 375), 2: (0, 300), 3: (0, 375)}).grouped()
-    threads = torch.get_num_threads()
-    results = []
-    for count in (1, 4):
-        torch.set_num_threads(count)
-        results.append(run("cpu", example))
-    torch.set_num_threads(threads)
-    assert torch.equal(*results)
+    assert torch.equal(run("native", with_padding), run("native", example))

@@ -1,5 +1,7 @@
-"""The CPU backends against the fp64 reference, and what holds for both whatever the numbers are:
-the compiled library, and Numba where no compiler built it."""
+"""Attention on a CPU against the reference in fp64, and what holds whatever the numbers are.
+
+By the compiled library, and by the reference in the model's types, which serves without it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cpu, cpu_paged, cpu_plan
-from kernels.attention import AttentionShape, Backend, attend, write_kv
+from kernels.attention import attend, write_kv
+from kernels.backends import Backend
 from kernels.native import library
 from tests.kernels.batches import Paged, paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of outputs around 1: some fp32 roundings, or one rounding of the result to its own type."""
 
-BACKENDS: list[Backend] = ["cpu", "native"] if library.available() else ["cpu"]
+BACKENDS: list[Backend] = ["reference", "native"] if library.available() else ["reference"]
+
+SPLIT = 256
+"""Keys that the library attends to at a time (`PW_SPLIT` in `native/attention.h`)."""
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -112,8 +117,8 @@ def test_any_batch_agrees_with_the_reference(
 def test_contexts_of_several_splits_agree_with_the_reference(
     backend: Backend, dtype: torch.dtype, sliding_window: int | None
 ) -> None:
-    edges = [(cpu_plan.SPLIT * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
-    runs = [(cpu_plan.SPLIT + 2, 5), (700, cpu.LONGEST_SHORT_RUN), (600, 60)]
+    edges = [(SPLIT * n + extra, 1) for n in (1, 2) for extra in (-1, 0, 1)]
+    runs = [(SPLIT + 2, 5), (700, 16), (600, 60)]
     assert_right(backend, paged(edges + runs, dtype=dtype), sliding_window)
 
 
@@ -130,20 +135,6 @@ def test_a_sequence_gets_the_same_bits_alone_and_among_others(backend: Backend) 
     for seq in range(len(MIXED)):
         start, end = example.batch.query_starts[seq : seq + 2].tolist()
         assert torch.equal(run(backend, example.only(seq)), together[start:end])
-
-
-@on_every_backend
-def test_the_number_of_threads_changes_no_bit_of_a_decode_step(backend: Backend) -> None:
-    example = paged([(30_000, 1), (17, 3), (9_000, 1), (1, 1)], 2, 1)  # worth several threads
-    threads = torch.get_num_threads()
-    results = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        library.set_threads(count)
-        results.append(run(backend, example))
-    torch.set_num_threads(threads)
-    library.set_threads(threads)
-    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 @on_every_backend
@@ -180,31 +171,6 @@ def test_several_threads_may_attend_at_once(backend: Backend) -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: run(backend, example), range(12)))
     assert all(torch.equal(result, expected) for result in results)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_no_step_compiles_once_prepared(dtype: torch.dtype) -> None:
-    cpu.prepare(AttentionShape(6, 2, 64, dtype, 16, dtype))
-    compiled = _compiled_variants()
-    for seqs in ([(5, 1)], [(20, 1), (30, 2)], [(20, 1), (30, 30)]):
-        example = paged(seqs, dtype=dtype)
-        run("cpu", example, sliding_window=4, softcap=3.0)
-        narrow = type(example.batch)(
-            block_tables=example.batch.block_tables[:, :-1],  # a view with gaps between rows
-            query_starts=example.batch.query_starts,
-            context_lens=example.batch.context_lens,
-            slots=example.batch.slots,
-            max_query_len=example.batch.max_query_len,
-            max_context_len=example.batch.max_context_len,
-        )
-        run("cpu", Paged(example.query, example.kv, narrow))
-    assert _compiled_variants() == compiled
-
-
-def _compiled_variants() -> int:
-    plan = cpu.cpu_plan
-    functions = (plan.plan_items, cpu_paged.attend_part, plan.merge_parts)
-    return sum(len(function.signatures) for function in functions)  # type: ignore[attr-defined]
 
 
 @on_every_backend

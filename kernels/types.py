@@ -1,0 +1,138 @@
+"""What passes through the doors: batches and shapes of attention, products, decoder layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Activation = Literal["silu", "gelu_tanh"]
+Quantization = Literal["none", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroups:
+    """Runs of keys that several sequences of a batch share, block for block.
+
+    Group g is the keys `begins[g]` up to `ends[g]` (multiples of the block size) of its members;
+    they lie in the block table row of its first member. The keys of a sequence are its groups'
+    runs, in the order of the groups and without gaps from key 0, and then those from
+    `private_starts[s]` on. Groups nest: a sequence may be in several, one run behind the other.
+    Only sequences with exactly one query are members. All tensors are int32 and lie on the compute
+    device.
+    """
+
+    begins: Tensor  # [num_groups]
+    ends: Tensor  # [num_groups]; begin == end: padding, to be skipped
+    member_starts: Tensor  # [num_groups + 1], into members
+    members: Tensor  # [num_memberships], rows of sequences, ascending within a group
+    private_starts: Tensor  # [num_seqs]; 0 for a sequence in no group
+    max_members: int  # of the largest group
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's packed batch; all tensors lie on the compute device.
+
+    The queries of sequence s are the packed tokens `query_starts[s]` up to `query_starts[s + 1]`,
+    and they are its last tokens: query i sits at position `context_lens[s] - query_len + i`.
+    """
+
+    block_tables: Tensor  # [num_seqs, max_blocks] int32, rows padded with 0
+    query_starts: Tensor  # [num_seqs + 1] int32
+    context_lens: Tensor  # [num_seqs] int32, tokens with KV, this step's new ones included
+    slots: Tensor  # [num_tokens] int64, block * block_size + offset of each new token's KV
+    max_query_len: int
+    max_context_len: int
+    groups: PrefixGroups | None = None
+    batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What does not change from one call of a model's attention to the next."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    """Of queries and results."""
+    block_size: int
+    storage: torch.dtype
+    """Of the KV memory: `dtype`, or a quantized type (`kernels.kv_format`)."""
+
+
+class Linear(Protocol):
+    """One product, with the weights that it needs."""
+
+    in_features: int
+    out_features: int
+    nbytes: int
+    """Memory of weights, scales and biases."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, in_features] to [tokens, out_features], in the type of `x`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm: what it multiplies by, any offset included, and its epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary tables, float32 [num_positions, rotary_dim / 2], any scaling included."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """All of a layer but its products."""
+
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+    rotation: Rotation
+    before_attention: Norm
+    after_attention: Norm | None
+    before_mlp: Norm
+    after_mlp: Norm | None
+    query_norm: Norm | None
+    """Of each head; with the epsilon of `key_norm`, if there are both."""
+    key_norm: Norm | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """A layer as those of Llama and its like: attention, then a gated feed-forward network."""
+
+    options: LayerOptions
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+
+
+class LayerStack(Protocol):
+    """Decoder layers that run as one."""
+
+    def run(
+        self, residual: Tensor, positions: Tensor, memory: Tensor, batch: AttentionBatch
+    ) -> Tensor:
+        """Take the residual stream [num_tokens, dim] through all layers, and write their KV.
+
+        All updates but the last are added to it, and that one is returned. `positions` is
+        [num_tokens] int64, `memory` [num_blocks, num_layers, 2, num_kv_heads, block_size,
+        head_dim], both as in `kernels.layers.rotate_and_write`. Raises `MemoryError`.
+        """
+        ...
