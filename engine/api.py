@@ -169,6 +169,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     hash_extras: bytes
     """What else changes KV besides tokens (weights, dtype); part of every block hash."""
+    rotary_switch: int | None = None
+    """A sequence of more tokens than this is computed with other rotary factors, from its first
+    token on, and shares no block with shorter ones; `None`: one set of factors serves all."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from engine.api import EngineInfo, Namespaces
-from engine.blocks.hashing import block_hashes
+from engine.blocks.hashing import block_hashes, extras_for
 from tenants.records import PromptIndex, SystemPrompt
 
 _FINGERPRINT_BYTES = 16
@@ -29,11 +29,12 @@ def index_prompt(
     namespaces = Namespaces(
         shared_key=namespace_key, private_key=namespace_key, shared_tokens=len(token_ids)
     )
+    extras = extras_for(info.hash_extras, info.rotary_switch, len(token_ids))
     return PromptIndex(
         name=prompt.name,
         version=prompt.version,
         engine=engine_fingerprint(info),
         token_count=len(token_ids),
-        block_hashes=block_hashes(token_ids, info.block_size, namespaces, info.hash_extras),
+        block_hashes=block_hashes(token_ids, info.block_size, namespaces, extras),
         warmed_at=warmed_at,
     )

@@ -29,6 +29,12 @@ def derive_key(secret: bytes, *labels: str) -> bytes:
     return digest.digest()
 
 
+def extras_for(extras: bytes, rotary_switch: int | None, num_tokens: int) -> bytes:
+    """The `extras` of a sequence of `num_tokens`: longer than `rotary_switch` it has other KV."""
+    is_long = rotary_switch is not None and num_tokens > rotary_switch
+    return extras + b" long" if is_long else extras
+
+
 def block_key(namespaces: Namespaces, index: int, block_size: int) -> bytes:
     """The namespace key of a sequence's block number `index`.
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.api import Namespaces
-from engine.blocks.hashing import block_key, extend_block_hashes, parent_hash, tail_hash
+from engine.blocks.hashing import (
+    block_key,
+    extend_block_hashes,
+    extras_for,
+    parent_hash,
+    tail_hash,
+)
 from engine.blocks.partial_hits import PartialHit, Place, place
 from engine.blocks.pool import BlockPool
 
@@ -25,7 +31,9 @@ class BlockTable:
         namespaces: Namespaces,
         extras: bytes,
         cache: bool,
+        rotary_switch: int | None = None,
     ) -> None:
+        """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens."""
         self.blocks: list[int] = []
         self.cache = cache
         """Whether blocks are looked up, and left findable."""
@@ -33,9 +41,29 @@ class BlockTable:
         self._block_size = block_size
         self._owner = owner
         self._namespaces = namespaces
-        self._extras = extras
+        self._short_extras = self._extras = extras
+        self._rotary_switch = rotary_switch
         self._hashes: list[bytes] = []
         self._num_sealed = 0
+
+    def begin(self, num_tokens: int) -> None:
+        """A sequence of `num_tokens` is to be computed from its first token, with its own factors.
+
+        Hashes of what it was with others are forgotten.
+        """
+        assert not self.blocks
+        if self.has_outgrown(num_tokens):
+            self._extras = self._extras_for(num_tokens)
+            self._hashes = []
+
+    @property
+    def extras(self) -> bytes:
+        """What its KV depends on besides tokens."""
+        return self._extras
+
+    def has_outgrown(self, num_tokens: int) -> bool:
+        """Whether `num_tokens` are so many that none of the sequence's KV counts any more."""
+        return self._extras_for(num_tokens) != self._extras
 
     def missing(self, num_tokens: int, num_present: int | None = None) -> int:
         """How many blocks are needed for `num_tokens` tokens beyond those present."""
@@ -104,11 +132,13 @@ class BlockTable:
             self._block_size,
             self._owner,
             self._namespaces,
-            self._extras,
+            self._short_extras,
             self.cache,
+            self._rotary_switch,
         )
         self._pool.acquire(self.blocks)
         fork.blocks = list(self.blocks)
+        fork._extras = self._extras
         fork._hashes = list(self._hashes)
         fork._num_sealed = self._num_sealed
         return fork
@@ -190,11 +220,15 @@ class BlockTable:
         self.blocks = []
         self._num_sealed = 0
 
+    def _extras_for(self, num_tokens: int) -> bytes:
+        return extras_for(self._short_extras, self._rotary_switch, num_tokens)
+
     def _place(self, token_ids: Sequence[int], index: int) -> Place:
         """The place of block number `index`, as far as `token_ids` fill it."""
         start = index * self._block_size
+        # The extras are in every parent's hash, but the first block has no parent.
         return place(
-            block_key(self._namespaces, index, self._block_size),
+            block_key(self._namespaces, index, self._block_size) + self._extras,
             parent_hash(self._hashes, index),
             token_ids[start : start + self._block_size],
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.api import UnsupportedModel
+from engine.model.rotary import split_by_length
 from engine.run.batch import Batch
 from kernels.attention import attend, write_kv
 
@@ -51,16 +52,23 @@ _probe: ContextVar[dict[int, AttentionCall]] = ContextVar("probe")
 class EagerDecoder:
     """Packed tokens through the model's own modules; an `engine.model.paged_model.Decoder`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Take over `model`. Raises `UnsupportedModel` if its attention cannot be paged."""
+    def __init__(self, model: PreTrainedModel, max_context_tokens: int | None = None) -> None:
+        """Take over `model`, for contexts of up to `max_context_tokens`, or as long as its own.
+
+        Raises `UnsupportedModel` if its attention cannot be paged, or its positions depend on more
+        than the sequence that they are in.
+        """
         AttentionInterface.register(_ATTENTION, _paged_attention)
         self.model = model.eval()
+        self._rotary = split_by_length(model, max_context_tokens)
         self.calls = self._watch()
         """What each layer asks of its attention."""
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
         """See `engine.model.paged_model.Decoder`."""
         token = _step.set(_Step(memory, batch))
+        if self._rotary is not None:
+            self._rotary.is_long = batch.is_long
         try:
             output = self.model(
                 input_ids=batch.token_ids[None],
@@ -72,6 +80,11 @@ class EagerDecoder:
             _step.reset(token)
         logits: Tensor = output.logits[0]
         return logits
+
+    @property
+    def rotary_switch(self) -> int | None:
+        """See `EngineInfo.rotary_switch`."""
+        return None if self._rotary is None else self._rotary.switch
 
     @torch.inference_mode()
     def own_logits(self, token_ids: list[int]) -> Tensor:

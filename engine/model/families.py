@@ -21,8 +21,9 @@ from engine.model.eager_layers import AttentionCall
 from kernels.types import Activation, LayerOptions, Norm, Rotation
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
-"""Kinds of rotary embedding whose angles depend on the position alone, not on the context."""
+_FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "dynamic"}
+"""Kinds of rotary embedding whose angles depend on the position alone, up to the model's own
+context; dynamic ones only change behind it."""
 
 
 @dataclass(frozen=True, slots=True)

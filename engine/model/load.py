@@ -71,7 +71,7 @@ def _load(
         raise UnsupportedModel("attention in local chunks is not supported")
     dtype = choose_dtype(config, device)
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(device)
-    eager = EagerDecoder(model)
+    eager = EagerDecoder(model, config.max_context_tokens)
     length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
     ids = torch.arange(length).mul(7919).add(11).remainder(text.vocab_size).tolist()
     expected = eager.own_logits(ids).float()
@@ -82,6 +82,7 @@ def _load(
         eos_token_ids=_eos_token_ids(model),
         device=device,
         dtype=dtype,
+        rotary_switch=eager.rotary_switch,
     )
     del model, eager
     _return_memory(device)

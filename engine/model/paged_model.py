@@ -69,6 +69,8 @@ class Weights:
     device: torch.device
     dtype: torch.dtype
     """Of the weights, and of the KV memory unless that is quantized."""
+    rotary_switch: int | None = None
+    """See `EngineInfo.rotary_switch`."""
 
     @property
     def is_fused(self) -> bool:

@@ -79,6 +79,7 @@ def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
         info.block_size,
         null_block=info.num_blocks,
         max_context=info.max_context_tokens,
+        has_lengths=info.rotary_switch is not None,
     )
     return DecodeGraphs(model.forward, padder, model.device, record)
 
@@ -153,5 +154,6 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         vocab_size=text.vocab_size,
         eos_token_ids=model.weights.eos_token_ids,
         hash_extras=model_fingerprint(config, model.dtype),
+        rotary_switch=model.weights.rotary_switch,
         logit_error=model.logit_error,
     )

@@ -27,6 +27,8 @@ class Batch:
     positions: Tensor  # [num_tokens] int64
     logit_rows: Tensor  # [num_logit_rows] int64, indices into the packed tokens
     attention: AttentionBatch
+    is_long: Tensor | None = None
+    """[num_tokens] bool: whose sequence is longer than the `rotary_switch`, if there is one."""
 
 
 class BatchBuilder:
@@ -35,9 +37,16 @@ class BatchBuilder:
     With a `rule` batches have prefix groups; those of the last step stay where they still hold.
     """
 
-    def __init__(self, block_size: int, device: torch.device, rule: GroupingRule | None) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        device: torch.device,
+        rule: GroupingRule | None,
+        rotary_switch: int | None = None,
+    ) -> None:
         self._block_size = block_size
         self._device = device
+        self._rotary_switch = rotary_switch
         self._finder = None if rule is None else GroupFinder(block_size, rule)
         self._tables = TableMirror()
         self._found: HostGroups | None = None
@@ -56,7 +65,17 @@ class BatchBuilder:
         rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
         row = self._tables.row
         parts = [(_token_ids(c), c.start, c.count, row(c.sequence.table)) for c in chunks]
-        return pack(parts, rows, self._block_size, self._device, self._group)
+        batch = pack(parts, rows, self._block_size, self._device, self._group)
+        return replace(batch, is_long=self._is_long(chunks))
+
+    def _is_long(self, chunks: Rows[ScheduledChunk]) -> Tensor | None:
+        """See `Batch`; a sequence counts with the tokens that its plan knows of."""
+        switch = self._rotary_switch
+        if switch is None:
+            return None
+        rows = [chunk.sequence.num_tokens > switch for chunk in chunks]
+        counts = [chunk.count for chunk in chunks]
+        return torch.from_numpy(np.array(rows).repeat(counts)).to(self._device)
 
     def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
         if self._finder is None:

@@ -57,6 +57,8 @@ class Padder:
     null_block: int
     """Belongs to nobody: what is written there is never read."""
     max_context: int
+    has_lengths: bool = False
+    """Whether batches say which of their tokens are in long sequences."""
 
     def shape_of(self, batch: Batch) -> Shape | None:
         """The smallest shape that holds `batch`, if one does and it is for decoding alone."""
@@ -86,6 +88,7 @@ class Padder:
             token_ids=pad(batch.token_ids, (0, extra)),
             positions=pad(batch.positions, (0, extra)),
             logit_rows=torch.arange(shape.rows),
+            is_long=None if batch.is_long is None else pad(batch.is_long, (0, extra)),
             attention=replace(
                 attention,
                 block_tables=tables,
@@ -100,10 +103,11 @@ class Padder:
 
     def nothing(self, shape: Shape) -> Batch:
         """A batch of that shape, without groups, in which every row is one of those added."""
+        is_long = torch.zeros(0, dtype=torch.bool) if self.has_lengths else None
         none = torch.zeros(0, dtype=torch.int64)
         few = torch.zeros(0, dtype=torch.int32)
         attention = AttentionBatch(few.reshape(0, 1), few, few, none, 1, 1)
-        return self.pad(Batch(none, none, none, attention), shape)
+        return self.pad(Batch(none, none, none, attention, is_long), shape)
 
     def _blocks(self, context: int) -> int:
         return -(-context // self.block_size)

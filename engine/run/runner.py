@@ -59,7 +59,7 @@ class ModelRunner:
         self._model = model
         self._costs = costs
         rule = rule_for(model.device) if prefix_grouping else None
-        self._batches = BatchBuilder(model.block_size, _HOST, rule)
+        self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
         self._graphs = graphs
         self._drawn: dict[Sequence, int] = {}
         """Of the last step: the row in which a sequence has drawn."""

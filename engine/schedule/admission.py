@@ -183,13 +183,17 @@ def compute_admission(
     """The admission that shares most between the group's sequences, given what is cached now.
 
     In the order of their tokens each sequence shares with the one before it whatever it shares with
-    any earlier one.
+    any earlier one. Long sequences come behind short ones, and share nothing with them, where other
+    rotary factors make other KV of the same tokens.
     """
     starts: list[Start] = []
     num_new = 0
     before: list[int] = []
-    for sequence in sorted(group.unfinished, key=lambda sequence: sequence.token_ids):
+    extras = b""
+    for sequence in sorted(group.unfinished, key=lambda one: (one.table.extras, one.token_ids)):
         tokens, table = sequence.token_ids, sequence.table
+        if table.extras != extras:
+            extras, before = table.extras, []
         if tokens == before:
             starts.append(Start(sequence, table.missing(len(tokens), 0), [], [], None, True))
             continue

@@ -20,11 +20,20 @@ class DecodePlanner:
         running = self._lifecycle.running
         decoding = [(group, sequence) for group in running.values() for sequence in group.decoding]
         for group, sequence in decoding:
-            if sequence.table.needed(sequence.num_tokens) and group.request_id in running:
+            if sequence.table.has_outgrown(sequence.num_tokens):
+                self._start_anew(group)
+            elif sequence.table.needed(sequence.num_tokens) and group.request_id in running:
                 self._grow(group, sequence)
             if self._lifecycle.must_settle:
                 break
         return [sequence for group, sequence in decoding if group.request_id in running]
+
+    def _start_anew(self, group: SequenceGroup) -> None:
+        """Let a group that has outgrown its KV be computed again."""
+        if self._lifecycle.is_ahead:
+            self._lifecycle.must_settle = True
+        elif group.request_id in self._lifecycle.running:
+            self._lifecycle.preempt(group)
 
     def _grow(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Take blocks for a decoding sequence, preempting whoever has to go before its group.

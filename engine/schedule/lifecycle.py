@@ -227,6 +227,8 @@ class Lifecycle:
             return None  # others are to build on what will not be computed
         if group.candidates:
             return None  # the beams that have drawn already would have nothing to compute
+        if any(sequence.table.has_outgrown(sequence.num_tokens) for sequence in group.unfinished):
+            return None  # other rotary factors make other KV
         blocks = swapping.contents(group, self.block_size)
         if not blocks or not swapping.can_save(blocks, self.tiers):
             return None
@@ -237,6 +239,7 @@ class Lifecycle:
         """Forget what a group without blocks has computed."""
         for sequence in group.sequences:
             sequence.num_cached = sequence.num_computed = 0
+            sequence.table.begin(sequence.num_tokens)
 
     def _stop(self, group: SequenceGroup) -> None:
         """Take a group off the running ones, with all of its blocks."""

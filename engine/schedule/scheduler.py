@@ -47,6 +47,7 @@ class Scheduler:
         recovery: SwapOrRecompute,
         config: EngineConfig,
         hash_extras: bytes = b"",
+        rotary_switch: int | None = None,
     ) -> None:
         assert config.step_token_budget is not None, "the loader has chosen one"
         prices = Prices(
@@ -63,6 +64,7 @@ class Scheduler:
         )
         self._config = config
         self._extras = hash_extras
+        self._rotary_switch = rotary_switch
         self._num_arrived = 0
         self._under_way: deque[StepPlan] = deque()
 
@@ -262,6 +264,7 @@ class Scheduler:
             request.namespaces,
             self._extras,
             self._config.prefix_cache and request.cache,
+            self._rotary_switch,
         )
 
     def _land(self, plan: StepPlan) -> None:
@@ -355,6 +358,7 @@ class Scheduler:
             and sequence.num_uncomputed == 1
             and sequence.num_tokens % self._config.block_size == 0
             and not table.writes_shared(sequence.num_tokens)
+            and not table.has_outgrown(sequence.num_tokens)
         )
 
 

@@ -51,6 +51,7 @@ class Sequence:
         self.sampling = structs.replace(sampling, seed=sequence_seed(sampling.seed, self.index))
         for token_id in self.request.generated_by(self.index):
             self.append(token_id)
+        self.table.begin(self.num_tokens)
 
     @property
     def request_id(self) -> str:

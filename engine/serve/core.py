@@ -62,7 +62,7 @@ class EngineCore:
             info.block_size,
         )
         recovery = SwapOrRecompute(config.recovery, costs)
-        self.scheduler = Scheduler(tiers, recovery, config, info.hash_extras)
+        self.scheduler = Scheduler(tiers, recovery, config, info.hash_extras, info.rotary_switch)
         self._runner = runner
         self._order = Steps(self.scheduler)
         self._steps = 0

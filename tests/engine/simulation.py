@@ -186,6 +186,7 @@ def simulated_core(
     min_run_tokens: int = 4,
     costs: CostModel = FREE_COPIES,
     runs_ahead: bool = False,
+    rotary_switch: int | None = None,
 ) -> EngineCore:
     """An engine core around the simulated model; its steps come late if they are run ahead."""
     config = EngineConfig(
@@ -211,6 +212,7 @@ def simulated_core(
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
         hash_extras=b"simulated",
+        rotary_switch=rotary_switch,
     )
     runner = (LateRunner if runs_ahead else SimulatedRunner)(
         num_blocks, block_size, num_host_blocks

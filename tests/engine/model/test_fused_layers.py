@@ -103,13 +103,19 @@ VARIANTS: dict[str, Variant] = {
         },
     ),
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
 UNFAMILIAR: dict[str, tuple[Variant, str]] = {
     "another architecture": (("olmo2", {}), "Olmo2ForCausalLM"),
     "experts": (("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}), "Mixtral"),
     "another activation": (("llama", {"hidden_act": "relu"}), "activation is ReLU"),
     "angles that depend on the context": (
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
-        "rotary embedding of type dynamic",
+        ("llama", {"rope_parameters": LONGROPE}),
+        "rotary embedding of type longrope",
     ),
 }
 
@@ -201,7 +207,7 @@ def test_what_is_not_known_is_not_fused(name: str) -> None:
     model = make_model(variant)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(Unfamiliar, match=reason):
-        fuse(model, EagerDecoder(model).calls)
+        fuse(model, EagerDecoder(model, max_context_tokens=64).calls)
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(after[key], value) for key, value in before.items())
