@@ -7,18 +7,21 @@ again, so every full block of the earlier turns, answers included, is found in t
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from typing import TypedDict
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from app.prompt.plain_text import PlainText
 from app.wire.errors import invalid_request
 
 _INLINE_CHARACTERS = 8192
 """Longer texts are tokenized on a thread, so that one long prompt does not stall every stream."""
 
-_SENTINEL = "partywall-end-of-answer-5f1c"
+_SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
+"""What no client can write, being unable to guess it."""
 
 
 class Message(TypedDict):
@@ -33,6 +36,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self._texts = PlainText(tokenizer)
 
     async def prompt_ids(self, messages: Sequence[Message], param: str) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
@@ -85,9 +89,13 @@ class ChatTemplate:
         return ids[0][: common_prefix(ids[0], ids[1])]
 
     def _render(self, messages: Sequence[Message], param: str) -> str:
+        marked = [
+            {"role": one["role"], "content": self._texts.mark(one["content"], one["role"])}
+            for one in messages
+        ]
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                marked, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
             message = f"The model's chat template refuses these messages: {error}"
@@ -96,11 +104,8 @@ class ChatTemplate:
 
     async def _encode(self, text: str) -> list[int]:
         if len(text) > _INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode_now, text)
-        return self._encode_now(text)
-
-    def _encode_now(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            return await asyncio.to_thread(self._texts.encode, text)
+        return self._texts.encode(text)
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
