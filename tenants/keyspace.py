@@ -98,6 +98,11 @@ def streams(tenant_id: str) -> str:
     return f"pw:{{{tenant_id}}}:streams"
 
 
+def held(tenant_id: str) -> str:
+    """Hash with expiry: the tokens reserved for each running request."""
+    return f"pw:{{{tenant_id}}}:held"
+
+
 def settled(tenant_id: str) -> str:
     """Sorted set with expiry: requests admitted without Redis and settled here since, by when."""
     return f"pw:{{{tenant_id}}}:settled"

@@ -1,9 +1,9 @@
 """What tenants may take in a minute, in a day and at once, over all replicas.
 
-Requests and tokens a minute are buckets after the generic cell rate algorithm (GCRA, ITU-T I.371):
-all that is kept of one is when it will be full again. What a request may use at most is taken on
-admission, and what it did not use is given back at its end. A request that runs holds a lease, so
-that the requests of a replica that died do not count for ever.
+Requests and tokens a minute are buckets after the generic cell rate algorithm (GCRA, ITU-T I.371).
+A request is counted before anything is done for it; once its length is known, the tokens that it
+may use at most are taken, and what it did not use is given back at its end. A request that runs
+holds a lease, so that the requests of a replica that died do not count for ever.
 """
 
 from __future__ import annotations
@@ -15,12 +15,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from tenants import changes, keyspace
-from tenants.connection import GuardedRedis, Script
+from tenants.connection import GuardedRedis
 from tenants.errors import StoreUnavailable
-from tenants.local_limits import STREAM_RETRY, LocalLimits
-from tenants.quota import DAY, MINUTE, LimitExceeded, Quota, Verdict
+from tenants.limit_scripts import (
+    ADMIT,
+    LATE_SECONDS,
+    OPEN_SOCKET,
+    RENEW,
+    RESERVE,
+    SETTLE,
+    STREAM_RETRY,
+)
+from tenants.local_limits import LocalLimits
+from tenants.quota import LimitExceeded, Quota, Verdict
 from tenants.records import Tenant, TenantLimits
 
 __all__ = ["Admission", "LimitExceeded", "Limiter", "Quota"]
@@ -29,130 +39,21 @@ _log = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0
 """How long a stream or a socket counts without being renewed."""
 
-_LATE_SECONDS = 600.0  # after its lease, a request can still be settled for so long
-
-_CONSTANTS = f"""
-local MINUTE, DAY, LATE = {MINUTE}, {DAY}, {int(_LATE_SECONDS * 1e6)}
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local today = math.floor(now / DAY)
-local function whole(number) return string.format('%.0f', number) end
-"""
-
-# KEYS: meta, limits, streams. ARGV: request id, tokens, length of a lease, and the limits (empty is
-# none): requests and tokens a minute, tokens a day, streams. Gives the fields of a `Verdict`.
-_ADMIT = Script(
-    _CONSTANTS
-    + f"""
-local id, tokens, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local state = redis.call('HMGET', KEYS[2], 'requests', 'tokens', 'day', 'day_tokens')
-local longest, limited = 0, ''
-local function need(name, wait)
-  if longest >= 0 and (wait < 0 or wait > longest) then longest, limited = wait, name end
-end
-local function bucket(name, full_at, limit, amount)
-  full_at = math.max(tonumber(full_at or 0), now)
-  if not limit then return now, now end
-  local filled_at = full_at + math.floor(amount * MINUTE / limit)
-  need(name, amount > limit and -1 or math.max(0, filled_at - MINUTE - now))
-  return full_at, filled_at
-end
-local requests, next_requests = bucket('requests', state[1], tonumber(ARGV[4]), 1)
-local budget, next_budget = bucket('tokens', state[2], tonumber(ARGV[5]), tokens)
-local day_tokens = tonumber(state[3]) == today and tonumber(state[4]) or 0
-local day_limit, stream_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
-if day_limit and day_tokens + tokens > day_limit then
-  need('tokens_per_day', tokens > day_limit and -1 or DAY - now % DAY)
-end
-if stream_limit and redis.call('ZCOUNT', KEYS[3], whole(now), '+inf') >= stream_limit then
-  need('streams', {STREAM_RETRY})
-end
-if limited ~= '' then return {{limited, longest, requests - now, budget - now, today}} end
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('HSET', KEYS[2], 'requests', whole(next_requests), 'tokens', whole(next_budget),
-    'day', today, 'day_tokens', whole(day_tokens + tokens))
-  redis.call('PEXPIRE', KEYS[2], 2 * DAY / 1000)
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', whole(now - LATE))
-  redis.call('ZADD', KEYS[3], whole(now + lease), id)
-  redis.call('PEXPIRE', KEYS[3], DAY / 1000)
-end
-return {{'', 0, next_requests - now, next_budget - now, today}}
-"""
-)
-
-# KEYS: meta, limits, streams, settled. ARGV: request id, tokens taken, tokens used, tokens a minute
-# (empty is no limit), the day they were counted to (empty when admitted without Redis).
-# What was taken here is in `streams`; what was not is charged now. Each happens once.
-_SETTLE = Script(
-    _CONSTANTS
-    + """
-local id, taken, used = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limit, day = tonumber(ARGV[4]), tonumber(ARGV[5])
-if redis.call('EXISTS', KEYS[1]) == 0 then return end
-if not day then
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', whole(now - LATE))
-  if redis.call('ZADD', KEYS[4], 'NX', whole(now), id) == 0 then return end
-  redis.call('PEXPIRE', KEYS[4], LATE / 1000)
-end
-if redis.call('ZREM', KEYS[3], id) == 0 then
-  if day then return end
-  taken = 0
-end
-local charge = used - taken
-local state = redis.call('HMGET', KEYS[2], 'tokens', 'day', 'day_tokens')
-if limit then
-  local full_at = tonumber(state[1] or 0)
-  if charge > 0 then full_at = math.max(full_at, now) end
-  full_at = full_at + math.floor(used * MINUTE / limit) - math.floor(taken * MINUTE / limit)
-  redis.call('HSET', KEYS[2], 'tokens', whole(full_at))
-end
-if tonumber(state[2]) == (day or today) then
-  redis.call('HSET', KEYS[2], 'day_tokens', whole(math.max(0, tonumber(state[3]) + charge)))
-elseif charge > 0 then
-  redis.call('HSET', KEYS[2], 'day', today, 'day_tokens', whole(charge))
-end
-redis.call('PEXPIRE', KEYS[2], 2 * DAY / 1000)
-"""
-)
-
-# KEYS: meta, sockets. ARGV: socket id, length of a lease, how many there may be.
-_OPEN_SOCKET = Script(
-    _CONSTANTS
-    + """
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', whole(now))
-if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then return 0 end
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('ZADD', KEYS[2], whole(now + tonumber(ARGV[2])), ARGV[1])
-  redis.call('PEXPIRE', KEYS[2], DAY / 1000)
-end
-return 1
-"""
-)
-
-# KEYS: streams or sockets. ARGV: length of a lease, ids. Those that are not there stay away.
-_RENEW = Script(
-    _CONSTANTS
-    + """
-for index = 2, #ARGV do
-  redis.call('ZADD', KEYS[1], 'XX', whole(now + tonumber(ARGV[1])), ARGV[index])
-end
-"""
-)
-
 
 class Admission(msgspec.Struct, frozen=True):
-    """A request that may run, and what it has taken. `day` is `None` if Redis was not asked.
+    """A request that was counted, and the tokens that were reserved for it.
 
-    `requests` and `tokens` are what is left of the tenant's limits a minute, if it has them.
+    `requests` and `tokens` are what is left of the tenant's limits a minute, if it has them. `day`
+    is the UTC day that its tokens count to, `None` while Redis is not known to have taken them.
     """
 
     tenant_id: str
     request_id: str
-    taken_tokens: int
     limits: TenantLimits
     requests: Quota | None
     tokens: Quota | None
-    day: int | None
+    taken_tokens: int = 0
+    day: int | None = None
 
 
 class Limiter:
@@ -177,33 +78,57 @@ class Limiter:
         # What could not be handed in: the tokens that a request has used, and until when it counts.
         self._unsettled: dict[str, tuple[Admission, int, float]] = {}
 
-    async def admit(self, tenant: Tenant, request_id: str, tokens: int) -> Admission:
-        """Take what a request may use, prompt and output together, for as long as it runs.
+    async def admit(self, tenant: Tenant, request_id: str) -> Admission:
+        """Count one request, and one stream for as long as it runs.
 
-        Who is admitted must `settle`. Raises `LimitExceeded`; nothing is taken then.
+        To be asked before any work is done for it. Who is admitted must `settle`, whatever becomes
+        of the request. Raises `LimitExceeded`; nothing is counted then.
         """
         limits = tenant.limits
-        day: int | None = None
-        if not _counts_requests(limits):
-            verdict = Verdict("", 0, 0, 0, 0)
-        else:
+        verdict = Verdict("", 0, 0, 0, 0)
+        if _counts_requests(limits):
             try:
-                verdict = await self._admit_in_redis(tenant.id, limits, request_id, tokens)
+                verdict = await self._admit_in_redis(tenant.id, limits, request_id)
             except StoreUnavailable:
-                verdict = self._local.admit(tenant.id, limits, request_id, tokens, self._replicas)
+                verdict = self._local.admit(tenant.id, limits, request_id, self._replicas)
             else:
-                day = verdict.day
                 if not verdict.limited:
-                    self._local.note_admitted(tenant.id, limits, request_id, tokens)
+                    self._local.note_admitted(tenant.id, limits, request_id)
         if verdict.limited:
-            raise verdict.error(limits, tokens)
+            raise verdict.error(limits, 0)
         return Admission(
             tenant_id=tenant.id,
             request_id=request_id,
-            taken_tokens=tokens,
             limits=limits,
             requests=verdict.requests(limits),
             tokens=verdict.tokens(limits),
+        )
+
+    async def reserve(self, admission: Admission, tokens: int) -> Admission:
+        """Take what an admitted request may use at most, prompt and output together.
+
+        Raises `LimitExceeded`; the request is then no stream any more, but it stays counted.
+        """
+        limits, tenant_id, request_id = admission.limits, admission.tenant_id, admission.request_id
+        if not _counts_tokens(limits):
+            return replace(admission, taken_tokens=tokens)
+        day = None
+        try:
+            verdict = await self._reserve_in_redis(admission, tokens)
+        except StoreUnavailable:
+            verdict = self._local.reserve(tenant_id, limits, request_id, tokens, self._replicas)
+        else:
+            day = verdict.day
+            if not verdict.limited:
+                self._local.note_reserved(tenant_id, limits, request_id, tokens)
+        if verdict.limited:
+            self._local.note_settled(tenant_id, request_id, 0)
+            raise verdict.error(limits, tokens)
+        return replace(
+            admission,
+            requests=verdict.requests(limits),
+            tokens=verdict.tokens(limits),
+            taken_tokens=tokens,
             day=day,
         )
 
@@ -212,13 +137,13 @@ class Limiter:
 
         What Redis does not take now is handed in with a later `renew`.
         """
-        if not _counts_requests(admission.limits):
+        if not _counts(admission.limits):
             return
         self._local.note_settled(admission.tenant_id, admission.request_id, used_tokens)
         try:
             await self._settle_in_redis(admission, used_tokens)
         except StoreUnavailable:
-            until = self._clock() + _LATE_SECONDS
+            until = self._clock() + LATE_SECONDS
             self._unsettled[admission.request_id] = admission, used_tokens, until
 
     async def open_socket(self, tenant: Tenant, socket_id: str) -> None:
@@ -229,7 +154,7 @@ class Limiter:
         mine = self._local.sockets(tenant.id)
         try:
             opened = await self._redis.run_script(
-                _OPEN_SOCKET,
+                OPEN_SOCKET,
                 [keyspace.meta(tenant.id), keyspace.sockets(tenant.id)],
                 [socket_id, self._lease, most],
             )
@@ -257,7 +182,7 @@ class Limiter:
         self._local.forget_idle()
         leases: dict[str, list[str]] = defaultdict(list)
         for admission in admissions:
-            if _counts_requests(admission.limits):
+            if _counts(admission.limits):
                 leases[keyspace.streams(admission.tenant_id)].append(admission.request_id)
         for tenant_id, socket_ids in self._local.all_sockets().items():
             leases[keyspace.sockets(tenant_id)] += socket_ids
@@ -265,7 +190,7 @@ class Limiter:
             self._replicas = max(1, await changes.count_subscribers(self._redis))
             await asyncio.gather(
                 *(
-                    self._redis.run_script(_RENEW, [key], [self._lease, *ids])
+                    self._redis.run_script(RENEW, [key], [self._lease, *ids])
                     for key, ids in leases.items()
                 )
             )
@@ -280,37 +205,45 @@ class Limiter:
             self._unsettled.pop(request_id, None)
 
     async def _admit_in_redis(
-        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int
+        self, tenant_id: str, limits: TenantLimits, request_id: str
     ) -> Verdict:
         reply = await self._redis.run_script(
-            _ADMIT,
-            [keyspace.meta(tenant_id), keyspace.limits(tenant_id), keyspace.streams(tenant_id)],
+            ADMIT,
+            _keys(tenant_id),
             [
                 request_id,
-                tokens,
                 self._lease,
                 _argument(limits.requests_per_minute),
                 _argument(limits.tokens_per_minute),
-                _argument(limits.tokens_per_day),
                 _argument(limits.concurrent_streams),
             ],
         )
         limited, *times = reply
         return Verdict(limited.decode(), *times)
 
-    async def _settle_in_redis(self, admission: Admission, used_tokens: int) -> None:
-        tenant_id = admission.tenant_id
-        await self._redis.run_script(
-            _SETTLE,
-            [
-                keyspace.meta(tenant_id),
-                keyspace.limits(tenant_id),
-                keyspace.streams(tenant_id),
-                keyspace.settled(tenant_id),
-            ],
+    async def _reserve_in_redis(self, admission: Admission, tokens: int) -> Verdict:
+        limits = admission.limits
+        reply = await self._redis.run_script(
+            RESERVE,
+            _keys(admission.tenant_id),
             [
                 admission.request_id,
-                admission.taken_tokens,
+                self._lease,
+                tokens,
+                _argument(limits.requests_per_minute),
+                _argument(limits.tokens_per_minute),
+                _argument(limits.tokens_per_day),
+            ],
+        )
+        limited, *times = reply
+        return Verdict(limited.decode(), *times)
+
+    async def _settle_in_redis(self, admission: Admission, used_tokens: int) -> None:
+        await self._redis.run_script(
+            SETTLE,
+            [*_keys(admission.tenant_id), keyspace.settled(admission.tenant_id)],
+            [
+                admission.request_id,
                 used_tokens,
                 _argument(admission.limits.tokens_per_minute),
                 _argument(admission.day),
@@ -318,17 +251,27 @@ class Limiter:
         )
 
 
+def _keys(tenant_id: str) -> list[str]:
+    return [
+        keyspace.meta(tenant_id),
+        keyspace.limits(tenant_id),
+        keyspace.streams(tenant_id),
+        keyspace.held(tenant_id),
+    ]
+
+
 def _counts_requests(limits: TenantLimits) -> bool:
-    """Whether anything of a request is limited over all replicas."""
-    return any(
-        limit is not None
-        for limit in (
-            limits.requests_per_minute,
-            limits.tokens_per_minute,
-            limits.tokens_per_day,
-            limits.concurrent_streams,
-        )
-    )
+    """Whether requests are limited over all replicas."""
+    return limits.requests_per_minute is not None or limits.concurrent_streams is not None
+
+
+def _counts_tokens(limits: TenantLimits) -> bool:
+    """Whether tokens are."""
+    return limits.tokens_per_minute is not None or limits.tokens_per_day is not None
+
+
+def _counts(limits: TenantLimits) -> bool:
+    return _counts_requests(limits) or _counts_tokens(limits)
 
 
 def _argument(limit: int | None) -> int | str:

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from tenants.limit_scripts import STREAM_RETRY
 from tenants.quota import DAY, MINUTE, Limit, Verdict
 from tenants.records import TenantLimits
 
-STREAM_RETRY = 1_000_000
-"""When to try again where something must end first: nobody knows, so soon (microseconds)."""
+
+class _Hold(NamedTuple):
+    """The tokens that a request has taken, of how many a minute, and on which day."""
+
+    tokens: int
+    limit: int | None
+    day: int
 
 
 class _Tenant:
@@ -25,11 +32,15 @@ class _Tenant:
     def __init__(self) -> None:
         self.requests_full_at = 0
         self.tokens_full_at = 0
+        self.used_until = 0  # what `tokens_full_at` would be had nobody taken more than was used
         self.day = 0
         self.day_tokens = 0
-        # Of each request: the tokens that were taken, and of how many a minute.
-        self.streams: dict[str, tuple[int, int | None]] = {}
+        self.streams: dict[str, _Hold] = {}
         self.sockets: set[str] = set()
+
+    def held(self) -> int:
+        """How long the bucket would refill all that running requests have taken."""
+        return sum(_cost(hold.tokens, hold.limit) for hold in self.streams.values())
 
 
 class LocalLimits:
@@ -40,54 +51,75 @@ class LocalLimits:
         self._tenants: dict[str, _Tenant] = {}
 
     def admit(
+        self, tenant_id: str, limits: TenantLimits, request_id: str, replicas: int
+    ) -> Verdict:
+        """Count a request and a stream, out of a share of the limits; nothing if it is too much."""
+        now = self._now()
+        mine = _share(limits, replicas)
+        tenant = self._tenant(tenant_id, now)
+        requests = max(tenant.requests_full_at, now)
+        waits: dict[Limit, int] = {
+            "requests": requests + _cost(1, mine.requests_per_minute) - MINUTE - now
+        }
+        most = mine.concurrent_streams
+        if most is not None and len(tenant.streams) >= most:
+            waits["streams"] = STREAM_RETRY
+        verdict = self._verdict(tenant, waits, now)
+        if not verdict.limited:
+            self.note_admitted(tenant_id, mine, request_id)
+        return self._verdict(tenant, waits, now)
+
+    def reserve(
         self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int, replicas: int
     ) -> Verdict:
         """Take what a request may use, out of a share of the limits; nothing if it is too much."""
         now = self._now()
         mine = _share(limits, replicas)
         tenant = self._tenant(tenant_id, now)
-        requests = max(tenant.requests_full_at, now)
         budget = max(tenant.tokens_full_at, now)
         waits: dict[Limit, int] = {
-            "requests": requests + _cost(1, mine.requests_per_minute) - MINUTE - now,
-            "tokens": budget + _cost(tokens, mine.tokens_per_minute) - MINUTE - now,
+            "tokens": budget + _cost(tokens, mine.tokens_per_minute) - MINUTE - now
         }
         if mine.tokens_per_day is not None and tenant.day_tokens + tokens > mine.tokens_per_day:
             waits["tokens_per_day"] = DAY - now % DAY
-        most = mine.concurrent_streams
-        if most is not None and len(tenant.streams) >= most:
-            waits["streams"] = STREAM_RETRY
-        limited, wait = max(waits.items(), key=lambda item: item[1])
-        if wait <= 0:
-            self.note_admitted(tenant_id, mine, request_id, tokens)
-        return Verdict(
-            limited=limited if wait > 0 else "",
-            wait=max(0, wait),
-            requests_reset=max(0, tenant.requests_full_at - now),
-            tokens_reset=max(0, tenant.tokens_full_at - now),
-            day=tenant.day,
-        )
+        verdict = self._verdict(tenant, waits, now)
+        if not verdict.limited:
+            self.note_reserved(tenant_id, mine, request_id, tokens)
+        return self._verdict(tenant, waits, now)
 
-    def note_admitted(
-        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int
-    ) -> None:
-        """Count what somebody else has admitted. A bucket is at worst empty."""
+    def note_admitted(self, tenant_id: str, limits: TenantLimits, request_id: str) -> None:
+        """Count a request that somebody else has admitted. A bucket is at worst empty."""
         now = self._now()
         tenant = self._tenant(tenant_id, now)
         requests = max(tenant.requests_full_at, now) + _cost(1, limits.requests_per_minute)
-        budget = max(tenant.tokens_full_at, now) + _cost(tokens, limits.tokens_per_minute)
         tenant.requests_full_at = min(requests, now + MINUTE)
+        tenant.streams[request_id] = _Hold(0, limits.tokens_per_minute, tenant.day)
+
+    def note_reserved(
+        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int
+    ) -> None:
+        """Count tokens that somebody else has let a request take."""
+        now = self._now()
+        tenant = self._tenant(tenant_id, now)
+        budget = max(tenant.tokens_full_at, now) + _cost(tokens, limits.tokens_per_minute)
         tenant.tokens_full_at = min(budget, now + MINUTE)
         tenant.day_tokens += tokens
-        tenant.streams[request_id] = tokens, limits.tokens_per_minute
+        tenant.streams[request_id] = _Hold(tokens, limits.tokens_per_minute, tenant.day)
 
     def note_settled(self, tenant_id: str, request_id: str, used_tokens: int) -> None:
         """Give back what a request did not use; once, however often this is called."""
-        tenant = self._tenant(tenant_id, self._now())
-        if request_id in tenant.streams:
-            taken, limit = tenant.streams.pop(request_id)
-            tenant.tokens_full_at -= _cost(taken, limit) - _cost(used_tokens, limit)
-            tenant.day_tokens = max(0, tenant.day_tokens - taken + used_tokens)
+        now = self._now()
+        tenant = self._tenant(tenant_id, now)
+        hold = tenant.streams.pop(request_id, None)
+        if hold is None:
+            return
+        taken, used = _cost(hold.tokens, hold.limit), _cost(used_tokens, hold.limit)
+        tenant.used_until = max(tenant.used_until, now) + used
+        # Never more than what was used and is still held leaves, see `tenants.limit_scripts`.
+        given_back = max(tenant.tokens_full_at - taken + used, tenant.used_until + tenant.held())
+        tenant.tokens_full_at = min(tenant.tokens_full_at, given_back)
+        if hold.day == tenant.day:
+            tenant.day_tokens = max(0, tenant.day_tokens - hold.tokens + used_tokens)
 
     def sockets(self, tenant_id: str) -> set[str]:
         """The tenant's sockets that are open here; to be changed by who opens and closes them."""
@@ -104,6 +136,17 @@ class LocalLimits:
             full = max(one.requests_full_at, one.tokens_full_at) <= now
             if full and one.day != now // DAY and not one.streams and not one.sockets:
                 del self._tenants[tenant_id]
+
+    @staticmethod
+    def _verdict(tenant: _Tenant, waits: dict[Limit, int], now: int) -> Verdict:
+        limited, wait = max(waits.items(), key=lambda item: item[1])
+        return Verdict(
+            limited=limited if wait > 0 else "",
+            wait=max(0, wait),
+            requests_reset=max(0, tenant.requests_full_at - now),
+            tokens_reset=max(0, tenant.tokens_full_at - now),
+            day=tenant.day,
+        )
 
     def _now(self) -> int:
         return int(self._clock() * 1e6)

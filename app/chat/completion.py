@@ -70,7 +70,8 @@ async def start_completion(service: Service, principal: Principal, body: ChatBod
         num_sequences=decoding.num_sequences,
         beam=decoding.beam,
     )
-    ticket = await service.gate.admit(principal, request)
+    ticket = await service.gate.admit(principal)
+    await ticket.reserve(request)
     generation = Generation(
         service.engine, request, service.tokenizer, body.stop_strings, service.metrics, ticket
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import secrets
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -42,25 +44,23 @@ class Gate:
         self._tickets: set[Ticket] = set()
         self._unfinished: set[asyncio.Task[None]] = set()
 
-    async def admit(self, principal: Principal, request: EngineRequest) -> Ticket:
-        """Take what `request` may use at most: its prompt, and all its sequences at their longest.
+    async def admit(self, principal: Principal) -> Ticket:
+        """Count one request and one stream, before anything is done for them.
 
-        It counts as one request and one stream. One that goes on behind `generated` tokens takes
-        the rest of the answer only: the others were paid for. The caller must settle the ticket.
-        Raises `ApiError` 429; nothing is taken then.
+        The caller must settle the ticket, and reserve tokens with it before the engine sees the
+        request. Raises `ApiError` 429; nothing is counted then.
         """
         tenant = principal.tenant
         self._enqueue(tenant)
         try:
-            admission = await self._take(tenant, request)
+            admission = await self._granted(self._limiter.admit(tenant, secrets.token_hex(8)))
         except LimitExceeded as exceeded:
             self._leave_queue(tenant.id)
-            self._metrics.limited.labels(exceeded.limit).inc()
-            raise limit_error(exceeded) from None
+            raise self._refusal(exceeded) from None
         except BaseException:
             self._leave_queue(tenant.id)
             raise
-        ticket = Ticket(self, tenant, admission, continued=request.num_generated > 0)
+        ticket = Ticket(self, tenant, admission)
         self._tickets.add(ticket)
         return ticket
 
@@ -90,24 +90,23 @@ class Gate:
         if not self._queued[tenant_id]:
             del self._queued[tenant_id]
 
-    async def _take(self, tenant: Tenant, request: EngineRequest) -> Admission:
-        tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
-        if not request.num_generated:
-            tokens += len(request.prompt)
-        taking = asyncio.create_task(self._limiter.admit(tenant, request.request_id, tokens))
+    async def _granted(self, asking: Coroutine[Any, Any, Admission]) -> Admission:
+        """What the limiter grants; given back where the caller has left meanwhile."""
+        task = asyncio.create_task(asking)
         try:
-            return await asyncio.shield(taking)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # The caller has left, and the limiter may have taken everything all the same.
-            self._finish(self._give_back(taking))
+            # The limiter may have taken everything all the same.
+            self._finish(self._give_back(task))
             raise
 
-    async def _give_back(self, taking: asyncio.Task[Admission]) -> None:
-        try:
-            admission = await taking
-        except LimitExceeded:
-            return
-        await self._limiter.settle(admission, 0)
+    async def _give_back(self, granting: asyncio.Task[Admission]) -> None:
+        with contextlib.suppress(LimitExceeded):
+            await self._limiter.settle(await granting, 0)
+
+    def _refusal(self, exceeded: LimitExceeded) -> ApiError:
+        self._metrics.limited.labels(exceeded.limit).inc()
+        return limit_error(exceeded)
 
     def _finish(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done even where whoever asked for it is cancelled meanwhile."""
@@ -123,16 +122,51 @@ class Ticket:
     `headers` (`x-ratelimit-*`) go with its answer.
     """
 
-    def __init__(
-        self, gate: Gate, tenant: Tenant, admission: Admission, *, continued: bool
-    ) -> None:
+    def __init__(self, gate: Gate, tenant: Tenant, admission: Admission) -> None:
         self.admission = admission
-        self.headers = _quota_headers(admission.requests, admission.tokens)
         self._gate = gate
         self._tenant_id = tenant.id
-        self._continued = continued
+        self._continued = False
         self._began: float | None = None
         self._settled = False
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What is left of the tenant's limits, as of the last answer of the limiter."""
+        return _quota_headers(self.admission.requests, self.admission.tokens)
+
+    async def reserve(self, request: EngineRequest) -> None:
+        """Take what `request` may use at most: its prompt, and all its sequences at their longest.
+
+        One that goes on behind `generated` tokens takes the rest of the answer only: the others
+        were paid for. Raises `ApiError` 429; the ticket is then settled, and the request stays
+        counted.
+        """
+        gate = self._gate
+        self._continued = request.num_generated > 0
+        tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
+        if not self._continued:
+            tokens += len(request.prompt)
+        try:
+            self.admission = await gate._granted(gate._limiter.reserve(self.admission, tokens))
+        except LimitExceeded as exceeded:
+            self._leave()
+            raise gate._refusal(exceeded) from None
+        except BaseException:
+            self._leave()
+            raise
+
+    async def release(self) -> None:
+        """Settle a request that was not handed to the engine; harmless after its end."""
+        await self.settle(prompt_tokens=0, cached_tokens=0, output_tokens=0)
+
+    def _leave(self) -> None:
+        """What the limiter knows to be over is over here as well."""
+        if not self._settled:
+            self._settled = True
+            self._gate._tickets.discard(self)
+            if self._began is None:
+                self._gate._leave_queue(self._tenant_id)
 
     def first_token(self) -> None:
         """The request waits no longer: its first token is there. Harmless when repeated."""
@@ -148,10 +182,7 @@ class Ticket:
         if self._settled:
             return
         gate, began = self._gate, self._began
-        self._settled = True
-        gate._tickets.discard(self)
-        if began is None:
-            gate._leave_queue(self._tenant_id)
+        self._leave()
         gate._meter.add(
             self._tenant_id,
             # One that was answered: not the rest of another's answer, nor none at all.

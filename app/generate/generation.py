@@ -55,6 +55,7 @@ class Generation:
         self._engine = engine
         self._metrics = metrics
         self._interruption: Interruption | None = None
+        self._engine_failed = False
         self._deltas: AsyncGenerator[TokenDelta, None] | None = None
         self._reader: asyncio.Task[object] | None = None
         self._is_waiting = False
@@ -153,9 +154,15 @@ class Generation:
                 self._reader.cancel()
 
     async def _settle(self) -> None:
-        """Account for the tokens; an earlier generation has paid for its own and the prompt."""
+        """Account for the tokens; an earlier generation has paid for its own and the prompt.
+
+        Whoever leaves before the first token pays for the prompt: how much of it was computed by
+        then is not known here, and leaving early must not be a way to compute for nothing. The
+        service's own failures cost nothing, nor does an answer that goes on after a restart.
+        """
         output = self.output_tokens - self.request.num_generated
-        first = output > 0 and not self.request.num_generated
+        owes_prompt = output > 0 or not (self._engine_failed or self.outcome == "suspended")
+        first = owes_prompt and not self.request.num_generated
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
         self._metrics.count_tokens(prompt, cached, output)
@@ -192,6 +199,7 @@ class Generation:
         them all.
         """
         if delta.finish_reason == "error":
+            self._engine_failed = True
             message = delta.error or "The engine stopped while the response was running."
             self.fail(ApiError(500, message, code="server_error"))
         if self._first_run:
@@ -208,6 +216,7 @@ class Generation:
         pieces = line.take(delta)
         if delta.finish_reason == "aborted":
             # Nobody here asked for it: the engine is being closed.
+            self._engine_failed = True
             self.fail(shutting_down())
         elif line.end is not None and delta.finish_reason is None and self.outcome is None:
             await self._engine.abort(self.request.request_id, line.index)

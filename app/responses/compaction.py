@@ -69,7 +69,8 @@ async def compact(
         max_tokens=remaining,
         logprobs=None,
     )
-    ticket = await service.gate.admit(principal, request)
+    ticket = await service.gate.admit(principal)
+    await ticket.reserve(request)
     generation = Generation(service.engine, request, service.tokenizer, (), service.metrics, ticket)
     generation.start()
     summary = _Summary(generation)

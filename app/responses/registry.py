@@ -219,7 +219,8 @@ class Responses:
     ) -> Generation:
         """An admitted request; to be started before anything else is awaited."""
         shop = self._with
-        ticket = await shop.gate.admit(principal, request)
+        ticket = await shop.gate.admit(principal)
+        await ticket.reserve(request)
         return Generation(
             shop.engine,
             request,

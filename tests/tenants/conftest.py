@@ -18,6 +18,7 @@ from tenants.connection import GuardedRedis, open_redis
 from tenants.conversations import Conversations
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
+from tenants.limits import Admission, Limiter
 from tenants.records import ApiKey, Change, ShareGroup, Tenant
 from tenants.store import TenantStore
 from tenants.system_prompts import SystemPrompts
@@ -137,6 +138,11 @@ Named = TypeVar("Named", ApiKey, ShareGroup)
 def named(name: str) -> Callable[[Named], Named]:
     """An edit that gives a new name."""
     return lambda record: replace(record, name=name)
+
+
+async def take(limiter: Limiter, tenant: Tenant, request_id: str, tokens: int) -> Admission:
+    """Have a request admitted, and its tokens reserved."""
+    return await limiter.reserve(await limiter.admit(tenant, request_id), tokens)
 
 
 async def who(store: TenantStore, api_key: str) -> Tenant | None:

@@ -1,42 +1,58 @@
 """One of several processes that hold a tenant to its limits; prints what it was allowed to use.
 
-Arguments: Redis URL, tenant id, requests to try, tokens that each takes and then uses, and how many
-tokens a minute there are. It starts when its standard input ends.
+Arguments: Redis URL, tenant id, tokens a minute, tokens of a request, and how many requests first
+hold theirs until they have been refilled, without using any. Those end in the middle of as many
+others, which use what they take. It starts when its standard input ends; it prints the tokens used,
+and the Unix seconds at which the others began and ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sys
+import time
 
 from tenants.connection import open_redis
 from tenants.limits import Limiter, LimitExceeded
 from tenants.records import Tenant, TenantLimits
 
+HOLD_SECONDS = 2.0
 
-async def work(url: str, tenant: Tenant, requests: int, taken: int, used: int) -> int:
-    """Tokens used by those of so many requests at once that were admitted."""
+
+async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, float, float]:
+    """Tokens used by those that were admitted of the others, and from when to when."""
     redis = await open_redis(url, 10)
     limiter = Limiter(redis)
 
-    async def stream() -> int:
+    async def use() -> int:
         try:
-            admission = await limiter.admit(tenant, secrets.token_hex(8), taken)
+            admission = await limiter.admit(tenant, secrets.token_hex(8))
+            admission = await limiter.reserve(admission, tokens)
         except LimitExceeded:
             return 0
-        await asyncio.sleep(0.01)
-        await limiter.settle(admission, used)
-        return used
+        await limiter.settle(admission, tokens)
+        return tokens
 
-    total = sum(await asyncio.gather(*(stream() for _ in range(requests))))
+    holding = []
+    for _ in range(held):
+        with contextlib.suppress(LimitExceeded):
+            admission = await limiter.admit(tenant, secrets.token_hex(8))
+            holding.append(await limiter.reserve(admission, tokens))
+    await asyncio.sleep(HOLD_SECONDS)
+    began = time.time()
+    used = sum(await asyncio.gather(*(use() for _ in range(held))))
+    await asyncio.gather(*(limiter.settle(admission, 0) for admission in holding))
+    used += sum(await asyncio.gather(*(use() for _ in range(held))))
+    ended = time.time()
     await redis.close()
-    return total
+    return used, began, ended
 
 
 def main() -> None:
     url, tenant_id = sys.argv[1:3]
-    requests, taken, used, limit = map(int, sys.argv[3:])
+    limit, tokens, held = map(int, sys.argv[3:])
     tenant = Tenant(
         id=tenant_id,
         name=tenant_id,
@@ -45,7 +61,7 @@ def main() -> None:
         limits=TenantLimits(tokens_per_minute=limit),
     )
     sys.stdin.read()
-    print(asyncio.run(work(url, tenant, requests, taken, used)))
+    print(*asyncio.run(work(url, tenant, tokens, held)))
 
 
 if __name__ == "__main__":

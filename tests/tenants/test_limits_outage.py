@@ -12,7 +12,7 @@ from tenants.limits import Admission, Limiter, LimitExceeded
 from tenants.local_limits import LocalLimits
 from tenants.records import Tenant, TenantLimits
 from tests.tenants.clock import Clock
-from tests.tenants.conftest import OpenRoom, Room, eventually, listening
+from tests.tenants.conftest import OpenRoom, Room, eventually, listening, take
 from tests.tenants.server import Server
 
 
@@ -51,27 +51,27 @@ async def test_without_the_store_every_limit_holds_within_the_process(
     clock = Clock(20_000 * 86400.0)
     limiter = Limiter(room.redis, clock=clock)
     server.kill()
-    first = await limiter.admit(tenant, "r1", 100)
+    first = await take(limiter, tenant, "r1", 100)
     assert first.tokens is not None
     assert first.tokens.remaining == 0
-    assert (await exceeded(limiter.admit(tenant, "r2", 10))).limit == "tokens"
+    assert (await exceeded(take(limiter, tenant, "r2", 10))).limit == "tokens"
     await limiter.settle(first, 50)
     await limiter.settle(first, 0)
-    second = await limiter.admit(tenant, "r2", 25)
-    third = await limiter.admit(tenant, "r3", 25)
+    second = await take(limiter, tenant, "r2", 25)
+    third = await take(limiter, tenant, "r3", 25)
     clock.now += 60
-    assert (await exceeded(limiter.admit(tenant, "r4", 10))).limit == "streams"
+    assert (await exceeded(take(limiter, tenant, "r4", 10))).limit == "streams"
     await limiter.settle(second, 25)
     await limiter.settle(third, 25)
-    error = await exceeded(limiter.admit(tenant, "r4", 51))
+    error = await exceeded(take(limiter, tenant, "r4", 51))
     assert error.limit == "tokens_per_day"
     assert error.retry_after_seconds == 86400 - 60
-    for number in range(4):
-        await limiter.settle(await limiter.admit(tenant, f"s{number}", 10), 0)
-    error = await exceeded(limiter.admit(tenant, "r5", 1))
+    for number in range(3):  # and the one just refused
+        await limiter.settle(await take(limiter, tenant, f"s{number}", 10), 0)
+    error = await exceeded(take(limiter, tenant, "r5", 1))
     assert (error.limit, error.retry_after_seconds) == ("requests", 15)
     clock.now += 86400
-    await limiter.admit(tenant, "r6", 100)
+    await take(limiter, tenant, "r6", 100)
     await limiter.open_socket(tenant, "s1")
     assert (await exceeded(limiter.open_socket(tenant, "s2"))).limit == "sockets"
     await limiter.close_socket(tenant, "s1")
@@ -83,12 +83,12 @@ async def test_what_was_used_before_an_outage_counts_in_it(
 ) -> None:
     room, tenant = await opened(open_room, server, tokens_per_minute=1000, sockets=1)
     limiter = Limiter(room.redis)
-    await limiter.settle(await limiter.admit(tenant, "r1", 1000), 700)
+    await limiter.settle(await take(limiter, tenant, "r1", 1000), 700)
     await limiter.open_socket(tenant, "s1")
     server.kill()
-    await exceeded(limiter.admit(tenant, "r2", 500))
+    await exceeded(take(limiter, tenant, "r2", 500))
     await exceeded(limiter.open_socket(tenant, "s2"))
-    await limiter.admit(tenant, "r2", 300)
+    await take(limiter, tenant, "r2", 300)
 
 
 async def test_an_outage_finds_each_replica_with_its_share(
@@ -100,8 +100,8 @@ async def test_an_outage_finds_each_replica_with_its_share(
     async with listening(room), listening(other):
         await limiter.renew([])
     server.kill()
-    assert (await limiter.admit(tenant, "r1", 400)).day is None
-    assert (await exceeded(limiter.admit(tenant, "r2", 100))).limit == "requests"
+    assert (await take(limiter, tenant, "r1", 400)).day is None
+    assert (await exceeded(take(limiter, tenant, "r2", 100))).limit == "requests"
 
 
 async def test_a_request_larger_than_a_replicas_share_is_served_when_the_bucket_is_full(
@@ -114,13 +114,13 @@ async def test_a_request_larger_than_a_replicas_share_is_served_when_the_bucket_
     async with listening(room), listening(other):
         await limiter.renew([])
     server.kill()
-    large = await limiter.admit(tenant, "r1", 900)
-    await exceeded(limiter.admit(tenant, "r2", 1))
+    large = await take(limiter, tenant, "r1", 900)
+    await exceeded(take(limiter, tenant, "r2", 1))
     await limiter.settle(large, 100)
-    await exceeded(limiter.admit(tenant, "r3", 900))
-    await limiter.admit(tenant, "r4", 400)
+    await exceeded(take(limiter, tenant, "r3", 900))
+    await take(limiter, tenant, "r4", 400)
     clock.now += 60
-    await limiter.admit(tenant, "r5", 900)
+    await take(limiter, tenant, "r5", 900)
 
 
 async def test_what_was_used_in_an_outage_is_charged_once_when_the_store_is_back(
@@ -128,12 +128,12 @@ async def test_what_was_used_in_an_outage_is_charged_once_when_the_store_is_back
 ) -> None:
     room, tenant = await opened(open_room, server, tokens_per_day=1000, concurrent_streams=9)
     limiter = Limiter(room.redis)
-    before = await limiter.admit(tenant, "r1", 500)
+    before = await take(limiter, tenant, "r1", 500)
     server.kill()
-    within = await limiter.admit(tenant, "r2", 400)
+    within = await take(limiter, tenant, "r2", 400)
     await limiter.settle(before, 100)
     await limiter.settle(within, 200)
-    running = await limiter.admit(tenant, "r3", 100)
+    running = await take(limiter, tenant, "r3", 100)
     server.start()
     await back(room)
     for _ in range(3):
@@ -141,8 +141,8 @@ async def test_what_was_used_in_an_outage_is_charged_once_when_the_store_is_back
     await limiter.settle(running, 50)
     await limiter.settle(running, 50)
     another = Limiter(room.redis)  # knows only what the store knows: 350 are used
-    await exceeded(another.admit(tenant, "r4", 651))
-    assert (await another.admit(tenant, "r5", 650)).day is not None
+    await exceeded(take(another, tenant, "r4", 651))
+    assert (await take(another, tenant, "r5", 650)).day is not None
 
 
 async def test_an_answer_that_is_lost_takes_and_gives_nothing_twice(
@@ -157,19 +157,19 @@ async def test_an_answer_that_is_lost_takes_and_gives_nothing_twice(
         raise StoreUnavailable("timeout")
 
     monkeypatch.setattr(room.redis, "run_script", lose_the_answer)
-    admission: Admission = await limiter.admit(tenant, "r1", 600)
+    admission: Admission = await take(limiter, tenant, "r1", 600)
     assert admission.day is None
     await limiter.settle(admission, 100)
     monkeypatch.undo()
     await limiter.renew([])
-    await exceeded(limiter.admit(tenant, "r2", 901))
-    known = await limiter.admit(tenant, "r2", 900)
+    await exceeded(take(limiter, tenant, "r2", 901))
+    known = await take(limiter, tenant, "r2", 900)
     monkeypatch.setattr(room.redis, "run_script", lose_the_answer)
     await limiter.settle(known, 400)
     monkeypatch.undo()
     await limiter.renew([])
-    await exceeded(limiter.admit(tenant, "r3", 501))
-    await limiter.admit(tenant, "r3", 500)
+    await exceeded(take(limiter, tenant, "r3", 501))
+    await take(limiter, tenant, "r3", 500)
 
 
 async def test_what_cannot_be_settled_in_time_is_let_go(
@@ -178,25 +178,26 @@ async def test_what_cannot_be_settled_in_time_is_let_go(
     room, tenant = await opened(open_room, server, tokens_per_day=1000)
     clock = Clock()
     limiter = Limiter(room.redis, clock=clock)
-    admission = await limiter.admit(tenant, "r1", 600)
+    admission = await take(limiter, tenant, "r1", 600)
     server.kill()
     await limiter.settle(admission, 0)
     clock.now += 601
     server.start()
     await back(room)
     await limiter.renew([])
-    await exceeded(limiter.admit(tenant, "r2", 401))
+    await exceeded(take(limiter, tenant, "r2", 401))
 
 
 def test_a_tenant_that_is_idle_for_a_day_is_forgotten() -> None:
     clock = Clock()
     limits = TenantLimits(tokens_per_minute=100, tokens_per_day=100)
     local = LocalLimits(clock)
-    local.note_admitted("acme", limits, "r1", 100)
-    local.note_admitted("umbra", limits, "r1", 100)
+    for name in ("acme", "umbra"):
+        local.note_admitted(name, limits, "r1")
+        local.note_reserved(name, limits, "r1", 100)
     local.note_settled("acme", "r1", 100)
     local.forget_idle()
-    assert local.admit("acme", limits, "r2", 1, 1).limited
+    assert local.reserve("acme", limits, "r2", 1, 1).limited
     clock.now += 86400
     local.forget_idle()
     assert sorted(local._tenants) == ["umbra"]  # it has a request that runs

@@ -13,7 +13,7 @@ from app.generate.admission import Gate, Ticket
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
-from tenants.limits import Admission, Limiter
+from tenants.limits import Admission, Limiter, LimitExceeded
 from tenants.records import ApiKey, Principal, Tenant, TenantLimits
 from tenants.usage import UsageMeter
 
@@ -27,21 +27,28 @@ class SlowLimiter(Limiter):
     def __init__(self) -> None:
         self.may = asyncio.Event()
         self.may.set()
+        self.admitted = 0
+        self.refuses: LimitExceeded | None = None
         self.taken: list[int] = []
         self.settled: list[int] = []
 
-    async def admit(self, tenant: Tenant, request_id: str, tokens: int) -> Admission:
+    async def admit(self, tenant: Tenant, request_id: str) -> Admission:
         await self.may.wait()
-        self.taken.append(tokens)
+        self.admitted += 1
         return Admission(
             tenant_id=tenant.id,
             request_id=request_id,
-            taken_tokens=tokens,
             limits=tenant.limits,
             requests=None,
             tokens=None,
-            day=None,
         )
+
+    async def reserve(self, admission: Admission, tokens: int) -> Admission:
+        await self.may.wait()
+        if self.refuses is not None:
+            raise self.refuses
+        self.taken.append(tokens)
+        return structs.replace(admission, taken_tokens=tokens)
 
     async def settle(self, admission: Admission, used_tokens: int) -> None:
         await self.may.wait()
@@ -97,10 +104,39 @@ def request(*, prompt: int = 5, generated: int = 0, max_tokens: int = 10) -> Eng
     )
 
 
+async def admit(gate: Gate, request: EngineRequest, **limits: int) -> Ticket:
+    """A ticket with the tokens of `request`."""
+    ticket = await gate.admit(principal(**limits))
+    await ticket.reserve(request)
+    return ticket
+
+
+async def test_a_request_is_counted_before_its_tokens_are_known(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    ticket = await gate.admit(principal())
+    assert (limiter.admitted, limiter.taken) == (1, [])
+    await ticket.release()
+    assert limiter.settled == [0]
+
+
+async def test_a_request_whose_tokens_are_refused_leaves_its_place_and_stays_counted(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    for _ in range(2):
+        ticket = await gate.admit(principal(queued_requests=1))
+        limiter.refuses = LimitExceeded("tokens", "too many", 1.0)
+        with pytest.raises(ApiError) as refused:
+            await ticket.reserve(request())
+        assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "1")
+        await ticket.release()  # what a caller may do without a thought
+    assert (limiter.admitted, limiter.settled) == (2, [])
+
+
 async def test_the_prompt_and_the_longest_answer_are_taken_and_what_was_used_is_settled(
     gate: Gate, limiter: SlowLimiter
 ) -> None:
-    ticket = await gate.admit(principal(), request())
+    ticket = await admit(gate, request())
     assert limiter.taken == [15]
     await ticket.settle(**USED)
     assert limiter.settled == [8]
@@ -118,14 +154,14 @@ async def test_the_prompt_and_the_longest_answer_are_taken_and_what_was_used_is_
 async def test_every_sequence_that_is_computed_is_taken_at_its_longest(
     gate: Gate, limiter: SlowLimiter, several: dict[str, Any], taken: int
 ) -> None:
-    await gate.admit(principal(), structs.replace(request(), **several))
+    await admit(gate, structs.replace(request(), **several))
     assert limiter.taken == [taken]
 
 
 async def test_only_the_first_settlement_counts(
     gate: Gate, limiter: SlowLimiter, meter: Notebook
 ) -> None:
-    ticket = await gate.admit(principal(), request())
+    ticket = await admit(gate, request())
     await ticket.settle(**USED)
     await ticket.settle(**NOTHING)
     assert limiter.settled == [8]
@@ -137,7 +173,7 @@ async def test_seconds_of_a_stream_count_from_its_first_token_to_its_end(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(admission, "perf_counter", lambda: now)
-    ticket = await gate.admit(principal(), request())
+    ticket = await admit(gate, request())
     now = 110.0
     ticket.first_token()
     now = 113.0
@@ -149,17 +185,17 @@ async def test_seconds_of_a_stream_count_from_its_first_token_to_its_end(
 async def test_a_request_that_was_never_answered_is_not_counted(
     gate: Gate, limiter: SlowLimiter, meter: Notebook
 ) -> None:
-    await (await gate.admit(principal(), request())).settle(**NOTHING)
+    await (await admit(gate, request())).settle(**NOTHING)
     assert limiter.settled == [0]
     assert (meter.added[0]["requests"], meter.added[0]["stream_seconds"]) == (0, 0.0)
-    await (await gate.admit(principal(), request())).settle(**USED)
+    await (await admit(gate, request())).settle(**USED)
     assert meter.added[1]["requests"] == 1
 
 
 async def test_an_answer_that_goes_on_takes_its_rest_and_is_no_new_request(
     gate: Gate, limiter: SlowLimiter, meter: Notebook
 ) -> None:
-    ticket = await gate.admit(principal(), request(generated=4))
+    ticket = await admit(gate, request(generated=4))
     assert limiter.taken == [6]
     await ticket.settle(prompt_tokens=0, cached_tokens=0, output_tokens=6)
     assert meter.added[0]["requests"] == 0
@@ -170,20 +206,29 @@ async def test_what_is_taken_for_a_client_that_leaves_meanwhile_is_given_back(
     gate: Gate, limiter: SlowLimiter
 ) -> None:
     limiter.may.clear()
-    admitting = asyncio.create_task(gate.admit(principal(queued_requests=1), request()))
+    admitting = asyncio.create_task(gate.admit(principal(queued_requests=1)))
     await asyncio.sleep(0)
     admitting.cancel()
     await asyncio.wait({admitting})
     limiter.may.set()
     await gate.close()
-    assert (limiter.taken, limiter.settled) == ([15], [0])
-    assert isinstance(await gate.admit(principal(queued_requests=1), request()), Ticket)
+    assert (limiter.admitted, limiter.settled) == (1, [0])
+    ticket = await gate.admit(principal(queued_requests=1))
+    limiter.may.clear()
+    reserving = asyncio.create_task(ticket.reserve(request()))
+    await asyncio.sleep(0)
+    reserving.cancel()
+    await asyncio.wait({reserving})
+    limiter.may.set()
+    await gate.close()
+    assert (limiter.taken, limiter.settled) == ([15], [0, 0])
+    assert isinstance(await gate.admit(principal(queued_requests=1)), Ticket)
 
 
 async def test_a_settlement_is_finished_though_its_caller_is_cancelled(
     gate: Gate, limiter: SlowLimiter
 ) -> None:
-    ticket = await gate.admit(principal(), request())
+    ticket = await admit(gate, request())
     limiter.may.clear()
     settling = asyncio.create_task(ticket.settle(**USED))
     await asyncio.sleep(0)
@@ -201,9 +246,9 @@ async def test_a_place_in_the_queue_is_free_from_the_first_token_or_the_end_on(
 ) -> None:
     narrow = principal(queued_requests=1)
     for _ in range(3):
-        ticket = await gate.admit(narrow, request())
+        ticket = await gate.admit(narrow)
         with pytest.raises(ApiError) as refused:
-            await gate.admit(narrow, request())
+            await gate.admit(narrow)
         assert refused.value.code == "queue_full"
         if begins:
             ticket.first_token()

@@ -157,6 +157,34 @@ async def test_an_answer_whose_reader_left_gives_back_what_it_did_not_use(world:
         await eventually(lambda: not world.engine.active)
 
 
+async def test_a_request_that_leaves_before_its_first_token_pays_for_its_prompt(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    await world.limit("acme", tokens_per_day=1000)
+    world.engine.hold_after = 0
+    body = {**CHAT, "messages": [{"role": "user", "content": "a" * 300}], "max_tokens": 20}
+    for left in (1, 2):
+        leaving = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        await eventually(lambda: len(world.engine.active) == 1)
+        leaving.cancel()
+        await eventually(lambda: not world.engine.active)
+        await world.metered("acme", left, left * prompt_tokens(world))
+    refused = await http.post("/v1/chat/completions", json={**body, "max_tokens": 400})
+    assert refused.json()["error"]["code"] == "tokens_per_day_exceeded"
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+async def test_an_answer_that_the_engine_fails_costs_what_was_heard_of_it(
+    world: World, http: httpx.AsyncClient, tokens: int
+) -> None:
+    world.engine.die_after = tokens
+    assert (await http.post("/v1/responses", json=RESPONSE)).status_code == 500
+    world.engine.die_after = None
+    whole = (await http.post("/v1/responses", json=RESPONSE)).json()["usage"]
+    failed = prompt_tokens(world) + tokens if tokens else 0
+    await world.metered("acme", 2 if tokens else 1, whole["total_tokens"] + failed)
+
+
 async def test_more_than_a_whole_minute_can_never_pass(
     world: World, http: httpx.AsyncClient
 ) -> None:
