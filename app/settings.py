@@ -73,7 +73,8 @@ class Settings(BaseSettings):
 
     model: str = Field(DEFAULT_MODEL, description="Model: name, Hugging Face folder or hub id.")
     cache_dir: Location = Field(
-        default_factory=default_cache_dir, description="Where converted weights are kept."
+        default_factory=default_cache_dir,
+        description="Where converted weights, and digests of weights, are kept.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -87,7 +88,8 @@ class Settings(BaseSettings):
     )
     kv_memory: AutoSize = Field(
         None,
-        description="Memory of the KV cache, such as 2GiB; auto is a share of what is free.",
+        description="Memory of the KV cache, such as 2GiB; auto is a share of what is free, in a "
+        "container of what it may use.",
     )
     host_memory: ByteSize = Field(
         ByteSize(0),

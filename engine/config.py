@@ -20,6 +20,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     """A Hugging Face model folder (`config.json` and safetensors)."""
+    cache_dir: str | None = None
+    """Where digests of weights are kept from one start to the next; `None`: nowhere."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     dtype: str = "auto"

@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from hashlib import blake2b
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -24,6 +22,7 @@ from engine.model.families import Unfamiliar
 from engine.model.fused_layers import FusedDecoder, fuse
 from engine.model.paged_model import AttentionLayout, PagedModel, Weights
 from engine.run.batch import pack
+from engine.run.control_groups import available_memory
 from kernels.native import library
 
 _log = logging.getLogger(__name__)
@@ -186,19 +185,5 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
         return torch.bfloat16
     stored = sum(file.stat().st_size for file in Path(config.model_path).glob("*.safetensors"))
     widened = 2 * stored
-    small = widened <= psutil.virtual_memory().available / 4
+    small = widened <= available_memory() / 4
     return torch.float32 if small else torch.bfloat16
-
-
-def model_fingerprint(config: EngineConfig, dtype: torch.dtype) -> bytes:
-    """Identifies what computes KV, and how it is kept: part of every block hash.
-
-    The weights count by configuration, file names and sizes.
-    """
-    kept = f"{dtype} {config.quantize} {config.kv_dtype}"
-    digest = blake2b(kept.encode(), digest_size=16)
-    folder = Path(config.model_path)
-    digest.update((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name}:{file.stat().st_size}".encode())
-    return digest.digest()

@@ -6,15 +6,16 @@ import logging
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 import torch
 from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError, EngineInfo
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate
-from engine.model.load import load_model, model_fingerprint
+from engine.model.fingerprint import model_fingerprint
+from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
+from engine.run.control_groups import available_memory
 from engine.run.graphs import DecodeGraphs, Record
 from engine.run.noise import gumbel
 from engine.run.padding import Padder, row_buckets
@@ -132,7 +133,7 @@ def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _GPU_MEMORY_SHARE)
-    return int(psutil.virtual_memory().available * _CPU_MEMORY_SHARE)
+    return int(available_memory() * _CPU_MEMORY_SHARE)
 
 
 def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:

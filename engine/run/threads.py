@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
-_CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from engine.run.control_groups import cpu_quotas
 
 
 def compute_threads(threads: int | None) -> int:
@@ -16,21 +13,7 @@ def compute_threads(threads: int | None) -> int:
     A container with a share of the machine's time sees every core, but is stopped once its threads,
     those that only look for work included, have used up its share.
     """
-    return threads or min([len(os.sched_getaffinity(0)), *_quotas()])
-
-
-def _quotas() -> Iterator[int]:
-    """Cores whose time the control groups (version 2) that this process is in may use each."""
-    try:
-        own = _CGROUP.read_text().rpartition("0::/")[2].strip()
-    except OSError:
-        return
-    innermost = _CGROUPS / own
-    for group in (innermost, *innermost.parents):
-        with suppress(OSError):
-            quota, period = (group / "cpu.max").read_text().split()
-            if quota != "max":
-                yield -(-int(quota) // int(period))
+    return threads or min([len(os.sched_getaffinity(0)), *cpu_quotas()])
 
 
 def thread_environment(threads: int | None) -> dict[str, str]:

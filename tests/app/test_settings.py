@@ -130,6 +130,7 @@ def test_only_loopback_counts_as_private(host: str, expected: bool) -> None:
 
 
 ENGINE_SETTINGS = {
+    "cache_dir": "/cache",
     "device": "cpu",
     "dtype": "float32",
     "block_size": 32,

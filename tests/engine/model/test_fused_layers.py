@@ -22,7 +22,7 @@ from engine.model import fused_layers as decoder
 from engine.model.eager_layers import EagerDecoder
 from engine.model.families import Description, Unfamiliar
 from engine.model.fused_layers import fuse
-from engine.model.load import choose_dtype, load_model, model_fingerprint
+from engine.model.load import choose_dtype, load_model
 from engine.model.paged_model import PagedModel
 from engine.run.batch import pack
 from kernels.native import library
@@ -313,15 +313,3 @@ def test_the_type_of_choice_is_what_is_multiplied_fastest(
     assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)
     chosen = EngineConfig(model_path=str(tmp_path), dtype="float16")
     assert choose_dtype(chosen, torch.device("cpu")) == torch.float16
-
-
-def test_what_changes_kv_changes_the_hashes(tmp_path: Path) -> None:
-    save_model("llama", tmp_path)
-
-    def fingerprint(dtype: torch.dtype = torch.float32, **options: Any) -> bytes:
-        return model_fingerprint(config_of(tmp_path, **options), dtype)
-
-    assert fingerprint() == fingerprint(kv_memory_bytes=2**20, prefix_grouping=False)
-    others = [{"quantize": "int8"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}]
-    found = {fingerprint(), fingerprint(torch.bfloat16), *(fingerprint(**one) for one in others)}
-    assert len(found) == 5

@@ -1,0 +1,95 @@
+"""What computes KV, and how it is kept, in a few bytes: weights by their contents.
+
+All of a file is read, in the threads that hashing leaves to run side by side. What was found is
+kept in the cache folder beside what the system says of the file, and read again only when that has
+changed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine.config import EngineConfig
+
+_DIGEST_BYTES = 16
+_PART_BYTES = 16 << 20
+_KEPT = "weights.json"
+_decode = msgspec.json.Decoder(dict[str, tuple[str, str]]).decode
+
+
+def model_fingerprint(config: EngineConfig, dtype: torch.dtype) -> bytes:
+    """Identifies what computes KV, and how it is kept: part of every block hash.
+
+    The weights count by configuration, file names and contents.
+    """
+    kept = f"{dtype} {config.quantize} {config.kv_dtype}"
+    digest = blake2b(kept.encode(), digest_size=_DIGEST_BYTES)
+    folder = Path(config.model_path)
+    digest.update((folder / "config.json").read_bytes())
+    known = _Known(None if config.cache_dir is None else Path(config.cache_dir) / _KEPT)
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{known.digest_of(file)}".encode())
+    known.save()
+    return digest.digest()
+
+
+class _Known:
+    """Digests of files, by what the system says of them: a file that was replaced or written to
+    differs in that, even if its size and its time of modification were put back.
+    """
+
+    def __init__(self, store: Path | None) -> None:
+        self._store = store
+        self._entries: dict[str, tuple[str, str]] = {}
+        self._is_changed = False
+        if store is not None:
+            with suppress(OSError, msgspec.DecodeError):
+                self._entries = _decode(store.read_bytes())
+
+    def digest_of(self, file: Path) -> str:
+        """The digest of what is in `file`, as hexadecimal digits."""
+        path, stat = str(file.resolve()), file.stat()
+        state = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+        entry = self._entries.get(path)
+        if entry is None or entry[0] != state:
+            entry = self._entries[path] = (state, _digest(file, stat.st_size))
+            self._is_changed = True
+        return entry[1]
+
+    def save(self) -> None:
+        """Keep what is new, if that can be: a cache that cannot be written only costs time."""
+        if self._store is None or not self._is_changed:
+            return
+        with suppress(OSError):
+            self._store.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._store.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(self._entries))
+            os.replace(name, self._store)
+
+
+def _digest(file: Path, size: int) -> str:
+    """The hash of the hashes of a file's parts."""
+    whole = blake2b(digest_size=_DIGEST_BYTES)
+    if size:
+        with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as contents:
+            view = memoryview(contents)
+
+            def part(start: int) -> bytes:
+                with view[start : start + _PART_BYTES] as window:
+                    return blake2b(window, digest_size=_DIGEST_BYTES).digest()
+
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                for digest in pool.map(part, range(0, size, _PART_BYTES)):
+                    whole.update(digest)
+            view.release()
+    return whole.hexdigest()

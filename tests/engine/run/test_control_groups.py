@@ -1,0 +1,111 @@
+"""What a container may use, read from a tree of control groups like the kernel's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.run import assemble, control_groups
+from engine.run.control_groups import available_memory, cpu_quotas
+
+GB, MB = 10**9, 10**6
+
+
+class Tree:
+    """The control groups of a process on a machine with 64 GB, filled in by a test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        monkeypatch.setattr(control_groups, "_MEMBERSHIP", folder / "membership")
+        monkeypatch.setattr(control_groups, "_MOUNT", folder / "mount")
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GB))
+
+    def belong(self, *lines: str) -> None:
+        (self._folder / "membership").write_text("".join(f"{line}\n" for line in lines))
+
+    def write(self, group: str, **files: object) -> None:
+        path = self._folder / "mount" / group
+        path.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            kind, _, rest = name.partition("_")
+            (path / f"{kind}.{rest}").write_text(f"{content}\n")
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    return Tree(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(50_000, 1), (250_000, 3), (900_000, 9)])
+def test_cores_are_what_the_quota_of_any_group_above_is_worth(
+    tree: Tree, quota: int, cores: int
+) -> None:
+    tree.belong("0::/outer/inner")
+    tree.write("outer/inner", cpu_max="max 100000")
+    assert list(cpu_quotas()) == []
+    tree.write("outer", cpu_max=f"{quota} 100000")
+    assert list(cpu_quotas()) == [cores]
+
+
+@pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
+def test_cores_of_version_1_are_read_where_the_system_mounts_them(tree: Tree, mount: str) -> None:
+    tree.belong("3:cpu,cpuacct:/docker/abc", "0::/")
+    tree.write(f"{mount}/docker/abc", cpu_cfs_quota_us=-1, cpu_cfs_period_us=100_000)
+    assert list(cpu_quotas()) == []
+    tree.write(f"{mount}/docker/abc", cpu_cfs_quota_us=150_000)
+    assert list(cpu_quotas()) == [2]
+
+
+def test_a_machine_without_control_groups_has_no_limits(tree: Tree) -> None:
+    assert list(cpu_quotas()) == []
+    assert available_memory() == 64 * GB
+    tree.belong("0::/")
+    assert available_memory() == 64 * GB
+
+
+def test_memory_is_what_the_tightest_group_has_left(tree: Tree) -> None:
+    tree.belong("0::/pod/container")
+    tree.write("pod/container", memory_max="max", memory_current=300 * MB)
+    assert available_memory() == 64 * GB
+    tree.write("pod", memory_max=2 * GB, memory_current=500 * MB)
+    assert available_memory() == 1500 * MB
+    tree.write("pod/container", memory_max=1 * GB, memory_high="max")
+    assert available_memory() == 700 * MB
+    tree.write("pod/container", memory_high=800 * MB)
+    assert available_memory() == 500 * MB
+    tree.write("pod/container", memory_current=900 * MB)
+    assert available_memory() == 0
+
+
+def test_files_that_can_be_dropped_from_memory_count_as_free(tree: Tree) -> None:
+    tree.belong("0::/")
+    stat = f"anon {300 * MB}\ninactive_file {270 * MB}\nactive_file {30 * MB}"
+    tree.write("", memory_max=1 * GB, memory_current=600 * MB, memory_stat=stat)
+    assert available_memory() == 670 * MB
+
+
+def test_memory_of_version_1_is_read_from_outside_and_inside_of_a_container(tree: Tree) -> None:
+    tree.belong("4:memory:/docker/abc", "0::/")
+    no_limit = {"memory_limit_in_bytes": 2**63 - 4096, "memory_usage_in_bytes": 20 * GB}
+    limit = {"memory_limit_in_bytes": 1100 * MB, "memory_usage_in_bytes": 500 * MB}
+    tree.write("memory", **no_limit)
+    tree.write("memory/docker/abc", **limit, memory_stat=f"total_inactive_file {100 * MB}")
+    assert available_memory() == 700 * MB
+    # A container has its own group mounted at the top, under the path that the host knows.
+    tree.belong("4:memory:/docker/elsewhere", "0::/")
+    tree.write("memory", **limit)
+    assert available_memory() == 600 * MB
+
+
+def test_an_engine_in_a_container_takes_its_blocks_from_what_the_container_has(tree: Tree) -> None:
+    config = EngineConfig(model_path="any")
+    on_the_machine = assemble._kv_memory_bytes(config, torch.device("cpu"))
+    assert on_the_machine == 8 * GB
+    tree.belong("4:memory:/docker/abc")
+    tree.write("memory", memory_limit_in_bytes=1100 * MB, memory_usage_in_bytes=700 * MB)
+    assert assemble._kv_memory_bytes(config, torch.device("cpu")) == 50 * MB
