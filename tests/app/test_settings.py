@@ -1,5 +1,8 @@
 """Settings: one name in three places, and errors that say which one is wrong."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -100,6 +103,40 @@ def test_the_password_of_the_store_comes_from_a_file(tmp_path: Path) -> None:
         load_settings(**given)
     with pytest.raises(SettingsError, match="redis_url has a password"):
         load_settings(redis_url="redis://:one@host", **given)
+
+
+NOBODY = 65534
+GIVEN_FILES = ["admin_token_file", "pepper_file", "redis_password_file"]
+
+
+@pytest.mark.parametrize("field", GIVEN_FILES)
+def test_a_secret_that_is_empty_is_refused_by_its_file(field: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("\n")
+    with pytest.raises(SettingsError, match=f"{field}: {tmp_path}/secret is empty"):
+        load_settings(**{field: tmp_path / "secret"})
+
+
+@pytest.mark.parametrize("field", GIVEN_FILES)
+def test_a_secret_that_may_not_be_read_is_refused_with_the_rights_it_needs(
+    field: str, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("it is one")
+    (tmp_path / "secret").chmod(0)
+    with as_nobody(), pytest.raises(SettingsError, match=f"{field}: user .*/secret.*0600.*0644"):
+        load_settings(**{field: tmp_path / "secret"})
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to read everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_a_step_must_hold_every_running_request() -> None:

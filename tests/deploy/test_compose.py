@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -144,15 +145,59 @@ def test_the_health_check_is_green_only_while_the_service_is_ready(
 def redis_command(services: dict[str, Any], tmp_path: Path) -> list[str]:
     """What the Redis container runs, with Valkey by Redis' name and paths in a folder."""
     (tmp_path / "redis-server").symlink_to(get_binary_path())
-    (tmp_path / "secrets").mkdir()
-    (tmp_path / "secrets" / "redis_password").write_text(PASSWORD + "\n")
+    write_password(tmp_path, PASSWORD + "\n")
     (tmp_path / "data").mkdir()
     return [
-        part.replace("$$", "$")
-        .replace("/run/secrets", str(tmp_path / "secrets"))
-        .replace("--dir /data", f"--dir {tmp_path}/data --port 0 --unixsocket {tmp_path}/s")
+        in_folder(part, tmp_path).replace(
+            "--dir /data", f"--dir {tmp_path}/data --port 0 --unixsocket {tmp_path}/s"
+        )
         for part in services["redis"]["command"]
     ]
+
+
+def in_folder(command: str, folder: Path) -> str:
+    """A container's command with its secrets in `folder`, as its shell reads it."""
+    return command.replace("$$", "$").replace("/run/secrets", str(folder / "secrets"))
+
+
+def write_password(folder: Path, password: str | None) -> None:
+    (folder / "secrets").mkdir(exist_ok=True)
+    file = folder / "secrets" / "redis_password"
+    file.unlink(missing_ok=True)
+    if password is not None:
+        file.write_text(password)
+
+
+@pytest.mark.parametrize("password", ["", "\n", None])
+def test_without_a_password_redis_does_not_start_and_says_which_file_it_wants(
+    password: str | None, redis_command: list[str], tmp_path: Path
+) -> None:
+    write_password(tmp_path, password)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(redis_command, env=path, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1
+    assert "secrets/redis_password" in done.stderr
+    assert "0644" in done.stderr
+    assert f"uid {os.geteuid()}" in done.stderr
+
+
+@pytest.mark.parametrize(("password", "healthy"), [(PASSWORD, True), ("", False), (None, False)])
+def test_a_redis_without_a_password_is_not_healthy(
+    password: str | None, healthy: bool, services: dict[str, Any], tmp_path: Path
+) -> None:
+    write_password(tmp_path, password)
+    client = tmp_path / "redis-cli"  # what answers is there, whether it asks for a password or not
+    client.write_text("#!/bin/sh\necho PONG\n")
+    client.chmod(0o755)
+    kind, command = services["redis"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    done = subprocess.run(
+        ["sh", "-c", in_folder(command, tmp_path)],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        timeout=10,
+    )
+    assert (done.returncode == 0) is healthy
 
 
 def test_redis_asks_for_the_password_keeps_its_data_and_stops_when_told(
@@ -174,6 +219,7 @@ def test_redis_asks_for_the_password_keeps_its_data_and_stops_when_told(
             assert client.set("kept", 1)
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            assert client.config_get("maxmemory") == {"maxmemory": str(2**30)}
         with (
             redis.Redis(unix_socket_path=f"{tmp_path}/s", retry=Retry(NoBackoff(), 0)) as stranger,
             pytest.raises(redis.AuthenticationError),

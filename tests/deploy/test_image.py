@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_the_package_is_built_with_a_compiler_that_stays_behind() -> None:
     stage, image = DOCKERFILE.split(" AS package\n")[1].split("\nFROM ")
     assert stage.index(" gcc ") < stage.index("pip wheel")
     assert "setup.py" in stage
-    assert "gcc" not in image
+    assert not re.search(r"--no-install-recommends[^&]*gcc", image)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -108,3 +109,64 @@ def test_every_package_and_every_data_file_is_installed(room: str) -> None:
         ]
         name = str(file.relative_to(ROOT))
         assert any(fnmatch.fnmatch(name, one) for one in patterns), f"{name} is not installed"
+
+
+def test_only_the_image_for_a_gpu_carries_triton(services: dict[str, Any]) -> None:
+    project = PROJECT["project"]
+    assert not [one for one in project["dependencies"] if one.startswith("triton")]
+    extras = services["partywall-gpu"]["build"]["args"]["EXTRAS"]
+    (command,) = re.findall(r"^RUN (python -c .*) > requirements.txt", DOCKERFILE, re.MULTILINE)
+    wanted = {}
+    for kind, given in (("cpu", ""), ("gpu", extras)):
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=ROOT,
+            env={"PATH": path, "EXTRAS": given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        wanted[kind] = done.stdout.splitlines()
+    assert wanted["cpu"] == project["dependencies"]
+    assert [one.split(">")[0] for one in wanted["gpu"] if one not in wanted["cpu"]] == ["triton"]
+
+
+@pytest.mark.parametrize(
+    ("has_triton", "has_header", "has_compiler", "built"),
+    [
+        (False, False, False, True),
+        (True, True, True, True),
+        (True, False, True, False),
+        (True, True, False, False),
+    ],
+)
+def test_an_image_in_which_triton_could_not_compile_is_not_built(
+    has_triton: bool, has_header: bool, has_compiler: bool, built: bool, tmp_path: Path
+) -> None:
+    script = re.findall(r"^RUN (if python -c 'import triton'.*?\bfi)$", DOCKERFILE, re.M | re.S)[0]
+    header = tmp_path / "include" / "Python.h"
+    header.parent.mkdir()
+    if has_header:
+        header.touch()
+    image = tmp_path / "bin"
+    image.mkdir()
+    python = f"""case "$2" in *triton*) exit {int(not has_triton)};; esac
+    echo {header.parent}"""
+    (image / "python").write_text(f"#!/bin/sh\n{python}\n")
+    (image / "python").chmod(0o755)
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no gcc")
+    if has_compiler:
+        (image / "gcc").write_text(f'#!/bin/sh\nexec {compiler} "$@"\n')
+        (image / "gcc").chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", script.replace("\\\n", "")],
+        env={"PATH": str(image)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode == 0) is built
+    assert ("python3-dev" in done.stderr) is not built
