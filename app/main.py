@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.admin.token import load_admin_token, write_private
 from app.server import bind, run_server, service_url
 from app.settings import Settings
 from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
@@ -98,8 +96,6 @@ async def run_service(
     cannot be served, `StoreUnavailable` for a store that does not answer, and `CancelledError` when
     it is stopped before it is ready.
     """
-    if settings.ready_file is not None:
-        settings.ready_file.unlink(missing_ok=True)
     async with contextlib.AsyncExitStack() as stack:
         starting = stack.enter_context(_cancelled_by_signals())
         listener = stack.enter_context(contextlib.closing(bind(settings)))
@@ -117,6 +113,7 @@ async def run_service(
             )
         )
         tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
+        from app.admin.token import load_admin_token
         from app.service import create_app
 
         await engine_started
@@ -149,8 +146,6 @@ async def run_service(
                 admin_token=admin_token.created,
             )
             _spare_collections()
-            if settings.ready_file is not None:
-                write_private(settings.ready_file, json.dumps(asdict(what)) + "\n")
             welcome(what)
 
         starting.close()

@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from transformers import PreTrainedTokenizerBase
 
-from app.admin import admin_routes
+from app.admin.mount import admin_routes
 from app.admin.token import AdminToken
 from app.context import Service
 from app.generate.admission import Gate

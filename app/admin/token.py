@@ -55,12 +55,17 @@ def load_admin_token(data_dir: Path, token_file: Path | None) -> AdminToken:
     if token_file is not None:
         lines = [line.split() for line in token_file.read_text().splitlines() if line.strip()]
         return AdminToken(dict(map(_parse, lines or [[]])))
-    path = data_dir / _FILE_NAME
+    path = token_path(data_dir)
     if path.exists():
         return AdminToken({bytes.fromhex(path.read_text().strip()): DEFAULT_HOLDER})
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     write_private(path, _digest(token).hex() + "\n")
     return AdminToken.of(token, created=token)
+
+
+def token_path(data_dir: Path) -> Path:
+    """Where the digest of the token that the first start made is kept."""
+    return data_dir / _FILE_NAME
 
 
 def write_private(path: Path, text: str) -> None:

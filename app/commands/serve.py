@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shlex
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +47,11 @@ def _serve(settings: Settings) -> None:
         print(f"{line} ...", flush=True)
 
     def welcome(what: Welcome) -> None:
+        _write_ready_file(what, settings)
         print(_welcome_text(what, settings), flush=True)
 
+    if settings.ready_file is not None:
+        settings.ready_file.unlink(missing_ok=True)
     try:
         uvloop.run(run_service(settings, progress, welcome))
     except asyncio.CancelledError:
@@ -65,8 +70,27 @@ def _warn_if_exposed(settings: Settings) -> None:
         )
 
 
+def _write_ready_file(what: Welcome, settings: Settings) -> None:
+    """Tell scripts that requests are served, and how to get a key where this start made none."""
+    from app.admin.token import write_private
+
+    if settings.ready_file is None:
+        return
+    command = None if what.api_key is not None else _key_command(what, settings)
+    document = {**asdict(what), "api_key_command": command}
+    write_private(settings.ready_file, json.dumps(document) + "\n")
+
+
+def _key_command(what: Welcome, settings: Settings) -> str:
+    """A line for a shell that prints an API key; a tenant's former one is not valid after it."""
+    verb = "tenant create NAME" if what.tenant is None else f"tenant rotate-key {what.tenant}"
+    return f"{_program()} {verb}{store_options(settings)}"
+
+
 def _welcome_text(what: Welcome, settings: Settings) -> str:
     """What a newcomer needs first: where it is, the keys, and a line to paste."""
+    from app.admin.token import token_path
+
     lines = ["", f"Partywall serves {settings.model} at {what.url}"]
     if what.admin_token is not None:
         lines.append(f"  admin token: {what.admin_token}  (shown once)")
@@ -74,10 +98,13 @@ def _welcome_text(what: Welcome, settings: Settings) -> str:
         lines.append(f"  API key of the tenant '{what.tenant}': {what.api_key}  (shown once)")
         lines += ["", "Chat with it from another terminal:", f"  {_chat_line(what)}"]
     elif what.tenant is not None:
-        rotate = f"{_program()} tenant rotate-key {what.tenant}{store_options(settings)}"
-        lines.append(f"  lost the key of the tenant '{what.tenant}'? {rotate}")
+        command = _key_command(what, settings)
+        lines.append(f"  lost the key of the tenant '{what.tenant}'? {command}")
     else:
-        lines.append(f"  make a tenant: {_program()} tenant create NAME{store_options(settings)}")
+        lines.append(f"  make a tenant: {_key_command(what, settings)}")
+    if what.admin_token is None and settings.admin_token_file is None:
+        kept = shlex.quote(str(token_path(settings.data_dir)))
+        lines.append(f"  lost the admin token? Stop, delete {kept}, and start again")
     return "\n".join([*lines, ""])
 
 

@@ -66,7 +66,7 @@ def test_what_is_written_lies_in_the_folders_of_the_image_s_user() -> None:
     assert owned is not None
     folders = owned[1].split()
     written = re.findall(r"\b[A-Z_]+(?:_DIR|_HOME)=(/\S+)", DOCKERFILE)
-    assert len(written) == 5
+    assert len(written) == 4
     assert all(path.startswith(tuple(folders)) for path in written)
 
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,16 @@ class Started:
         return self.process.wait(STOP_SECONDS)
 
 
-def start(folder: Path, *options: str) -> Started:
+def start(
+    folder: Path, *options: str, program: Sequence[str] = PROGRAM, cwd: Path | None = None
+) -> Started:
     """`partywall serve` with its data in `folder`, once it is ready."""
     ready, log = folder / "ready.json", folder / "log"
     ready.unlink(missing_ok=True)
-    command = [*PROGRAM, "serve", "--port", "0", "--data-dir", str(folder / "data")]
+    command = [*program, "serve", "--port", "0", "--data-dir", str(folder / "data")]
     command += ["--ready-file", str(ready), "--kv-memory", "64MiB", *options]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd)
     deadline = time.monotonic() + START_SECONDS
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > deadline:

@@ -41,7 +41,9 @@ def partywall(folder: Path) -> CommandLine:
 
 def test_the_ready_file_is_private_and_tells_all(service: Started) -> None:
     assert service.ready_mode == 0o600
-    assert set(service.ready) == {"url", "pid", "tenant", "api_key", "admin_token"}
+    told = {"url", "pid", "tenant", "api_key", "api_key_command", "admin_token"}
+    assert set(service.ready) == told
+    assert service.ready["api_key_command"] is None  # the key itself is there
     assert service.ready["pid"] == service.process.pid
     assert service.ready["tenant"] == "demo"
     assert httpx.get(f"{service.url}/readyz", trust_env=False).status_code == 200
@@ -279,7 +281,12 @@ def test_stopping_interrupts_a_running_stream_and_leaves_a_store_that_starts_aga
         assert again.ready["admin_token"] is None
         assert again.ready["tenant"] == "demo"
         assert "rotate-key demo" in again.log.read_text()
+        assert str(folder / "data" / "admin-token.sha256") in again.log.read_text()
         assert chat(again.url, service.ready["api_key"], "Hi\n").returncode == 0
+        rotate = subprocess.run(
+            again.ready["api_key_command"], shell=True, capture_output=True, text=True, timeout=60
+        )
+        assert chat(again.url, rotate.stdout.split()[-1], "Hi\n").returncode == 0
     finally:
         status = again.stop(signal.SIGINT)
     assert status == 0

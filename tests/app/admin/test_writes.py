@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from app.admin import ENDPOINTS
+from app.admin.mount import ENDPOINTS
 from tests.app.admin.problem import fields, problem
 from tests.app.conftest import World
 
