@@ -1,9 +1,9 @@
 """One of several processes that hold a tenant to its limits; prints what it was allowed to use.
 
 Arguments: Redis URL, tenant id, tokens a minute, tokens of a request, and how many requests first
-hold theirs until they have been refilled, without using any. Those end in the middle of as many
-others, which use what they take. It starts when its standard input ends; it prints the tokens used,
-and the Unix seconds at which the others began and ended.
+hold theirs, without using any: until standard input ends, as late as whoever started this likes.
+Those end in the middle of as many others, which use what they take. It prints a line once it holds
+something, and then the tokens used and the Unix seconds at which the others began and ended.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import time
 from tenants.connection import open_redis
 from tenants.limits import Limiter, LimitExceeded
 from tenants.records import Tenant, TenantLimits
-
-HOLD_SECONDS = 2.0
 
 
 async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, float, float]:
@@ -40,7 +38,8 @@ async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, f
         with contextlib.suppress(LimitExceeded):
             admission = await limiter.admit(tenant, secrets.token_hex(8))
             holding.append(await limiter.reserve(admission, tokens))
-    await asyncio.sleep(HOLD_SECONDS)
+    print("holding", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
     began = time.time()
     used = sum(await asyncio.gather(*(use() for _ in range(held))))
     await asyncio.gather(*(limiter.settle(admission, 0) for admission in holding))
@@ -60,7 +59,6 @@ def main() -> None:
         created_at=0.0,
         limits=TenantLimits(tokens_per_minute=limit),
     )
-    sys.stdin.read()
     print(*asyncio.run(work(url, tenant, tokens, held)))
 
 
