@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
@@ -15,6 +16,8 @@ V = TypeVar("V")
 
 class ReadThroughCache(Generic[K, V]):
     """Answers from memory for `fresh_seconds`; for `stale_seconds` while the store is down.
+
+    Those who ask for one key at once are answered by one look-up.
 
     What was found and what was not are kept apart, each up to `max_entries`: asking for things
     that do not exist must not drive out those that do, which are what an outage is survived with.
@@ -40,6 +43,8 @@ class ReadThroughCache(Generic[K, V]):
         # Copies from before this time are not fresh, however young.
         self._trusted_since = float("-inf")
         self._drops = 0
+        # By key and number of drops before it: the look-up under way.
+        self._loading: dict[tuple[K, int], asyncio.Task[V | None]] = {}
 
     async def get(self, key: K, load: Callable[[], Awaitable[V | None]]) -> V | None:
         """The value of `key`, by `load` unless a fresh copy is here.
@@ -50,19 +55,40 @@ class ReadThroughCache(Generic[K, V]):
         entry = self._entry(key)
         if entry is not None and self._is_fresh(entry[0], now):
             return entry[1]
-        drops = self._drops
         try:
-            value = await load()
+            return await self._load(key, load)
         except StoreUnavailable:
             # Looked up again: a notice may have dropped it meanwhile.
             entry = self._entry(key)
             if entry is not None and now - entry[0] < self._stale_seconds:
                 return entry[1]
             raise
+
+    async def _load(self, key: K, load: Callable[[], Awaitable[V | None]]) -> V | None:
+        """What one look-up under way finds, which nobody who leaves ends for the others."""
+        # What was asked for before a change is not for who asks after it.
+        ask = key, self._drops
+        task = self._loading.get(ask)
+        if task is None:
+            task = asyncio.create_task(self._loaded(key, load, self._drops))
+            self._loading[ask] = task
+            task.add_done_callback(lambda done: self._forget_load(ask, done))
+        return await asyncio.shield(task)
+
+    async def _loaded(
+        self, key: K, load: Callable[[], Awaitable[V | None]], drops: int
+    ) -> V | None:
+        now = self._clock()
+        value = await load()
         # A value read before a change may arrive after the notice of it: use it, do not keep it.
         if drops == self._drops:
             self._keep(key, value, now)
         return value
+
+    def _forget_load(self, ask: tuple[K, int], done: asyncio.Task[V | None]) -> None:
+        del self._loading[ask]
+        if not done.cancelled():
+            done.exception()  # all who asked may have left: then nobody else looks at it
 
     def drop_if(self, doomed: Callable[[K, V | None], bool]) -> None:
         """Forget the copies that `doomed(key, value)` picks; a missing one's value is `None`."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,14 +14,8 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterDownError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
@@ -33,10 +27,14 @@ Command = tuple[Argument, ...]
 TIMEOUT_SECONDS = 1.0
 UNREACHABLE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
 _COOL_DOWN_SECONDS = 0.5
-_MAX_CONNECTIONS = 64
+_MAX_CALLS = 64
+_MAX_SUBSCRIPTIONS = 8
+_QUEUE_SECONDS = 5.0
+_SCRIPTS_AT_ONCE = 256
 _MIN_MAJOR = {"redis": 7, "valkey": 8}
-# The server answers, and says that it cannot work now.
-_REFUSALS = (ReadOnlyError, OutOfMemoryError, ClusterDownError)
+# What an error reply begins with when the command was wrong. With any other the server says what
+# state it is in (LOADING, NOREPLICAS, BUSY, OOM, TRYAGAIN, ... and whatever comes to be).
+_OUR_FAULT = frozenset({"ERR", "WRONGTYPE", "CROSSSLOT", "NOSCRIPT"})
 
 
 class Script:
@@ -52,19 +50,21 @@ class GuardedRedis:
 
     After a failure every call fails at once for half a second; then one call is let through, and
     its success closes the circuit. Nothing is retried: a write that timed out may have happened.
+    More calls than there are connections wait for their turn, which is no failure of Redis; a
+    call's deadline begins with its turn.
     """
 
     def __init__(self, redis: Redis, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._redis = redis
         self._timeout_seconds = timeout_seconds
+        self._turns = asyncio.Semaphore(_MAX_CALLS)
         self._open_until: float | None = None
         self._listeners: list[Callable[[Change], None]] = []
 
     async def execute(self, *command: Argument) -> Any:
         """One command's reply."""
-        with self._guard():
-            async with asyncio.timeout(self._timeout_seconds):
-                return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        async with self._guard():
+            return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def pipeline(self, *commands: Command) -> list[Any]:
         """Several commands in one round trip, each on its own."""
@@ -82,6 +82,25 @@ class GuardedRedis:
             return await self.execute("EVALSHA", script.sha, len(keys), *keys, *arguments)
         except NoScriptError:
             return await self.execute("EVAL", script.text, len(keys), *keys, *arguments)
+
+    async def run_script_on_each(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
+    ) -> None:
+        """Run a script for each of several keys and arguments, in few round trips.
+
+        Where this raises, any of the calls may have been made.
+        """
+        commands: list[Command] = [
+            ("EVALSHA", script.sha, len(keys), *keys, *arguments) for keys, arguments in calls
+        ]
+        for first in range(0, len(commands), _SCRIPTS_AT_ONCE):
+            batch = commands[first : first + _SCRIPTS_AT_ONCE]
+            try:
+                await self.pipeline(*batch)
+            except NoScriptError:
+                # Not one of them has run then.
+                await self.execute("SCRIPT LOAD", script.text)
+                await self.pipeline(*batch)
 
     def pubsub(self) -> PubSub:
         """A subscription on a connection of its own, outside of the guard."""
@@ -103,24 +122,46 @@ class GuardedRedis:
     async def _run(self, commands: Sequence[Command], transaction: bool) -> list[Any]:
         if not commands:
             return []
-        with self._guard():
-            async with (
-                asyncio.timeout(self._timeout_seconds),
-                self._redis.pipeline(transaction=transaction) as pipeline,
-            ):
-                for command in commands:
-                    pipeline.execute_command(*command)
-                replies: list[Any] = await pipeline.execute()
-                return replies
+        async with self._guard(), self._redis.pipeline(transaction=transaction) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            replies: list[Any] = await pipeline.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+            return replies
+
+    @contextlib.asynccontextmanager
+    async def _guard(self) -> AsyncIterator[None]:
+        self._fail_fast()
+        await self._wait_for_turn()
+        try:
+            with self._watched():
+                async with asyncio.timeout(self._timeout_seconds):
+                    yield
+        finally:
+            self._turns.release()
+
+    async def _wait_for_turn(self) -> None:
+        if not self._turns.locked():
+            await self._turns.acquire()
+            return
+        try:
+            async with asyncio.timeout(_QUEUE_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("too many calls wait for Redis") from None
+
+    def _fail_fast(self) -> None:
+        if self._open_until is not None and time.monotonic() < self._open_until:
+            raise StoreUnavailable("Redis did not answer a moment ago")
 
     @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        now = time.monotonic()
+    def _watched(self) -> Iterator[None]:
+        self._fail_fast()  # others may have failed while this call waited
         if self._open_until is not None:
-            if now < self._open_until:
-                raise StoreUnavailable("Redis did not answer a moment ago")
             # This call is the probe; others keep failing fast while it is under way.
-            self._open_until = now + self._timeout_seconds
+            self._open_until = time.monotonic() + self._timeout_seconds
         try:
             with heeding_cancellation():
                 yield
@@ -129,11 +170,18 @@ class GuardedRedis:
             raise StoreUnavailable(f"Redis does not answer: {error or 'timeout'}") from error
         except ResponseError as error:
             self._open_until = None
-            if isinstance(error, _REFUSALS) or str(error).startswith("MISCONF"):
-                raise StoreUnavailable(f"Redis refuses: {error}") from error
-            raise
+            if error_code(error) in _OUR_FAULT:
+                raise
+            raise StoreUnavailable(f"Redis refuses: {error}") from error
         else:
             self._open_until = None
+
+
+def error_code(error: ResponseError) -> str:
+    """The word that an error reply begins with."""
+    # redis-py cuts the words off that it knows, and puts the command before those of a transaction.
+    known: str | None = getattr(error, "status_code", None)
+    return known or str(error).rpartition("caused error: ")[2].partition(" ")[0]
 
 
 @contextlib.contextmanager
@@ -162,7 +210,7 @@ async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Guar
     try:
         pool = BlockingConnectionPool.from_url(
             url,
-            max_connections=_MAX_CONNECTIONS,
+            max_connections=_MAX_CALLS + _MAX_SUBSCRIPTIONS,
             timeout=timeout_seconds,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,

@@ -8,7 +8,6 @@ holds a lease, so that the requests of a replica that died do not count for ever
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -188,11 +187,8 @@ class Limiter:
             leases[keyspace.sockets(tenant_id)] += socket_ids
         try:
             self._replicas = max(1, await changes.count_subscribers(self._redis))
-            await asyncio.gather(
-                *(
-                    self._redis.run_script(RENEW, [key], [self._lease, *ids])
-                    for key, ids in leases.items()
-                )
+            await self._redis.run_script_on_each(
+                RENEW, [([key], [self._lease, *ids]) for key, ids in leases.items()]
             )
             await self._settle_late()
         except StoreUnavailable as error:

@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime
 import msgspec
 
 from tenants import keyspace
-from tenants.connection import GuardedRedis, Script
+from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import InvalidField, StoreUnavailable
 
 _log = logging.getLogger(__name__)
@@ -88,10 +88,9 @@ class UsageMeter:
             "output_tokens": output_tokens,
             "stream_milliseconds": round(stream_seconds * 1000),
         }
-        counts = self._counts[tenant_id]
         for quantity, amount in used.items():
             if amount:
-                counts[f"{day}:{quantity}"] += amount
+                self._counts[tenant_id][f"{day}:{quantity}"] += amount
 
     async def run(self) -> None:
         """Hand in what was used, every second until cancelled, and then what is left."""
@@ -105,12 +104,11 @@ class UsageMeter:
     async def flush(self) -> None:
         """Hand in what was used until now; what Redis does not take is kept for the next time."""
         try:
-            for tenant_id in [*self._sent]:
-                await self._hand_in(tenant_id)
+            await self._hand_in()
             for tenant_id in [*self._counts]:
                 self._batches += 1
                 self._sent[tenant_id] = _Batch(self._batches, self._counts.pop(tenant_id))
-                await self._hand_in(tenant_id)
+            await self._hand_in()
         except StoreUnavailable as error:
             _log.debug("usage is kept until the store is back: %s", error)
 
@@ -124,23 +122,20 @@ class UsageMeter:
         days = await read_all(self._redis, tenant_id)
         return [usage for usage in days if since <= usage.day <= until]
 
-    async def _hand_in(self, tenant_id: str) -> None:
-        batch = self._sent[tenant_id]
-        await self._redis.run_script(
-            _ADD,
-            [
-                keyspace.meta(tenant_id),
-                keyspace.deleting(tenant_id),
-                keyspace.usage(tenant_id),
-                keyspace.usage_batch(tenant_id, self._meter_id),
-            ],
-            [
-                batch.number,
-                _BATCH_TTL_SECONDS,
-                *(word for increment in batch.increments.items() for word in increment),
-            ],
-        )
-        del self._sent[tenant_id]
+    async def _hand_in(self) -> None:
+        calls = [self._call(tenant_id, batch) for tenant_id, batch in self._sent.items()]
+        await self._redis.run_script_on_each(_ADD, calls)
+        self._sent.clear()
+
+    def _call(self, tenant_id: str, batch: _Batch) -> tuple[list[str], list[Argument]]:
+        keys = [
+            keyspace.meta(tenant_id),
+            keyspace.deleting(tenant_id),
+            keyspace.usage(tenant_id),
+            keyspace.usage_batch(tenant_id, self._meter_id),
+        ]
+        increments = [word for increment in batch.increments.items() for word in increment]
+        return keys, [batch.number, _BATCH_TTL_SECONDS, *increments]
 
 
 async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:

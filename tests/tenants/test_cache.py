@@ -145,6 +145,31 @@ async def test_a_value_read_before_a_change_is_not_kept_after_it(
     assert await cache.get("a", source.load) == "new"
 
 
+async def test_who_asks_at_once_shares_a_look_up_but_not_with_who_asks_after_a_change(
+    cache: Cache,
+) -> None:
+    asked, may = 0, asyncio.Event()
+
+    async def slow() -> str | None:
+        nonlocal asked
+        asked += 1
+        value = f"value {asked}"
+        await may.wait()
+        return value
+
+    before = [asyncio.create_task(cache.get("k", slow)) for _ in range(3)]
+    await asyncio.sleep(0)
+    cache.drop_if(lambda key, value: True)
+    after = [asyncio.create_task(cache.get("k", slow)) for _ in range(3)]
+    await asyncio.sleep(0)
+    before[0].cancel()
+    may.set()
+    assert await asyncio.gather(*before[1:]) == ["value 1"] * 2
+    assert await asyncio.gather(*after) == ["value 2"] * 3
+    assert await cache.get("k", slow) == "value 2"
+    assert asked == 2
+
+
 async def test_asking_for_what_is_not_there_drives_out_nothing_that_is(
     cache: Cache, source: Source
 ) -> None:

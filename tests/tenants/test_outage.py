@@ -10,14 +10,27 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+import redis
+from msgspec.structs import replace
 
-from tenants import api_keys
+from tenants import api_keys, connection
 from tenants.connection import open_redis
 from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
 from tenants.idempotency import Idempotency
+from tenants.limits import Limiter, LimitExceeded
+from tenants.records import TenantLimits
 from tenants.suspended import SuspendedResponses
 from tenants.usage import UsageMeter
-from tests.tenants.conftest import TIMEOUT_SECONDS, OpenRoom, Room, eventually, listening, who
+from tests.tenants.conftest import (
+    TIMEOUT_SECONDS,
+    OpenRoom,
+    Room,
+    cut_off,
+    eventually,
+    listening,
+    take,
+    who,
+)
 from tests.tenants.server import Server
 
 STALL_SECONDS = 3.0
@@ -143,15 +156,91 @@ async def test_many_callers_at_once_do_not_queue_up_behind_a_stalled_server(
             assert None not in found
 
 
-async def test_more_callers_than_connections_are_all_served(
+async def test_more_callers_than_connections_are_all_served_in_their_turn(
     server: Server, open_room: OpenRoom
 ) -> None:
-    room = await open_room(server.url)
+    # The product's deadline: what waits for its turn must not run into it.
+    room = await open_room(server.url, timeout_seconds=1.0)
     await room.store.create_tenant("acme")
-    saves = (room.conversations.save("acme", f"resp_{n}", b"blob", 60) for n in range(500))
+    saves = (room.conversations.save("acme", f"resp_{n}", b"blob", 60) for n in range(4000))
     await asyncio.gather(*saves)
-    loads = (room.conversations.load("acme", f"resp_{n}") for n in range(500))
+    loads = (room.conversations.load("acme", f"resp_{n}") for n in range(4000))
     assert set(await asyncio.gather(*loads)) == {b"blob"}
+
+
+async def test_a_server_that_is_slow_for_too_many_is_not_taken_for_one_that_is_gone(
+    server: Server, open_room: OpenRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_QUEUE_SECONDS", 0.1)
+    room = await open_room(server.url)
+    waits = [asyncio.create_task(room.redis.execute("BLPOP", "pw:nothing", 1)) for _ in range(64)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(StoreUnavailable, match="too many"):
+        await room.store.ping()
+    assert await asyncio.gather(*waits) == [None] * 64
+    await room.store.ping()
+
+
+async def test_look_ups_of_one_key_at_once_are_one(
+    server: Server, open_room: OpenRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    left = cut_off(room, monkeypatch, after=5)
+    found = await asyncio.gather(*(room.store.authenticate(key) for _ in range(4000)))
+    assert None not in found
+    assert left[0] > 0
+
+
+REFUSALS = {
+    "OOM": ("CONFIG", "SET", "maxmemory", "1"),
+    "NOREPLICAS": ("CONFIG", "SET", "min-replicas-to-write", "1"),
+    "READONLY": ("REPLICAOF", "127.0.0.1", "1"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_server_that_refuses_writes_is_an_outage_of_writes(
+    server: Server, open_room: OpenRoom, refusal: str
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    meter, limiter = UsageMeter(room.redis), Limiter(room.redis)
+    await room.redis.execute(*REFUSALS[refusal])
+    for write in (
+        lambda: room.store.create_tenant("umbra"),
+        lambda: room.conversations.save("acme", "resp_1", b"blob", 60),
+        lambda: Idempotency(room.redis, b"p" * 32).begin("ann", "k1", b"write"),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await write()
+    found = await who(room.store, key)
+    assert found is not None
+    meter.add("acme", requests=1)
+    await meter.flush()
+    limited = replace(found, limits=TenantLimits(requests_per_minute=1, tokens_per_minute=100))
+    admission = await take(limiter, limited, "r1", 100)
+    with pytest.raises(LimitExceeded):
+        await limiter.admit(limited, "r2")
+    await limiter.settle(admission, 60)
+    await limiter.renew([])
+
+
+async def test_a_server_busy_with_a_script_is_an_outage(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    await room.redis.execute("CONFIG", "SET", "busy-reply-threshold", "1")
+    with redis.Redis.from_url(server.url) as client:
+        script = asyncio.create_task(asyncio.to_thread(client.eval, "while true do end", 0))
+        await asyncio.sleep(0.2)
+        try:
+            with pytest.raises(StoreUnavailable, match="BUSY"):
+                await room.store.ping()
+            assert await room.store.authenticate(key) is not None
+        finally:
+            await room.redis.execute("SCRIPT", "KILL")
+            with pytest.raises(redis.ResponseError):
+                await script
+    await room.store.ping()
 
 
 async def test_a_caller_that_is_cancelled_harms_no_other(

@@ -12,7 +12,7 @@ from tenants.errors import InvalidField, StoreUnavailable
 from tenants.store import TenantStore
 from tenants.usage import DayUsage, UsageMeter
 from tests.tenants.clock import Clock
-from tests.tenants.conftest import OpenRoom, Room, eventually, everything, listening
+from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
 from tests.tenants.server import Server
 
 MONDAY, TUESDAY = date(2026, 3, 2), date(2026, 3, 3)
@@ -76,14 +76,14 @@ async def test_several_processes_add_to_one_sum(
 async def test_a_batch_whose_answer_was_lost_is_not_counted_twice(
     meter: UsageMeter, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = room.redis.run_script
+    real = room.redis.run_script_on_each
 
     async def lose_the_answer(*arguments: object) -> object:
         await real(*arguments)  # type: ignore[arg-type]
         raise StoreUnavailable("timeout")
 
     meter.add("acme", requests=1)
-    monkeypatch.setattr(room.redis, "run_script", lose_the_answer)
+    monkeypatch.setattr(room.redis, "run_script_on_each", lose_the_answer)
     for _ in range(3):
         await meter.flush()
         meter.add("acme", output_tokens=10)
@@ -93,6 +93,21 @@ async def test_a_batch_whose_answer_was_lost_is_not_counted_twice(
     assert await meter.read("acme", MONDAY, MONDAY) == [
         DayUsage(day=MONDAY, requests=1, output_tokens=30)
     ]
+
+
+async def test_the_usage_of_many_tenants_is_handed_in_together(
+    meter: UsageMeter, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"tenant-{number}" for number in range(300)]
+    for name in names:
+        await room.store.create_tenant(name)
+        meter.add(name, requests=1)
+    left = cut_off(room, monkeypatch, after=10)
+    await meter.flush()
+    assert left[0] >= 5
+    monkeypatch.undo()
+    for name in names:
+        assert await meter.read(name, MONDAY, MONDAY) == [DayUsage(day=MONDAY, requests=1)]
 
 
 async def test_usage_is_kept_while_the_store_is_away(
