@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
-
-from app.generate.admission import Gate
-from app.prompt.turns import TurnBuilder
-from app.responses.registry import ModelNames, Responses
+from app.generate.begin import Generations, ModelNames
+from app.responses.registry import Responses
 from app.stores import Stores
-from app.transport.bounds import ServiceLimits
-from app.upkeep.connections import Presence
+from app.transport.bounds import Bounds
+from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
 from app.upkeep.warming import Warmer
 from engine.client import EngineClient
-from tenants.store import TenantStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +20,13 @@ class Service:
     """Built once by `app.service.create_app`."""
 
     engine: EngineClient
-    tenants: TenantStore
-    tokenizer: PreTrainedTokenizerBase
+    stores: Stores
     names: ModelNames
-    turns: TurnBuilder
+    generations: Generations
     responses: Responses
-    gate: Gate
-    presence: Presence
+    connections: Connections
     warmer: Warmer
     draining: Draining
-    stores: Stores
-    limits: ServiceLimits
+    bounds: Bounds
     metrics: Metrics
     started_at: int

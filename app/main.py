@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.server import bind, run_server, service_url
 from app.settings import Settings
 from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from engine.config import EngineConfig
 from engine.model.weights import resolve_model
 from engine.serve.process import ProcessEngine
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from app.context import Service
 
 _FAREWELL_SECONDS = 2.0
-_POLL_SECONDS = 0.05
 _COLLECTION_THRESHOLDS = (5_000, 10, 20)
 """New objects that are left after which the young are collected, and multiples for the older."""
 
@@ -74,9 +73,9 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
     )
 
 
-def service_limits(settings: Settings) -> ServiceLimits:
+def service_limits(settings: Settings) -> Bounds:
     """The service's part of the settings."""
-    return ServiceLimits(
+    return Bounds(
         send_deadline_seconds=settings.send_deadline_seconds,
         max_message_bytes=settings.max_message_bytes,
         max_body_bytes=settings.max_message_bytes,
@@ -207,27 +206,20 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
     """Let running streams finish for a while, suspend the rest, and see everybody off."""
     service.draining.begin()
-    finished = asyncio.create_task(_finished(service))
+    finished = asyncio.create_task(service.draining.finished())
     hurried = asyncio.create_task(hurry.wait())
     await asyncio.wait(
         {finished, hurried}, timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED
     )
     for waiting in (finished, hurried):
         waiting.cancel()
+    service.draining.end()
     await service.responses.suspend()
     # What cannot be suspended ends with the engine.
     await service.engine.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_SECONDS):
-            await _finished(service)
-
-
-async def _finished(service: Service) -> None:
-    """Wait until no stream is running, and no socket is open."""
-    registry = service.metrics.registry
-    while registry.get_sample_value("partywall_streams_running"):  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_SECONDS)
-    await service.draining.left()
+            await service.draining.finished()
 
 
 async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:

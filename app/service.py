@@ -19,11 +19,13 @@ from app.admin.mount import admin_routes
 from app.admin.token import AdminToken
 from app.context import Service
 from app.generate.admission import Gate
+from app.generate.begin import Generations, ModelNames
+from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
-from app.prompt.system_prompts import SystemHeads
+from app.prompt.system_prompts import RegisteredPrompts
 from app.prompt.template import ChatTemplate
-from app.prompt.turns import TurnBuilder
-from app.responses.registry import ModelNames, Responses, Workshop
+from app.responses.registry import Responses
+from app.responses.store import ResponseStore
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.models import get_model, list_models
@@ -31,9 +33,9 @@ from app.routes.ops import healthz, metrics, readyz
 from app.routes.responses import cancel_response, create_response, get_response
 from app.routes.responses_ws import responses_socket
 from app.stores import Stores
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from app.transport.http import RequestIds, answering, routing_error
-from app.upkeep.connections import Presence
+from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
 from app.upkeep.warming import Warmer
@@ -47,7 +49,7 @@ def create_app(
     stores: Stores,
     tokenizer: PreTrainedTokenizerBase,
     model_id: str,
-    limits: ServiceLimits,
+    bounds: Bounds,
     admin_token: AdminToken | None = None,
 ) -> Starlette:
     """The ASGI application; with `/admin`, if there is a token that opens it.
@@ -55,51 +57,63 @@ def create_app(
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
-    registry = Metrics()
+    metrics = Metrics()
     template = ChatTemplate(tokenizer)
-    heads = SystemHeads(stores.prompts, template)
-    gate = Gate(stores.limiter, stores.usage, registry)
-    presence = Presence(stores.tenants, stores.groups, stores.limiter, engine)
-    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, heads)
-    workshop = Workshop(
+    registered = RegisteredPrompts(stores.prompts, template)
+    gate = Gate(stores.limiter, stores.usage, metrics)
+    history = History(
+        stores.conversations, bounds.response_ttl_seconds, bounds.history_cache_tokens
+    )
+    connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
+    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered)
+    draining, names = Draining(), ModelNames(model_id)
+    generations = Generations(
         engine=engine,
         tokenizer=tokenizer,
-        turns=TurnBuilder(template, heads),
+        names=names,
+        prompts=PromptBuilder(template, registered),
+        history=history,
         gate=gate,
-        presence=presence,
-        history=History(
-            stores.conversations, limits.response_ttl_seconds, limits.history_cache_tokens
-        ),
-        suspended=stores.suspended,
-        draining=Draining(),
-        names=ModelNames(model_id),
-        limits=limits,
-        metrics=registry,
+        connections=connections,
+        draining=draining,
+        metrics=metrics,
+        default_max_tokens=bounds.default_max_output_tokens,
     )
+    responses = Responses(
+        generations,
+        ResponseStore(history, stores.suspended, bounds.response_ttl_seconds),
+        engine,
+        metrics,
+        model_id=model_id,
+        resume_grace_seconds=bounds.resume_grace_seconds,
+    )
+
+    async def notify() -> None:
+        """Pass the store's notices on; one subscription a process, by which they are counted."""
+        async for change in stores.tenants.changes():
+            for notice in (connections.notice, warmer.notice, history.notice):
+                notice(change)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # The meter outlives the gate, which settles what has ended before it is done.
         async with _background(stores.usage.run()):
-            async with _background(warmer.run(), presence.run(), _notify(service), gate.run()):
+            async with _background(warmer.run(), connections.run(), notify(), gate.run()):
                 yield
-                await service.responses.close()
+                await responses.close()
             await gate.close()
 
     service = Service(
         engine=engine,
-        tenants=stores.tenants,
-        tokenizer=tokenizer,
-        names=workshop.names,
-        turns=workshop.turns,
-        responses=Responses(workshop),
-        gate=gate,
-        presence=presence,
-        warmer=warmer,
-        draining=workshop.draining,
         stores=stores,
-        limits=limits,
-        metrics=registry,
+        names=names,
+        generations=generations,
+        responses=responses,
+        connections=connections,
+        warmer=warmer,
+        draining=draining,
+        bounds=bounds,
+        metrics=metrics,
         started_at=int(time.time()),
     )
     admin = [] if admin_token is None else admin_routes(service, admin_token)
@@ -111,14 +125,6 @@ def create_app(
     )
     app.state.service = service
     return app
-
-
-async def _notify(service: Service) -> None:
-    """Pass the store's notices on; one subscription a process, by which replicas are counted."""
-    async for change in service.tenants.changes():
-        service.presence.notice(change)
-        service.warmer.notice(change)
-        service.responses.notice(change)
 
 
 @contextlib.asynccontextmanager

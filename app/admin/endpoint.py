@@ -104,7 +104,7 @@ class Endpoint:
         actor = _actor(token, request)
         method = self.operation.method
         is_write = method != "GET"
-        body = await read_body(request, service.limits.max_body_bytes) if is_write else b""
+        body = await read_body(request, service.bounds.max_body_bytes) if is_write else b""
         key = idempotency_key(request) if is_write else None
         call = Call(
             service=service,

@@ -1,9 +1,11 @@
-"""One engine request seen as text: pieces of its lines to show, and at the end why it ended."""
+"""A running generation seen as text: pieces of its lines to show, and at the end why it ended."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, cast
 
@@ -11,47 +13,73 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Ticket
 from app.generate.lines import Line, LineEnd, Piece
+from app.prompt.conversation import Prompt
+from app.upkeep.connections import Connections
 from app.upkeep.draining import shutting_down
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
 from app.wire.events import TokenLogprob
 from engine.api import EngineRequest, TokenDelta
 from engine.client import EngineClient, EngineError
+from tenants.records import Principal
 
 Interruption = Literal["cancelled", "suspended", "error"]
 Outcome = LineEnd | Interruption
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the engine is asked, as far as text is concerned: made by `app.generate.begin`.
+
+    `engine_kind` is what tokens and KV depend on: with another engine the answer cannot go on. A
+    request with `generated` tokens goes on behind them: `cached_tokens` and `held` are then what
+    an earlier generation of its only line was left with.
+    """
+
+    request: EngineRequest
+    prompt: Prompt
+    stop: Sequence[str]
+    engine_kind: bytes
+    cached_tokens: int = 0
+    held: Sequence[TokenLogprob] = ()
+
+
 class Generation:
-    """Runs one `EngineRequest`. Whatever ends it, the engine's blocks are given back, and `ticket`
-    is settled.
+    """Runs one request. Whatever ends it, the engine's blocks are given back, `ticket` is settled,
+    and `leaving` is closed.
 
     Its `lines` and `cached_tokens` grow until it has an `outcome`; `failure` explains the outcome
-    "error". A request with `generated` tokens goes on behind them: `cached_tokens` and `held` are
-    then what an earlier generation of its only line was left with.
+    "error". `prompt` is the conversation that it answers.
     """
 
     def __init__(
         self,
         engine: EngineClient,
-        request: EngineRequest,
         tokenizer: PreTrainedTokenizerBase,
-        stop: Sequence[str],
         metrics: Metrics,
+        asked: Asked,
         ticket: Ticket,
-        *,
-        cached_tokens: int = 0,
-        held: Sequence[TokenLogprob] = (),
+        leaving: ExitStack,
     ) -> None:
-        self.request = request
+        request = self.request = asked.request
+        self.prompt = asked.prompt
         self.lines = [
-            Line(index, request.sampling, tokenizer, stop, request.generated_by(index), held)
+            Line(
+                index,
+                request.sampling,
+                tokenizer,
+                asked.stop,
+                request.generated_by(index),
+                asked.held,
+            )
             for index in range(request.num_outputs)
         ]
-        self.cached_tokens = cached_tokens
+        self.cached_tokens = asked.cached_tokens
         self.failure: ApiError | None = None
-        self.stop = stop
+        self.stop = asked.stop
         self.ticket = ticket
+        self.engine_kind = asked.engine_kind
+        self._leaving = leaving
         self._engine = engine
         self._metrics = metrics
         self._interruption: Interruption | None = None
@@ -87,8 +115,12 @@ class Generation:
             return self._searched_tokens
         return sum(len(line.output_ids) for line in self.lines)
 
-    def start(self) -> None:
-        """Begin. The caller must iterate `pieces` or call `close`."""
+    def start(self, connections: Connections, principal: Principal) -> None:
+        """Begin on behalf of `principal`, whose end is its end.
+
+        The caller must iterate `pieces` or call `close`.
+        """
+        self._leaving.enter_context(connections.stream(principal, self.fail))
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = self._engine.generate(self.request)
         self._deltas = cast("AsyncGenerator[TokenDelta, None]", deltas)
@@ -140,10 +172,11 @@ class Generation:
         if deltas is None:
             return
         self._metrics.streams_running.dec()
-        try:
-            await deltas.aclose()
-        finally:
-            await self._settle()
+        with self._leaving:
+            try:
+                await deltas.aclose()
+            finally:
+                await self._settle()
 
     def _interrupt(self, how: Interruption, failure: ApiError | None = None) -> None:
         if self.outcome is None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from app.wire.errors import ApiError
 from tenants.conversations import Conversations
 from tenants.records import Change
 from tenants.store import StoreUnavailable
@@ -77,6 +78,24 @@ class History:
             return None
         turn = msgspec.msgpack.decode(blob, type=Turn)
         self._remember(key, turn)
+        return turn
+
+    async def continued(
+        self, tenant_id: str, response_id: str, on_socket: SocketHistory | None
+    ) -> Turn:
+        """The turn that a request goes on from, the tenant's or its socket's.
+
+        Raises `ApiError` for one that is not there or has failed, and `StoreUnavailable`.
+        """
+        turn = on_socket.load(response_id) if on_socket is not None else None
+        turn = turn or await self.load(tenant_id, response_id)
+        if turn is None or not turn.packed_ids:
+            raise ApiError(
+                400,
+                f"Previous response with id '{response_id}' not found.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
         return turn
 
     def notice(self, change: Change) -> None:

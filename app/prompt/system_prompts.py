@@ -16,7 +16,7 @@ from tenants.system_prompts import SystemPrompts
 from tenants.templates import render, static_head, variables
 
 _log = logging.getLogger(__name__)
-_CACHED_HEADS = 1024
+_CACHED_PREFIXES = 1024
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class SystemText:
     owner: str = ""
 
 
-class SystemHeads:
+class RegisteredPrompts:
     """Registered system prompts as token ids: a tenant's own, and behind them its share group's."""
 
     def __init__(self, prompts: SystemPrompts, template: ChatTemplate) -> None:
         self._prompts = prompts
         self._template = template
-        self._heads: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._prefixes: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
 
     async def resolve(self, principal: Principal, reference: PromptReference) -> SystemText:
         """The text of a prompt that a request names.
@@ -76,7 +76,7 @@ class SystemHeads:
         """How many leading ids belong to the registered prompt: 0 for any other system message."""
         if system is None or system.prompt is None:
             return 0
-        return common_prefix(await self.head(system.owner, system.prompt), ids)
+        return common_prefix(await self.prefix_ids(system.owner, system.prompt), ids)
 
     async def _find(
         self, principal: Principal, reference: PromptReference
@@ -90,20 +90,20 @@ class SystemHeads:
                 return None
         return None
 
-    async def head(self, owner: str, prompt: SystemPrompt) -> list[int]:
+    async def prefix_ids(self, owner: str, prompt: SystemPrompt) -> list[int]:
         """The ids that every conversation under `prompt` starts with."""
         # By text: a name and version may come back with another text after a deletion. By owner:
-        # how fast a head is there must not tell what somebody else has registered.
+        # how fast a prefix is there must not tell what somebody else has registered.
         key = (owner, prompt.text)
-        head = self._heads.get(key)
-        if head is None:
+        prefix = self._prefixes.get(key)
+        if prefix is None:
             static = static_head(prompt.text)
-            head = await self._template.head_ids(static, whole=static == prompt.text)
-            self._heads[key] = head
-            if len(self._heads) > _CACHED_HEADS:
-                self._heads.popitem(last=False)
-        self._heads.move_to_end(key)
-        return head
+            prefix = await self._template.head_ids(static, whole=static == prompt.text)
+            self._prefixes[key] = prefix
+            if len(self._prefixes) > _CACHED_PREFIXES:
+                self._prefixes.popitem(last=False)
+        self._prefixes.move_to_end(key)
+        return prefix
 
 
 def _owners(principal: Principal) -> list[str]:

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Literal
 
-from app.context import Service
 from app.generate.generation import Generation
+from app.generate.request import FieldNames, GenerationRequest
 from app.prompt.sealing import seal
-from app.prompt.turns import engine_request, output_budget
-from app.responses.answer import usage_of
+from app.responses.parse import conversation
+from app.responses.render import usage_of
 from app.wire.common import SamplingFields
-from app.wire.errors import ApiError, invalid_request
+from app.wire.errors import invalid_request
 from app.wire.events import (
     CompactedMessage,
     CompactedResource,
     Compaction,
     InputPart,
-    encode_json,
 )
 from app.wire.responses import CompactBody, MessageItem
 from tenants.records import Principal
@@ -36,81 +34,52 @@ _REQUEST = (
 )
 
 
-async def compact(
-    service: Service, principal: Principal, body: CompactBody
-) -> tuple[bytes, Mapping[str, str]]:
-    """The compacted conversation as JSON, and the headers that go with it.
-
-    Raises `ApiError` naming the field at fault, 500 if the engine fails, and whatever starting a
-    response raises.
-    """
-    service.draining.check()
-    service.names.check(body.model)
+def generation_request(body: CompactBody) -> GenerationRequest:
+    """The summary that a body asks for. Raises `ApiError` where there is nothing to summarize."""
     if body.input is None and body.previous_response_id is None:
         raise invalid_request(
             "Give 'input' or 'previous_response_id'.", "input", "missing_required_parameter"
         )
-    asking = [*body.items, MessageItem(role="user", content=_REQUEST)]
-    prompt = await service.responses.conversation(
-        principal, asking, body.previous_response_id, body.instructions
+    return GenerationRequest(
+        id=f"resp_{secrets.token_hex(16)}",
+        items=[*conversation(body.items), {"role": "user", "content": _REQUEST}],
+        names=FieldNames(items="input", max_tokens="input"),
+        sampling=SamplingFields(temperature=0.0, prompt_cache_key=body.prompt_cache_key),
+        model=body.model,
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        default_max_tokens=_SUMMARY_TOKENS,
     )
-    info = service.engine.info
-    remaining = output_budget(
-        len(prompt.ids), None, _SUMMARY_TOKENS, info, principal.tenant.limits, ("input", "input")
-    )
-    compaction_id = f"resp_{secrets.token_hex(16)}"
-    request = engine_request(
-        compaction_id,
-        principal,
-        prompt,
-        SamplingFields(temperature=0.0, prompt_cache_key=body.prompt_cache_key),
-        info,
-        end_user=prompt.end_user,
-        max_tokens=remaining,
-        logprobs=None,
-    )
-    ticket = await service.gate.admit(principal)
-    await ticket.reserve(request)
-    generation = Generation(service.engine, request, service.tokenizer, (), service.metrics, ticket)
-    generation.start()
-    summary = _Summary(generation)
-    with service.presence.stream(principal, summary):
-        await summary.finish()
+
+
+async def compacted(
+    principal: Principal, body: CompactBody, generation: Generation
+) -> CompactedResource:
+    """The conversation that `generation` summarizes, compacted.
+
+    Raises `ApiError` where the generation fails.
+    """
+    async with aclosing(generation.pieces()) as pieces:
+        async for _ in pieces:
+            pass
+    if generation.failure is not None:
+        raise generation.failure
     kept = [
         _kept("developer" if item.role == "developer" else "system", item.text)
         for item in body.items
         if isinstance(item, MessageItem) and item.role in ("system", "developer")
     ]
-    if body.previous_response_id is not None and prompt.system is not None:
-        kept.insert(0, _kept("system", prompt.system))
+    system = generation.prompt.system
+    if body.previous_response_id is not None and system is not None:
+        kept.insert(0, _kept("system", system))
     sealed = seal(principal.tenant, generation.line.text)
     item = Compaction(id=f"cmp_{secrets.token_hex(16)}", encrypted_content=sealed)
-    resource = CompactedResource(
-        id=compaction_id,
+    return CompactedResource(
+        id=generation.request.request_id,
         created_at=int(time.time()),
         output=[*kept, item],
         usage=usage_of(generation),
     )
-    return encode_json(resource), ticket.headers
-
-
-class _Summary:
-    """A summary that is being written."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-
-    async def end(self, error: ApiError) -> None:
-        """See `app.upkeep.connections.Stream`."""
-        self._generation.fail(error)
-
-    async def finish(self) -> None:
-        """Wait for the end. Raises `ApiError` unless the summary is there."""
-        async with aclosing(self._generation.pieces()) as pieces:
-            async for _ in pieces:
-                pass
-        if self._generation.failure is not None:
-            raise self._generation.failure
 
 
 def _kept(role: Literal["system", "developer"], text: str) -> CompactedMessage:

@@ -7,75 +7,17 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from app.generate.generation import Generation
-from app.prompt.history import History, SocketHistory, Turn, pack_ids
-from app.prompt.turns import Prompt
-from app.responses.answer import Answer
+from app.prompt.history import SocketHistory
 from app.responses.event_log import Reader, StreamLog
-from app.responses.suspension import SuspendedRun
-from app.upkeep.connections import Presence
+from app.responses.render import ResponseRenderer
+from app.responses.store import ResponseStore
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, internal_error, invalid_request
 from app.wire.events import Event, ResponseResource, encode_json
-from tenants.errors import StoreUnavailable
-from tenants.records import Principal
-from tenants.suspended import SuspendedResponses
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keeper:
-    """Where a response is kept: with its tenant, with its socket, or nowhere."""
-
-    history: History
-    socket_history: SocketHistory | None
-    suspended: SuspendedResponses
-    suspended_ttl_seconds: float
-    tenant_id: str
-    end_user: str | None
-    prompt: Prompt
-    engine: bytes
-
-    async def keep(self, resource: ResponseResource, output_ids: list[int]) -> None:
-        """Keep a response as it has ended."""
-        failed = resource.status == "failed"
-        turn = Turn(
-            packed_ids=b"" if failed else pack_ids(self.prompt.ids + output_ids),
-            shared_tokens=self.prompt.shared_tokens,
-            shared_owner=self.prompt.shared_owner,
-            system=self.prompt.system,
-            end_user=self.end_user,
-            response=encode_json(resource),
-        )
-        if resource.store:
-            await self.history.save(self.tenant_id, resource.id, turn)
-        elif self.socket_history is not None:
-            self.socket_history.save(resource.id, turn)
-
-    async def suspend(self, answer: Answer, generation: Generation, log: StreamLog) -> bool:
-        """Keep what is needed to go on in another process; whether that was possible."""
-        if not answer.resource.store:
-            return False
-        kept = SuspendedRun.of(
-            answer,
-            generation,
-            prompt=self.prompt,
-            end_user=self.end_user,
-            engine=self.engine,
-            events=log.events,
-        )
-        response_id = answer.resource.id
-        try:
-            await self.suspended.save(
-                self.tenant_id, response_id, kept.encode(), self.suspended_ttl_seconds
-            )
-        except StoreUnavailable:
-            _log.warning("response %s cannot be resumed: the store is down", response_id)
-            return False
-        return True
 
 
 class ResponseRun:
@@ -87,21 +29,21 @@ class ResponseRun:
 
     def __init__(
         self,
-        principal: Principal,
-        answer: Answer,
+        tenant_id: str,
+        renderer: ResponseRenderer,
         generation: Generation,
-        keeper: Keeper,
-        presence: Presence,
+        store: ResponseStore,
+        on_socket: SocketHistory | None,
         metrics: Metrics,
         grace_seconds: float,
         forget: Callable[[], None],
         events: Sequence[bytes | None] = (),
     ) -> None:
-        self._principal = principal
-        self._answer = answer
+        self._tenant_id = tenant_id
+        self._renderer = renderer
         self._generation = generation
-        self._keeper = keeper
-        self._presence = presence
+        self._store = store
+        self._on_socket = on_socket
         self._metrics = metrics
         self._forget = forget
         self._discarded = False
@@ -112,7 +54,7 @@ class ResponseRun:
     @property
     def resource(self) -> ResponseResource:
         """The response so far."""
-        return self._answer.resource
+        return self._renderer.resource
 
     @property
     def failure(self) -> ApiError | None:
@@ -131,7 +73,6 @@ class ResponseRun:
 
     def start(self) -> None:
         """Begin to write."""
-        self._generation.start()
         self._writing = asyncio.create_task(self._write())
 
     def snapshot(self) -> bytes:
@@ -158,10 +99,6 @@ class ResponseRun:
     def suspend(self) -> None:
         """End it here, so that another process can go on with it if it may be stored."""
         self._generation.suspend()
-
-    async def end(self, error: ApiError) -> None:
-        """End it here with `error` in its terminal event; harmless after its end."""
-        self._generation.fail(error)
 
     def discard(self) -> None:
         """Nobody will read on: cancel it if it still runs, and forget it once it has ended."""
@@ -193,7 +130,7 @@ class ResponseRun:
         except Exception:  # noqa: BLE001 - whatever bug ends a stream, its readers are told
             _log.exception("the stream of a response broke off")
             await self._generation.spoil(internal_error())
-            self._append(self._answer.end(self._generation))
+            self._append(self._renderer.end(self._generation))
         finally:
             self._stream.end()
             self._ended.set()
@@ -201,26 +138,25 @@ class ResponseRun:
                 self._forget()
 
     async def _generate(self) -> None:
-        with self._presence.stream(self._principal, self):
-            if not self._stream.next_number:
-                self._append(*self._answer.opening())
-            async with aclosing(self._generation.pieces()) as pieces:
-                async for piece in pieces:
-                    self._append(*self._answer.growth(piece))
+        if not self._stream.next_number:
+            self._append(*self._renderer.opening())
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                self._append(*self._renderer.growth(piece))
 
     async def _finish(self) -> None:
         generation = self._generation
-        suspended = generation.outcome == "suspended" and await self._keeper.suspend(
-            self._answer, generation, self._stream
+        suspended = generation.outcome == "suspended" and await self._store.suspend(
+            self._tenant_id, self._renderer, generation, self._stream.events
         )
         # A message that will go on elsewhere is not closed: nobody sees it end twice.
         if not suspended:
             for piece in generation.rest():
-                self._append(*self._answer.growth(piece))
-            self._append(*self._answer.closing(generation))
-        terminal = self._answer.end(generation)
+                self._append(*self._renderer.growth(piece))
+            self._append(*self._renderer.closing(generation))
+        terminal = self._renderer.end(generation)
         self._metrics.requests.labels("responses", self.resource.status).inc()
-        await self._keeper.keep(self.resource, generation.line.output_ids)
+        await self._store.keep(self._tenant_id, self.resource, generation, self._on_socket)
         self._append(terminal)
 
     def _append(self, *events: Event) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from app.generate.generation import Generation
-from app.prompt.turns import Prompt
-from app.responses.answer import Answer
+from app.generate.generation import Asked, Generation
+from app.prompt.conversation import Prompt
+from app.responses.render import ResponseRenderer
 from app.wire.events import ResponseResource, TokenLogprob
 from engine.api import EngineRequest
 
@@ -22,7 +24,6 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     engine: bytes
     request: EngineRequest
     prompt: Prompt
-    end_user: str | None
     stop: list[str]
     cached_tokens: int
     resource: ResponseResource
@@ -33,27 +34,19 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls,
-        answer: Answer,
-        generation: Generation,
-        *,
-        prompt: Prompt,
-        end_user: str | None,
-        engine: bytes,
-        events: list[bytes | None],
+        cls, renderer: ResponseRenderer, generation: Generation, events: Sequence[bytes | None]
     ) -> SuspendedRun:
         """What a generation that has just been suspended can go on from."""
         line = generation.line
         return cls(
-            engine=engine,
+            engine=generation.engine_kind,
             request=msgspec.structs.replace(generation.request, generated=[line.output_ids]),
-            prompt=prompt,
-            end_user=end_user,
+            prompt=generation.prompt,
             stop=list(generation.stop),
             cached_tokens=generation.cached_tokens,
-            resource=answer.resource,
-            item_id=answer.item_id,
-            logprobs=answer.logprobs,
+            resource=renderer.resource,
+            item_id=renderer.item_id,
+            logprobs=renderer.logprobs,
             held=line.held,
             events=[*events, None],
         )
@@ -64,9 +57,21 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.msgpack.decode(blob, type=cls)
 
     @property
-    def answer(self) -> Answer:
+    def asked(self) -> Asked:
+        """What the engine was asked, with the answer so far."""
+        return Asked(
+            request=self.request,
+            prompt=self.prompt,
+            stop=self.stop,
+            engine_kind=self.engine,
+            cached_tokens=self.cached_tokens,
+            held=self.held,
+        )
+
+    @property
+    def renderer(self) -> ResponseRenderer:
         """The response as it was before the restart was told."""
-        return Answer(self.resource, self.item_id, self.logprobs)
+        return ResponseRenderer(self.resource, self.item_id, self.logprobs)
 
     def encode(self) -> bytes:
         """As the store keeps it."""

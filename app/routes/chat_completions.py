@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.auth import authenticate
-from app.chat.completion import start_completion
+from app.chat.completion import Completion
+from app.chat.parse import generation_request
 from app.context import Service
 from app.transport.http import json_response, read_json, unless_gone
 from app.transport.server_sent_events import EventStream
@@ -17,12 +18,15 @@ from app.wire.common import parse
 async def create_completion(request: Request) -> ASGIApp:
     """Answer the last message of a conversation."""
     service: Service = request.app.state.service
-    service.draining.check()
-    principal = await authenticate(service.tenants, request)
-    body = parse(ChatBody, await read_json(request, service.limits.max_body_bytes))
-    completion = await unless_gone(request, start_completion(service, principal, body))
+    principal = await authenticate(service.stores.tenants, request)
+    body = parse(ChatBody, await read_json(request, service.bounds.max_body_bytes))
+    asked = generation_request(body)
+    generation = await unless_gone(request, service.generations.begin(principal, asked))
+    completion = Completion(
+        body, asked.candidates, generation, service.names.model_id, service.metrics
+    )
     if body.stream:
-        deadline = service.limits.send_deadline_seconds
+        deadline = service.bounds.send_deadline_seconds
         return EventStream(completion.chunks(), completion.close, deadline, completion.headers)
     try:
         answer = await unless_gone(request, completion.whole())

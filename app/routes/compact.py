@@ -7,17 +7,22 @@ from starlette.types import ASGIApp
 
 from app.auth import authenticate
 from app.context import Service
-from app.responses.compaction import compact
+from app.responses.compaction import compacted, generation_request
 from app.transport.http import json_response, read_json, unless_gone
 from app.wire.common import parse
+from app.wire.events import encode_json
 from app.wire.responses import CompactBody
 
 
 async def compact_conversation(request: Request) -> ASGIApp:
     """Replace a conversation by its summary."""
     service: Service = request.app.state.service
-    service.draining.check()
-    principal = await authenticate(service.tenants, request)
-    body = parse(CompactBody, await read_json(request, service.limits.max_body_bytes))
-    answer, headers = await unless_gone(request, compact(service, principal, body))
-    return json_response(answer, headers=headers)
+    principal = await authenticate(service.stores.tenants, request)
+    body = parse(CompactBody, await read_json(request, service.bounds.max_body_bytes))
+    asked = generation_request(body)
+    generation = await unless_gone(request, service.generations.begin(principal, asked))
+    try:
+        resource = await unless_gone(request, compacted(principal, body, generation))
+        return json_response(encode_json(resource), headers=generation.ticket.headers)
+    finally:
+        await generation.close()

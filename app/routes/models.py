@@ -15,14 +15,14 @@ from app.transport.http import json_response
 async def list_models(request: Request) -> ASGIApp:
     """The list with its one entry."""
     service: Service = request.app.state.service
-    await authenticate(service.tenants, request)
+    await authenticate(service.stores.tenants, request)
     return json_response({"object": "list", "data": [_describe(service)]})
 
 
 async def get_model(request: Request) -> ASGIApp:
     """The model by its id, which may hold slashes."""
     service: Service = request.app.state.service
-    await authenticate(service.tenants, request)
+    await authenticate(service.stores.tenants, request)
     service.names.check(request.path_params["model"])
     return json_response(_describe(service))
 

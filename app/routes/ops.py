@@ -33,8 +33,8 @@ async def readyz(request: Request) -> ASGIApp:
         answer = {"status": "unavailable", "reason": "the engine loop does not answer"}
         return json_response(answer, 503)
     try:
-        async with asyncio.timeout(service.limits.readiness_timeout_seconds):
-            await service.tenants.ping()
+        async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
+            await service.stores.tenants.ping()
     except (StoreUnavailable, TimeoutError):
         return json_response({"status": "degraded", "reason": "the tenant store is down"})
     return json_response({"status": "ready"})
@@ -49,7 +49,7 @@ async def metrics(request: Request) -> ASGIApp:
 
 async def _engine_stats(service: Service) -> EngineStats | None:
     try:
-        async with asyncio.timeout(service.limits.readiness_timeout_seconds):
+        async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
             return await service.engine.stats()
     except (EngineUnavailable, TimeoutError):
         return None

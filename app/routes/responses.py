@@ -24,8 +24,8 @@ _CANCEL_SECONDS = 1.0
 async def create_response(request: Request) -> ASGIApp:
     """`POST /v1/responses`. A stream outlives its reader for a while; a whole answer does not."""
     service: Service = request.app.state.service
-    principal = await authenticate(service.tenants, request)
-    body = parse(CreateBody, await read_json(request, service.limits.max_body_bytes))
+    principal = await authenticate(service.stores.tenants, request)
+    body = parse(CreateBody, await read_json(request, service.bounds.max_body_bytes))
     run = await unless_gone(request, service.responses.start(principal, body))
     if body.stream:
         return _stream(service, run, -1)
@@ -44,7 +44,7 @@ async def get_response(request: Request) -> ASGIApp:
     The query is `stream` ("true" or "false") and, for a stream, `starting_after`.
     """
     service: Service = request.app.state.service
-    principal = await authenticate(service.tenants, request)
+    principal = await authenticate(service.stores.tenants, request)
     response_id = request.path_params["response_id"]
     after = _starting_after(request)
     if after is None:
@@ -56,7 +56,7 @@ async def get_response(request: Request) -> ASGIApp:
 async def cancel_response(request: Request) -> ASGIApp:
     """`POST /v1/responses/{response_id}/cancel`: a finished response is returned unchanged."""
     service: Service = request.app.state.service
-    tenant = (await authenticate(service.tenants, request)).tenant
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
     response_id = request.path_params["response_id"]
     run = service.responses.running(tenant, response_id)
     if run is None:
@@ -84,7 +84,7 @@ def _starting_after(request: Request) -> int | None:
 def _stream(service: Service, run: ResponseRun, after: int) -> EventStream:
     events = _sse(run.follow(after))
     return EventStream(
-        events, events.aclose, service.limits.send_deadline_seconds, headers=run.headers
+        events, events.aclose, service.bounds.send_deadline_seconds, headers=run.headers
     )
 
 

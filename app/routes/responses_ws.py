@@ -31,12 +31,12 @@ from app.wire.errors import as_api_error
 async def responses_socket(socket: WebSocket) -> None:
     """Serve one socket for its whole life."""
     service: Service = socket.app.state.service
-    serving = OpenSocket(socket, service.responses, service.draining, service.limits)
+    serving = OpenSocket(socket, service.responses, service.draining, service.bounds)
     accepted = False
     try:
         service.draining.check()
-        principal = await authenticate(service.tenants, socket)
-        async with service.presence.socket(principal, serving.end) as connection:
+        principal = await authenticate(service.stores.tenants, socket)
+        async with service.connections.socket(principal, serving.end) as connection:
             await socket.accept(subprotocol=select_subprotocol(socket.scope["subprotocols"]))
             accepted = True
             with service.metrics.sockets_open.track_inprogress():

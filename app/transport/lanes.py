@@ -13,7 +13,7 @@ import msgspec
 from app.prompt.history import SocketHistory
 from app.responses.registry import Responses
 from app.responses.run import ResponseRun
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from app.transport.socket_writer import Outbox, ReaderLeft
 from app.upkeep.connections import Connection
 from app.wire.errors import ApiError, as_api_error, internal_error
@@ -72,7 +72,7 @@ class Lanes:
         responses: Responses,
         connection: Connection,
         outbox: Outbox,
-        limits: ServiceLimits,
+        limits: Bounds,
         on_idle: Callable[[], None],
     ) -> None:
         self._responses = responses

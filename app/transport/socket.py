@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.websockets import WebSocket
 
 from app.responses.registry import Responses
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from app.transport.lanes import Lanes, error_event
 from app.transport.messages import take_frame
 from app.transport.server_sent_events import abort_transport
@@ -42,7 +42,7 @@ class OpenSocket:
     """One socket, served by one task: nothing else runs for it while it has no responses."""
 
     def __init__(
-        self, socket: WebSocket, responses: Responses, draining: Draining, limits: ServiceLimits
+        self, socket: WebSocket, responses: Responses, draining: Draining, limits: Bounds
     ) -> None:
         self._socket = socket
         self._responses = responses

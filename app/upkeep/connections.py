@@ -22,7 +22,7 @@ from collections.abc import (
     Iterator,
 )
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from app.auth import tenant_disabled
 from app.generate.admission import limit_error
@@ -45,14 +45,6 @@ CloseSocket = Callable[[int, str], Awaitable[None]]
 """Closes a socket with a code and a reason."""
 
 
-class Stream(Protocol):
-    """A running response."""
-
-    async def end(self, error: ApiError) -> None:
-        """End it with `error` in its terminal event; harmless after its end."""
-        ...
-
-
 @dataclass(eq=False, slots=True)
 class Connection:
     """An open socket or a running stream. Its `principal` follows changes of tenant and key."""
@@ -73,7 +65,7 @@ class Connected:
     streams: int
 
 
-class Presence:
+class Connections:
     """The connections of this replica."""
 
     def __init__(
@@ -116,14 +108,14 @@ class Presence:
             await self._limiter.close_socket(principal.tenant, socket_id)
 
     @contextlib.contextmanager
-    def stream(self, principal: Principal, stream: Stream) -> Iterator[None]:
-        """While entered, `stream` is ended once the key or the tenant has ended.
+    def stream(self, principal: Principal, fail: Callable[[ApiError], None]) -> Iterator[None]:
+        """While entered, a generation is told to `fail` once the key or the tenant has ended.
 
         To be left when the engine no longer runs it.
         """
 
         async def end(error: ApiError) -> None:
-            await stream.end(error)
+            fail(error)
 
         with self._present(Connection(principal, end, is_socket=False)):
             yield

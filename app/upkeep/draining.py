@@ -22,12 +22,17 @@ def shutting_down() -> ApiError:
 
 
 class Draining:
-    """Whether the service is going down, and which sockets still have to leave."""
+    """Whether the service is going down, and who still has to finish: requests and sockets.
+
+    A request counts from before it is checked, so that none falls between its check and its start.
+    """
 
     def __init__(self) -> None:
         self._begun = False
+        self._ended = False
+        self._requests = 0
         self._sockets: set[Callable[[], None]] = set()
-        self._all_left = asyncio.Event()
+        self._fewer = asyncio.Event()
 
     @property
     def begun(self) -> bool:
@@ -40,6 +45,25 @@ class Draining:
             raise shutting_down()
 
     @contextmanager
+    def request(self) -> Iterator[None]:
+        """While entered, a request is waited for. Raises `ApiError` 503 where it came too late."""
+        self.check()
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._fewer.set()
+
+    def check_start(self) -> None:
+        """To be asked at the very start of what `request` let in: by now the time may be up.
+
+        Raises `ApiError` 503.
+        """
+        if self._ended:
+            raise shutting_down()
+
+    @contextmanager
     def socket(self, leave: Callable[[], None]) -> Iterator[None]:
         """While entered, a socket is open; `leave` asks it to close after its responses' ends."""
         self._sockets.add(leave)
@@ -49,8 +73,7 @@ class Draining:
             yield
         finally:
             self._sockets.remove(leave)
-            if not self._sockets:
-                self._all_left.set()
+            self._fewer.set()
 
     def begin(self) -> None:
         """Refuse new work from now on, and ask every socket to leave."""
@@ -58,8 +81,12 @@ class Draining:
         for leave in list(self._sockets):
             leave()
 
-    async def left(self) -> None:
-        """Wait until every socket has left."""
-        while self._sockets:
-            self._all_left.clear()
-            await self._all_left.wait()
+    def end(self) -> None:
+        """Start nothing any more, not even what was let in before."""
+        self._ended = True
+
+    async def finished(self) -> None:
+        """Wait until every request is over and every socket has left."""
+        while self._requests or self._sockets:
+            self._fewer.clear()
+            await self._fewer.wait()

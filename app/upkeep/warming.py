@@ -14,8 +14,8 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from app.prompt.system_prompts import SystemHeads
-from app.prompt.turns import tenant_share
+from app.generate.engine_request import tenant_share
+from app.prompt.system_prompts import RegisteredPrompts
 from app.wire.errors import ApiError
 from engine.api import EngineRequest, Namespaces, SamplingParams, TenantShare
 from engine.client import EngineClient, EngineError, EngineUnavailable, RequestRefused
@@ -64,13 +64,13 @@ class Warmer:
         tenants: TenantStore,
         groups: ShareGroups,
         prompts: SystemPrompts,
-        heads: SystemHeads,
+        registered: RegisteredPrompts,
     ) -> None:
         self._engine = engine
         self._tenants = tenants
         self._groups = groups
         self._prompts = prompts
-        self._heads = heads
+        self._registered = registered
         # Owners whose prompts are to be looked at; or everybody's.
         self._stale: set[str] = set()
         self._all_stale = False
@@ -183,7 +183,7 @@ class Warmer:
             if prompt is None:
                 raise PromptNotFound(name)
             try:
-                head = await self._heads.head(owner.id, prompt)
+                prefix = await self._registered.prefix_ids(owner.id, prompt)
             except ApiError as error:  # the model's chat template takes no system message
                 raise RequestRefused(error.message, "text") from error
             info, state = self._engine.info, self._state(owner, prompt)
@@ -191,13 +191,13 @@ class Warmer:
                 self._pinned.add((owner.id, name))
             else:
                 await self._unpin(owner.id, name)
-            async for delta in self._engine.generate(_warming_request(owner, prompt, head)):
+            async for delta in self._engine.generate(_warming_request(owner, prompt, prefix)):
                 if delta.finish_reason in ("error", "aborted"):
                     raise EngineError(delta.error or "the engine stopped while warming")
-            index = index_prompt(owner.namespace_key, prompt, head, info, warmed_at=time.time())
+            index = index_prompt(owner.namespace_key, prompt, prefix, info, warmed_at=time.time())
             await self._prompts.save_index(owner.id, index)
             self._warm[owner.id, name] = state
-            _log.info("warmed prompt %s of %s: %d tokens", name, owner.id, len(head))
+            _log.info("warmed prompt %s of %s: %d tokens", name, owner.id, len(prefix))
             return index
 
     def _state(self, owner: _Owner, prompt: SystemPrompt) -> _State:
@@ -229,15 +229,15 @@ def _pin(owner: str, name: str) -> str:
     return f"{owner}/{name}"
 
 
-def _warming_request(owner: _Owner, prompt: SystemPrompt, head: list[int]) -> EngineRequest:
+def _warming_request(owner: _Owner, prompt: SystemPrompt, prefix: list[int]) -> EngineRequest:
     return EngineRequest(
         request_id=f"warm_{secrets.token_hex(8)}",
         tenant=owner.id,
-        prompt=head,
+        prompt=prefix,
         namespaces=Namespaces(
             shared_key=owner.namespace_key,
             private_key=owner.namespace_key,
-            shared_tokens=len(head),
+            shared_tokens=len(prefix),
         ),
         sampling=SamplingParams(max_tokens=0, temperature=0.0),
         share=owner.share,

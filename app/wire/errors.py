@@ -80,6 +80,12 @@ def invalid_request(
     return ApiError(400, message, code=code, param=param)
 
 
+def response_not_found(response_id: str) -> ApiError:
+    """A 404 for a response that the tenant does not have."""
+    message = f"There is no response '{response_id}'."
+    return ApiError(404, message, code="response_not_found", param="response_id")
+
+
 def unauthorized(message: str) -> ApiError:
     """A 401 with the challenge that HTTP asks for."""
     return ApiError(

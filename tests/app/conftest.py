@@ -22,7 +22,7 @@ from app.admin.token import AdminToken
 from app.server import HttpProtocol, WebSocketProtocol
 from app.service import create_app
 from app.stores import Stores
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
 from tenants.records import SystemPrompt, Tenant, TenantLimits
@@ -144,8 +144,8 @@ class World:
 
 
 @pytest.fixture
-def limits() -> ServiceLimits:
-    return ServiceLimits()
+def limits() -> Bounds:
+    return Bounds()
 
 
 @contextlib.asynccontextmanager
@@ -181,7 +181,7 @@ def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedS
 @contextlib.asynccontextmanager
 async def living(
     engine: ScriptedEngine,
-    limits: ServiceLimits,
+    limits: Bounds,
     redis_url: str,
     cache_seconds: float = CACHE_SECONDS,
     flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
@@ -208,7 +208,7 @@ async def living(
 
 @pytest.fixture
 async def world(
-    engine: ScriptedEngine, limits: ServiceLimits, store_server: EmbeddedStore
+    engine: ScriptedEngine, limits: Bounds, store_server: EmbeddedStore
 ) -> AsyncIterator[World]:
     async with living(engine, limits, store_server.url) as world:
         world.server_pid = store_server.server_pid

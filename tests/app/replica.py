@@ -12,7 +12,7 @@ import sys
 
 from app.service import create_app
 from app.stores import Stores
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from tenants.connection import open_redis
 from tests.app.conftest import MODEL, PEPPER, byte_tokenizer, serving
 from tests.app.scripted_engine import ScriptedEngine
@@ -27,7 +27,7 @@ async def serve(redis_url: str) -> None:
     engine = ScriptedEngine(tokenizer)
     engine.hold_after = HOLD_AFTER
     redis = await open_redis(redis_url, _TIMEOUT_SECONDS)
-    app = create_app(engine, Stores.over(redis, PEPPER), tokenizer, MODEL, ServiceLimits())
+    app = create_app(engine, Stores.over(redis, PEPPER), tokenizer, MODEL, Bounds())
     async with serving(app) as url:
         print(url, flush=True)
         await asyncio.to_thread(sys.stdin.read)

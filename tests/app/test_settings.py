@@ -17,7 +17,7 @@ from app.settings import (
     load_settings,
     option_name,
 )
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from engine.config import EngineConfig
 
 
@@ -202,7 +202,7 @@ def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
 
 
 def test_the_service_is_given_every_limit_that_is_a_setting() -> None:
-    own = Settings.model_fields.keys() & {field.name for field in fields(ServiceLimits)}
+    own = Settings.model_fields.keys() & {field.name for field in fields(Bounds)}
     given = {name: index for index, name in enumerate(sorted(own), 1)}
     limits = service_limits(load_settings(**given))
     assert {name: getattr(limits, name) for name in own} == given

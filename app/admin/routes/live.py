@@ -63,7 +63,7 @@ class Live(Document):
 async def show_live(call: Call[None, None]) -> Live:
     """Show what this replica is doing: streams, sockets and KV blocks, by tenant."""
     stats = await _engine_stats(call.service)
-    connected = call.service.presence.snapshot()
+    connected = call.service.connections.snapshot()
     known = {} if stats is None else stats.tenants
     return Live(
         engine=None if stats is None else _engine(stats),
@@ -99,7 +99,7 @@ def _tenant(tenant_id: str, connected: Connected, stats: TenantStats) -> LiveTen
 
 async def _engine_stats(service: Service) -> EngineStats | None:
     try:
-        async with asyncio.timeout(service.limits.readiness_timeout_seconds):
+        async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
             return await service.engine.stats()
     except (EngineUnavailable, TimeoutError):
         return None

@@ -13,7 +13,7 @@ import jsonschema_rs
 import pytest
 
 from app.admin.documents import TenantDocument
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from tenants.embedded import EmbeddedStore
 from tenants.records import Tenant
 from tests.app.conftest import ADMIN_TOKEN, World, living
@@ -48,7 +48,7 @@ expected-statuses = ["2xx", 404, 422]
 @pytest.fixture
 async def world(engine: ScriptedEngine, store_server: EmbeddedStore) -> AsyncIterator[World]:
     """A world in which a deletion does not wait for other services."""
-    async with living(engine, ServiceLimits(), store_server.url, flush_grace_seconds=0.0) as world:
+    async with living(engine, Bounds(), store_server.url, flush_grace_seconds=0.0) as world:
         yield world
 
 

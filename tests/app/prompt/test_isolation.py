@@ -13,7 +13,7 @@ import websockets
 from msgspec.structs import replace
 
 from app.prompt.template import ChatTemplate, common_prefix
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from engine.api import TenantShare
 from tenants.embedded import EmbeddedStore
 from tenants.records import TenantLimits
@@ -305,7 +305,7 @@ async def test_a_disabled_tenant_is_refused_by_name_and_comes_back(world: World)
 
 
 async def test_who_takes_a_deleted_tenants_name_finds_nothing_of_it(
-    engine: ScriptedEngine, limits: ServiceLimits, store_server: EmbeddedStore
+    engine: ScriptedEngine, limits: Bounds, store_server: EmbeddedStore
 ) -> None:
     async with living(engine, limits, store_server.url, flush_grace_seconds=0) as world:
         await world.register("acme", "law", LAW)

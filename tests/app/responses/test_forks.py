@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response
 from transformers import PreTrainedTokenizerBase
 
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from engine.api import TokenDelta
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
@@ -44,7 +44,7 @@ class GatedEngine(LocalEngine):
 
 @pytest.fixture
 async def world(
-    tokenizer: PreTrainedTokenizerBase, limits: ServiceLimits, store_server: EmbeddedStore
+    tokenizer: PreTrainedTokenizerBase, limits: Bounds, store_server: EmbeddedStore
 ) -> AsyncIterator[World]:
     engine = GatedEngine(tokenizer)
     await engine.start()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from tests.app.conftest import MODEL, World, eventually
 
 
@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_its_whole_answer_frees_its_request_at_once(
     await eventually(lambda: not world.engine.active)
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=0.2)])
+@pytest.mark.parametrize("limits", [Bounds(resume_grace_seconds=0.2)])
 async def test_an_abandoned_stream_is_cancelled_after_the_grace(
     world: World, http: httpx.AsyncClient
 ) -> None:
@@ -221,7 +221,7 @@ async def test_an_abandoned_stream_is_cancelled_after_the_grace(
     assert stored["status"] == "cancelled"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(send_deadline_seconds=0.3)])
+@pytest.mark.parametrize("limits", [Bounds(send_deadline_seconds=0.3)])
 async def test_a_reader_that_stalls_loses_its_connection_and_the_stream_goes_on(
     world: World, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,7 +292,7 @@ async def test_an_unstored_response_is_not_retrievable(http: httpx.AsyncClient) 
     assert (await http.get(f"/v1/responses/{body['id']}")).status_code == 404
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(max_body_bytes=200)])
+@pytest.mark.parametrize("limits", [Bounds(max_body_bytes=200)])
 async def test_http_errors_all_have_the_shape_and_a_request_id(
     http: httpx.AsyncClient, world: World
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from tenants import api_keys
 from tests.app.conftest import World, eventually
 
@@ -129,7 +129,7 @@ async def test_cancel_by_response_id_and_of_the_nameless_lane(world: World) -> N
         assert (await ws.error())["error"]["code"] == "response_not_found"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=0.2)])
+@pytest.mark.parametrize("limits", [Bounds(resume_grace_seconds=0.2)])
 async def test_a_vanished_reader_frees_its_requests_after_the_grace(world: World) -> None:
     world.engine.hold_after = 3
     async with socket(world) as ws:
@@ -143,7 +143,7 @@ async def test_a_vanished_reader_frees_its_requests_after_the_grace(world: World
     assert len(world.engine.ended) == 2
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(send_deadline_seconds=0.3)])
+@pytest.mark.parametrize("limits", [Bounds(send_deadline_seconds=0.3)])
 async def test_a_stalled_reader_loses_its_socket_and_nobody_elses(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,7 +199,7 @@ async def test_a_client_that_causes_errors_and_does_not_read_them_is_closed(worl
         assert ws.connection.close_code == 1008
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(inbox_messages=4)])
+@pytest.mark.parametrize("limits", [Bounds(inbox_messages=4)])
 async def test_a_full_inbox_is_an_error_and_a_cancel_still_gets_through(world: World) -> None:
     world.engine.hold_after = 0
     async with socket(world) as ws:
@@ -215,7 +215,7 @@ async def test_a_full_inbox_is_an_error_and_a_cancel_still_gets_through(world: W
         assert event["response"]["status"] == "cancelled"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(max_lanes_per_socket=2)])
+@pytest.mark.parametrize("limits", [Bounds(max_lanes_per_socket=2)])
 async def test_too_many_lanes_are_refused(world: World) -> None:
     world.engine.hold_after = 0
     async with socket(world) as ws:
@@ -228,7 +228,7 @@ async def test_too_many_lanes_are_refused(world: World) -> None:
         assert event["stream_id"] == "c"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(max_active_responses_per_socket=2)])
+@pytest.mark.parametrize("limits", [Bounds(max_active_responses_per_socket=2)])
 async def test_active_responses_are_bounded_and_the_rest_wait(world: World) -> None:
     async with socket(world) as ws:
         for lane in range(6):
@@ -275,14 +275,14 @@ async def test_bad_messages_get_an_error_and_the_socket_stays(
         assert text_of(await ws.turn()) == "You said: hello"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(max_message_bytes=100)])
+@pytest.mark.parametrize("limits", [Bounds(max_message_bytes=100)])
 async def test_a_message_that_is_too_large_is_an_error(world: World) -> None:
     async with socket(world) as ws:
         await ws.create("é" * 60)
         assert (await ws.error())["error"]["code"] == "message_too_large"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(max_socket_seconds=0.3)])
+@pytest.mark.parametrize("limits", [Bounds(max_socket_seconds=0.3)])
 async def test_an_old_socket_ends_its_responses_before_it_closes(world: World) -> None:
     world.engine.hold_after = 2
     async with socket(world) as ws:
@@ -295,7 +295,7 @@ async def test_an_old_socket_ends_its_responses_before_it_closes(world: World) -
             await ws.receive()
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(max_socket_seconds=0.1)])
+@pytest.mark.parametrize("limits", [Bounds(max_socket_seconds=0.1)])
 async def test_an_old_socket_is_told_so_and_closed(world: World) -> None:
     async with socket(world) as ws:
         assert (await ws.error())["error"]["code"] == "websocket_connection_limit_reached"

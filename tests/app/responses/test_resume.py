@@ -15,7 +15,7 @@ import pytest
 
 from app.prompt.history import History
 from app.responses.run import ResponseRun
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from app.wire.errors import ApiError
 from app.wire.events import TextDelta, encode_json, event_type, on_lane
 from tests.app.conftest import World, eventually
@@ -152,7 +152,7 @@ async def cut_again_and_again(
     return seen
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=20.0)])
+@pytest.mark.parametrize("limits", [Bounds(resume_grace_seconds=20.0)])
 async def test_no_event_is_lost_or_doubled_over_500_random_cuts(
     world: World, http: httpx.AsyncClient
 ) -> None:
@@ -184,7 +184,7 @@ async def vanish(world: World, http: httpx.AsyncClient, chance: random.Random) -
                     break
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=0.2)])
+@pytest.mark.parametrize("limits", [Bounds(resume_grace_seconds=0.2)])
 async def test_clients_that_vanish_leave_nothing_behind(
     world: World, http: httpx.AsyncClient
 ) -> None:
@@ -198,7 +198,7 @@ async def test_clients_that_vanish_leave_nothing_behind(
         await asyncio.gather(*(vanish(world, http, chance) for _ in range(25)))
     await eventually(lambda: not world.engine.active)
     await eventually(lambda: len(asyncio.all_tasks()) <= before)
-    await eventually(lambda: not world.app.state.service.presence.snapshot())
+    await eventually(lambda: not world.app.state.service.connections.snapshot())
     assert len(world.engine.ended) == len(world.engine.requests) > 50
 
 
@@ -285,7 +285,7 @@ async def test_a_resume_message_that_means_nothing_is_refused_by_name(
         assert (await ws.error())["error"]["param"] == param
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=0.5)])
+@pytest.mark.parametrize("limits", [Bounds(resume_grace_seconds=0.5)])
 async def test_the_last_events_can_be_fetched_for_a_while(
     world: World, http: httpx.AsyncClient
 ) -> None:
@@ -300,7 +300,7 @@ async def test_the_last_events_can_be_fetched_for_a_while(
     assert gone.json()["error"]["code"] == "response_not_found"
 
 
-@pytest.mark.parametrize("limits", [ServiceLimits(resume_grace_seconds=0.2)])
+@pytest.mark.parametrize("limits", [Bounds(resume_grace_seconds=0.2)])
 async def test_a_reader_that_comes_back_in_time_keeps_its_stream_alive(
     world: World, http: httpx.AsyncClient
 ) -> None:
@@ -350,25 +350,11 @@ async def test_a_stream_that_is_ended_from_outside_says_why_to_all_its_readers(
         await ws.create("one")
         response_id = (await ws.receive())["response"]["id"]
         also = asyncio.create_task(rest_by_sse(http, response_id))
-        await run_of(world, response_id).end(ApiError(401, "Gone.", code="invalid_api_key"))
+        run_of(world, response_id)._generation.fail(ApiError(401, "Gone.", code="invalid_api_key"))
         for last in ((await ws.turn())[-1], (await also)[-1]):
             assert last["type"] == "response.failed"
             assert last["response"]["error"] == {"code": "invalid_api_key", "message": "Gone."}
         await eventually(lambda: not world.engine.active)
-
-
-async def test_a_whole_answer_that_is_ended_from_outside_is_that_error(
-    world: World, http: httpx.AsyncClient
-) -> None:
-    world.engine.hold_after = 2
-    answer = asyncio.create_task(http.post("/v1/responses", json={"input": "x"}))
-    await eventually(lambda: bool(world.engine.active))
-    run = run_of(world, world.engine.requests[-1].request_id)
-    await run.end(ApiError(403, "Disabled.", code="tenant_disabled"))
-    assert ((await answer).status_code, (await answer).json()["error"]["code"]) == (
-        403,
-        "tenant_disabled",
-    )
 
 
 async def test_a_bug_ends_a_stream_with_a_terminal_event(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from app.stores import Stores
-from app.upkeep.connections import Connected, Presence
+from app.upkeep.connections import Connected, Connections
 from app.wire.errors import ApiError
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
@@ -29,7 +29,7 @@ from tests.app.scripted_engine import ScriptedEngine
 class FakeStream:
     ended_by: list[ApiError] = field(default_factory=list)
 
-    async def end(self, error: ApiError) -> None:
+    def fail(self, error: ApiError) -> None:
         self.ended_by.append(error)
 
     @property
@@ -52,12 +52,12 @@ class Replica:
     redis: GuardedRedis
     stores: Stores
     engine: ScriptedEngine
-    presence: Presence
+    connections: Connections
     noticed: int = 0
 
     async def listen(self) -> None:
         async for change in self.stores.tenants.changes():
-            self.presence.notice(change)
+            self.connections.notice(change)
             self.noticed += 1
 
 
@@ -66,9 +66,9 @@ async def running_replica(url: str, tokenizer: PreTrainedTokenizerBase) -> Async
     redis = await open_redis(url, timeout_seconds=STALL_SECONDS)
     stores = Stores.over(redis, PEPPER)
     engine = ScriptedEngine(tokenizer)
-    presence = Presence(stores.tenants, stores.groups, stores.limiter, engine)
-    replica = Replica(redis, stores, engine, presence)
-    tasks = [asyncio.create_task(presence.run()), asyncio.create_task(replica.listen())]
+    connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
+    replica = Replica(redis, stores, engine, connections)
+    tasks = [asyncio.create_task(connections.run()), asyncio.create_task(replica.listen())]
     await eventually(lambda: replica.noticed > 0)
     try:
         yield replica
@@ -106,7 +106,7 @@ async def everything_reviewed(replica: Replica) -> None:
     name = f"fence-{secrets.token_hex(4)}"
     fence = FakeStream()
     principal = await new_tenant(replica, name)
-    with replica.presence.stream(principal, fence):
+    with replica.connections.stream(principal, fence.fail):
         await replica.stores.tenants.revoke_key(name, principal.key.id)
         await eventually(lambda: bool(fence.ended_by))
 
@@ -114,7 +114,7 @@ async def everything_reviewed(replica: Replica) -> None:
 async def test_a_revoked_keys_connections_end_and_those_of_other_keys_go_on(
     replica: Replica,
 ) -> None:
-    tenants, presence = replica.stores.tenants, replica.presence
+    tenants, connections = replica.stores.tenants, replica.connections
     acme = await new_tenant(replica, "acme")
     umbra = await new_tenant(replica, "umbra")
     _, api_key = await tenants.create_key("acme", "second")
@@ -122,11 +122,14 @@ async def test_a_revoked_keys_connections_end_and_those_of_other_keys_go_on(
     doomed, kept, stranger = FakeStream(), FakeStream(), FakeStream()
     socket, kept_socket = FakeSocket(), FakeSocket()
     with (
-        presence.stream(acme, doomed),
-        presence.stream(second, kept),
-        presence.stream(umbra, stranger),
+        connections.stream(acme, doomed.fail),
+        connections.stream(second, kept.fail),
+        connections.stream(umbra, stranger.fail),
     ):
-        async with presence.socket(acme, socket.close), presence.socket(second, kept_socket.close):
+        async with (
+            connections.socket(acme, socket.close),
+            connections.socket(second, kept_socket.close),
+        ):
             await tenants.revoke_key("acme", acme.key.id)
             await eventually(lambda: bool(doomed.ended_by and socket.closed))
             await tenants.revoke_key("acme", second.key.id)
@@ -142,7 +145,10 @@ async def test_every_replica_ends_what_it_has(
     acme = await new_tenant(replica, "acme")
     here, there = FakeStream(), FakeStream()
     async with running_replica(store_server.url, tokenizer) as other:
-        with replica.presence.stream(acme, here), other.presence.stream(acme, there):
+        with (
+            replica.connections.stream(acme, here.fail),
+            other.connections.stream(acme, there.fail),
+        ):
             await replica.stores.tenants.revoke_key("acme", acme.key.id)
             await eventually(lambda: here.codes == there.codes == ["invalid_api_key"])
 
@@ -153,8 +159,11 @@ async def test_a_disabled_tenants_connections_end_and_other_tenants_go_on(
     acme = await new_tenant(replica, "acme")
     umbra = await new_tenant(replica, "umbra")
     doomed, kept, socket = FakeStream(), FakeStream(), FakeSocket()
-    with replica.presence.stream(acme, doomed), replica.presence.stream(umbra, kept):
-        async with replica.presence.socket(acme, socket.close):
+    with (
+        replica.connections.stream(acme, doomed.fail),
+        replica.connections.stream(umbra, kept.fail),
+    ):
+        async with replica.connections.socket(acme, socket.close):
             await replica.stores.tenants.update_tenant(
                 "acme", lambda tenant: replace(tenant, status="disabled")
             )
@@ -169,7 +178,7 @@ async def test_a_deleted_tenants_connections_end_and_the_engine_forgets_it(
 ) -> None:
     acme = await new_tenant(replica, "acme")
     doomed, forgotten = FakeStream(), replica.engine.forgotten
-    with replica.presence.stream(acme, doomed):
+    with replica.connections.stream(acme, doomed.fail):
         deletion = asyncio.create_task(replica.stores.tenants.delete_tenant("acme"))
         await eventually(lambda: doomed.codes == ["invalid_api_key"])
         await everything_reviewed(replica)
@@ -186,7 +195,7 @@ async def test_the_engine_forgets_a_tenant_once_when_its_cache_is_switched_off(
     tenants, forgotten = replica.stores.tenants, replica.engine.forgotten
     _, acme_key = await tenants.create_tenant("acme")
     acme = await signed_in(replica, acme_key)
-    with replica.presence.stream(acme, FakeStream()):
+    with replica.connections.stream(acme, FakeStream().fail):
         await tenants.update_tenant("acme", lambda tenant: replace(tenant, weight=2.0))
         await everything_reviewed(replica)
         assert not forgotten
@@ -200,7 +209,7 @@ async def test_the_engine_forgets_a_tenant_once_when_its_cache_is_switched_off(
     current = await signed_in(replica, acme_key)
     for principal, leaves_blocks in ((current, False), (acme, True)):
         forgotten.clear()
-        with replica.presence.stream(principal, FakeStream()):
+        with replica.connections.stream(principal, FakeStream().fail):
             await everything_reviewed(replica)
             assert not forgotten
         await everything_reviewed(replica)
@@ -219,7 +228,7 @@ async def test_a_key_ends_when_it_expires_also_when_that_was_decided_later(
             record, api_key = await tenants.create_key("acme", name, expires_at=expires_at)
             streams[name] = FakeStream()
             principal = await signed_in(replica, api_key)
-            stack.enter_context(replica.presence.stream(principal, streams[name]))
+            stack.enter_context(replica.connections.stream(principal, streams[name].fail))
             if name == "prolonged":
                 await tenants.update_key(
                     "acme", record.id, lambda key: replace(key, expires_at=later)
@@ -237,9 +246,9 @@ async def test_a_key_ends_when_it_expires_also_when_that_was_decided_later(
 async def test_after_a_rotation_the_old_key_lives_as_long_as_the_overlap(replica: Replica) -> None:
     acme = await new_tenant(replica, "acme")
     old, new = FakeStream(), FakeStream()
-    with replica.presence.stream(acme, old):
+    with replica.connections.stream(acme, old.fail):
         _, api_key = await replica.stores.tenants.rotate_key("acme", overlap_seconds=0.2)
-        with replica.presence.stream(await signed_in(replica, api_key), new):
+        with replica.connections.stream(await signed_in(replica, api_key), new.fail):
             await eventually(lambda: old.codes == ["invalid_api_key"])
             assert not new.ended_by
 
@@ -249,7 +258,7 @@ async def test_a_key_revoked_while_its_request_was_on_its_way_ends_it(replica: R
     await replica.stores.tenants.revoke_key("acme", acme.key.id)
     await everything_reviewed(replica)
     late = FakeStream()
-    with replica.presence.stream(acme, late):
+    with replica.connections.stream(acme, late.fail):
         await eventually(lambda: late.codes == ["invalid_api_key"])
 
 
@@ -257,7 +266,7 @@ async def test_a_lost_notice_is_made_up_for(replica: Replica, store_server: Embe
     acme = await new_tenant(replica, "acme")
     operator = await open_redis(store_server.url)
     stream = FakeStream()
-    with replica.presence.stream(acme, stream):
+    with replica.connections.stream(acme, stream.fail):
         await operator.execute("CLIENT", "KILL", "TYPE", "pubsub")
         await Stores.over(operator, PEPPER).tenants.revoke_key("acme", acme.key.id)
         await eventually(lambda: stream.codes == ["invalid_api_key"])
@@ -273,7 +282,10 @@ async def test_connections_outlive_an_outage_of_the_store_unless_their_key_expir
     )
     short = await signed_in(replica, api_key)
     kept, expired = FakeStream(), FakeStream()
-    with replica.presence.stream(acme, kept), replica.presence.stream(short, expired):
+    with (
+        replica.connections.stream(acme, kept.fail),
+        replica.connections.stream(short, expired.fail),
+    ):
         os.kill(store_server.server_pid, signal.SIGSTOP)
         try:
             await eventually(lambda: expired.codes == ["invalid_api_key"])
@@ -300,7 +312,7 @@ async def test_a_review_that_fails_is_tried_again(
 
     monkeypatch.setattr(replica.stores.tenants, "list_keys", failing_once)
     stream = FakeStream()
-    with replica.presence.stream(acme, stream):
+    with replica.connections.stream(acme, stream.fail):
         await replica.stores.tenants.revoke_key("acme", acme.key.id)
         await eventually(lambda: stream.codes == ["invalid_api_key"])
     assert next(failures, None) is None
@@ -309,7 +321,7 @@ async def test_a_review_that_fails_is_tried_again(
 async def test_a_connections_principal_follows_its_tenant(replica: Replica) -> None:
     acme = await new_tenant(replica, "acme")
     await replica.stores.groups.create("law")
-    async with replica.presence.socket(acme, FakeSocket().close) as connection:
+    async with replica.connections.socket(acme, FakeSocket().close) as connection:
         await replica.stores.tenants.update_tenant(
             "acme", lambda tenant: replace(tenant, weight=4.0, share_group="law")
         )
@@ -325,13 +337,13 @@ async def test_a_tenant_opens_as_many_sockets_as_it_may(replica: Replica) -> Non
     acme = await new_tenant(replica, "acme")
     umbra = await new_tenant(replica, "umbra")
     limited = replace(acme.tenant, limits=TenantLimits(sockets=1))
-    acme, presence = replace(acme, tenant=limited), replica.presence
-    async with presence.socket(acme, FakeSocket().close):
+    acme, connections = replace(acme, tenant=limited), replica.connections
+    async with connections.socket(acme, FakeSocket().close):
         with pytest.raises(ApiError) as refused:
-            await presence.socket(acme, FakeSocket().close).__aenter__()
+            await connections.socket(acme, FakeSocket().close).__aenter__()
         assert (refused.value.status, refused.value.code) == (429, "sockets_exceeded")
-        async with presence.socket(umbra, FakeSocket().close):
-            assert presence.snapshot()["acme"] == Connected(sockets=1, streams=0)
-    async with presence.socket(acme, FakeSocket().close):
+        async with connections.socket(umbra, FakeSocket().close):
+            assert connections.snapshot()["acme"] == Connected(sockets=1, streams=0)
+    async with connections.socket(acme, FakeSocket().close):
         pass
-    assert presence.snapshot() == {}
+    assert connections.snapshot() == {}

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from app.main import drain
 from app.service import create_app
 from app.stores import Stores
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from app.upkeep.draining import Draining
 from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore
@@ -52,7 +52,7 @@ async def another(
     engine.answer = engine.answer or world.engine.answer
     redis = await open_redis(store_server.url, timeout_seconds=STALL_SECONDS)
     stores = Stores.over(redis, PEPPER)
-    app = create_app(engine, stores, engine.tokenizer, MODEL, ServiceLimits())
+    app = create_app(engine, stores, engine.tokenizer, MODEL, Bounds())
     async with serving(app) as url:
         yield dataclasses.replace(world, base_url=url, app=app, engine=engine, stores=stores)
     await redis.close()
@@ -401,4 +401,4 @@ async def test_a_socket_that_opens_as_draining_begins_leaves_at_once() -> None:
         with state.socket(lambda: asked.append("late")):
             assert asked == ["early", "late"]
     async with asyncio.timeout(1):
-        await state.left()
+        await state.finished()

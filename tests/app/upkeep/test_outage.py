@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from app.generate import admission
-from app.transport.bounds import ServiceLimits
+from app.transport.bounds import Bounds
 from tenants import api_keys
 from tenants.records import Change
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually, living
@@ -35,7 +35,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 async def world(
-    server: Server, engine: ScriptedEngine, limits: ServiceLimits, monkeypatch: pytest.MonkeyPatch
+    server: Server, engine: ScriptedEngine, limits: Bounds, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     """Every look at a tenant goes to the store: what works without it was known before."""
     monkeypatch.setattr(admission, "HEARTBEAT_SECONDS", 0.2)

@@ -44,7 +44,7 @@ async def test_a_revoked_keys_socket_hears_how_its_streams_end_and_is_closed(wor
         if json.loads(message)["type"] == "response.completed":
             break
     await sockets[1].close()
-    assert world.app.state.service.presence.snapshot() == {}
+    assert world.app.state.service.connections.snapshot() == {}
 
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
@@ -93,8 +93,8 @@ async def test_one_socket_too_many_is_refused_and_counts_no_more_once_one_has_cl
     assert refused.value.response.status_code == 429
     assert "retry-after" in refused.value.response.headers
     await first.close()
-    presence = world.app.state.service.presence
-    await eventually(lambda: presence.snapshot()["acme"] == Connected(sockets=1, streams=0))
+    connections = world.app.state.service.connections
+    await eventually(lambda: connections.snapshot()["acme"] == Connected(sockets=1, streams=0))
     third = await websockets.connect(world.ws_url, additional_headers=headers)
     await second.close()
     await third.close()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 import app.upkeep.warming
-from app.prompt.system_prompts import SystemHeads
+from app.prompt.system_prompts import RegisteredPrompts
 from app.prompt.template import ChatTemplate
 from app.stores import Stores
 from app.upkeep.warming import Warmer
@@ -73,8 +73,8 @@ async def backstage(
     stores, engine = Stores.over(redis, PEPPER), ScriptedEngine(tokenizer)
     for tenant_id in ("acme", "umbra"):
         await stores.tenants.create_tenant(tenant_id)
-    heads = SystemHeads(stores.prompts, ChatTemplate(tokenizer))
-    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, heads)
+    registered = RegisteredPrompts(stores.prompts, ChatTemplate(tokenizer))
+    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered)
 
     async def listen() -> None:
         async for change in stores.tenants.changes():
@@ -207,8 +207,8 @@ async def test_a_model_that_takes_no_system_message_refuses_to_be_warmed(
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     stores = backstage.stores
-    heads = SystemHeads(stores.prompts, ChatTemplate(tokenizer))
-    warmer = Warmer(backstage.engine, stores.tenants, stores.groups, stores.prompts, heads)
+    registered = RegisteredPrompts(stores.prompts, ChatTemplate(tokenizer))
+    warmer = Warmer(backstage.engine, stores.tenants, stores.groups, stores.prompts, registered)
     await stores.prompts.put("acme", "law", LAW)
     with pytest.raises(RequestRefused, match="no system messages"):
         await warmer.warm("acme", "law")

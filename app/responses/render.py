@@ -44,7 +44,7 @@ _EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
 }
 
 
-class Answer:
+class ResponseRenderer:
     """One response and its only output message, which grow with a generation.
 
     `item_id` and `logprobs` are given where an earlier stream has begun the message already.

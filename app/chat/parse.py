@@ -1,0 +1,91 @@
+"""A body of the chat completions API as a request to generate: what its fields mean together.
+
+An answer's candidates are sampled from one prompt, or searched by beams.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from app.generate.request import Candidates, FieldNames, GenerationRequest, Item
+from app.wire.chat import ChatBody, ChatMessage
+from app.wire.errors import invalid_request
+from engine.api import BeamParams
+
+_NEUTRAL: dict[str, object] = {
+    "stream": False,
+    "temperature": 0,
+    "best_of": None,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "seed": None,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "logprobs": False,
+    "stop": [],
+}
+"""What must not change how beams are searched or shown, and the values that ask for nothing."""
+
+
+def generation_request(body: ChatBody) -> GenerationRequest:
+    """What a body asks for. Raises `ApiError` naming a field that does not go with others."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise invalid_request("Give 'max_tokens' or 'max_completion_tokens'.", "max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
+    candidates = _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
+    maximum = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return GenerationRequest(
+        id=f"chatcmpl-{secrets.token_hex(16)}",
+        items=[_message(message) for message in body.messages],
+        names=FieldNames(items="messages", max_tokens=maximum),
+        sampling=body,
+        model=body.model,
+        max_tokens=getattr(body, maximum),
+        logprobs=body.top_logprobs or 0 if body.logprobs or candidates.ranks else None,
+        candidates=candidates,
+    )
+
+
+def _message(message: ChatMessage) -> Item:
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": message.text}
+
+
+def _sampled(body: ChatBody) -> Candidates:
+    for field in ("length_penalty", "early_stopping"):
+        if getattr(body, field) is not None:
+            raise invalid_request(f"'{field}' needs 'num_beams'.", field)
+    n = body.n or 1
+    best_of = n if body.best_of is None else body.best_of
+    if best_of < n:
+        raise invalid_request(f"'best_of' must be at least 'n', which is {n}.", "best_of")
+    if best_of > n and body.stream:
+        message = (
+            "'best_of' cannot choose among answers that are streamed; give it the value of 'n'."
+        )
+        raise invalid_request(message, "best_of")
+    field = "n" if body.best_of is None else "best_of"
+    return Candidates(num_choices=n, num_sequences=best_of, field=field)
+
+
+def _searched(body: ChatBody, num_beams: int) -> Candidates:
+    for field, neutral in _NEUTRAL.items():
+        if getattr(body, field) not in (None, neutral):
+            raise invalid_request(f"'{field}' cannot go with 'num_beams'.", field)
+    n = body.n or 1
+    if n > num_beams:
+        raise invalid_request(f"{num_beams} beams have no {n} hypotheses to return.", "n")
+    never = body.early_stopping == "never"
+    beam = BeamParams(
+        num_beams=num_beams,
+        num_return=n,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=None if never else bool(body.early_stopping),
+    )
+    return Candidates(num_choices=n, beam=beam, field="num_beams")

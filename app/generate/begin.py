@@ -1,0 +1,138 @@
+"""The one way to start a generation, whichever API asks: check, admit, hand it to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from app.generate.admission import Gate, Ticket
+from app.generate.engine_request import engine_request, renewed
+from app.generate.generation import Asked, Generation
+from app.generate.request import GenerationRequest
+from app.prompt.conversation import Prompt, PromptBuilder
+from app.prompt.history import History, SocketHistory
+from app.upkeep.connections import Connections
+from app.upkeep.draining import Draining
+from app.upkeep.metrics import Metrics
+from app.wire.errors import ApiError
+from engine.client import EngineClient
+from tenants.records import Principal
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The served model's id, and its last path segment as a shorter name for it."""
+
+    model_id: str
+
+    def check(self, name: str | None) -> None:
+        """Raise `ApiError` 404 for another model's name."""
+        if name is not None and name not in (self.model_id, self.model_id.rsplit("/", 1)[-1]):
+            message = f"The model '{name}' does not exist; this service has '{self.model_id}'."
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+
+class Generations:
+    """Begins generations. Whoever has begun one must iterate its `pieces` or `close` it."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        tokenizer: PreTrainedTokenizerBase,
+        names: ModelNames,
+        prompts: PromptBuilder,
+        history: History,
+        gate: Gate,
+        connections: Connections,
+        draining: Draining,
+        metrics: Metrics,
+        default_max_tokens: int | None,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._names = names
+        self._prompts = prompts
+        self._history = history
+        self._gate = gate
+        self._connections = connections
+        self._draining = draining
+        self._metrics = metrics
+        self._default_max_tokens = default_max_tokens
+
+    async def begin(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        on_socket: SocketHistory | None = None,
+    ) -> Generation:
+        """Start what a request asks for; `on_socket` holds turns that its socket alone knows.
+
+        Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`: nothing runs
+        then, and the tenant has used up one request at most.
+        """
+        with ExitStack() as leaving:
+            leaving.enter_context(self._draining.request())
+            self._names.check(request.model)
+            info = self._engine.info
+            request.candidates.check(info.max_running_sequences)
+            ticket = await self._gate.admit(principal)
+            async with _released_unless_started(ticket):
+                prompt = await self._prompt(principal, request, on_socket)
+                asked = engine_request(principal, request, prompt, info, self._default_max_tokens)
+                await ticket.reserve(asked)
+                text = Asked(
+                    request=asked,
+                    prompt=prompt,
+                    stop=request.sampling.stop_strings,
+                    engine_kind=info.hash_extras,
+                )
+                return self._start(principal, text, ticket, leaving)
+
+    async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
+        """Go on with a generation that was suspended, in this process or another.
+
+        Raises what `begin` raises.
+        """
+        with ExitStack() as leaving:
+            leaving.enter_context(self._draining.request())
+            asked = renewed(interrupted.request, principal, interrupted.prompt, self._engine.info)
+            ticket = await self._gate.admit(principal)
+            async with _released_unless_started(ticket):
+                await ticket.reserve(asked)
+                text = replace(interrupted, request=asked)
+                return self._start(principal, text, ticket, leaving)
+
+    async def _prompt(
+        self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
+    ) -> Prompt:
+        if request.previous_response_id is None:
+            return await self._prompts.first_turn(principal, request)
+        previous = await self._history.continued(
+            principal.tenant.id, request.previous_response_id, on_socket
+        )
+        return await self._prompts.next_turn(principal, request, previous)
+
+    def _start(
+        self, principal: Principal, asked: Asked, ticket: Ticket, leaving: ExitStack
+    ) -> Generation:
+        """Hand it to the engine, and what it leaves at its end to the generation."""
+        self._draining.check_start()
+        generation = Generation(
+            self._engine, self._tokenizer, self._metrics, asked, ticket, leaving.pop_all()
+        )
+        generation.start(self._connections, principal)
+        return generation
+
+
+@asynccontextmanager
+async def _released_unless_started(ticket: Ticket) -> AsyncIterator[None]:
+    """Give back what a request has taken that does not come to its start."""
+    try:
+        yield
+    except BaseException:
+        await ticket.release()
+        raise

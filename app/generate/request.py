@@ -1,0 +1,84 @@
+"""What any route asks for, in words of no API: one conversation to be answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.prompt.template import Message
+from app.wire.common import SamplingFields
+from app.wire.errors import invalid_request
+from app.wire.responses import PromptReference
+from engine.api import BeamParams
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSummary:
+    """What stands for an earlier part of the conversation, see `app.prompt.sealing`."""
+
+    sealed: str
+
+
+Item = Message | SealedSummary
+"""Something that was said; developers speak as the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What the request's API calls its fields, for errors to name."""
+
+    items: str
+    max_tokens: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """`num_sequences` sampled lines, of which the best `num_choices` are the answer, or a search.
+
+    `field` is the one that asks for so many.
+    """
+
+    num_choices: int = 1
+    num_sequences: int = 1
+    beam: BeamParams | None = None
+    field: str = "n"
+
+    @property
+    def width(self) -> int:
+        """Lines that are computed side by side, each as long as an answer may be."""
+        return self.num_sequences if self.beam is None else self.beam.num_beams
+
+    @property
+    def ranks(self) -> bool:
+        """Whether more lines are sampled than the answer has."""
+        return self.num_sequences > self.num_choices
+
+    def check(self, most: int) -> None:
+        """Raises `ApiError` where an engine that computes `most` lines at once has too few."""
+        if self.width > most:
+            message = f"'{self.field}' can be {most} at most: so many run at once."
+            raise invalid_request(message, self.field)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One conversation to be answered.
+
+    It begins with `items`, under the system text that `prompt` names or `instructions` are, or goes
+    on with them behind `previous_response_id`. `sampling` is what all APIs share. An answer that
+    names no `max_tokens` has `default_max_tokens`, or what the service and the context allow.
+    `logprobs` is the number of alternatives beside each token, `None` for no log-probabilities.
+    """
+
+    id: str
+    items: Sequence[Item]
+    names: FieldNames
+    sampling: SamplingFields
+    model: str | None = None
+    instructions: str | None = None
+    prompt: PromptReference | None = None
+    previous_response_id: str | None = None
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    logprobs: int | None = None
+    candidates: Candidates = field(default_factory=Candidates)

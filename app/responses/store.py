@@ -1,0 +1,83 @@
+"""Where responses are kept: finished ones to be continued, interrupted ones to be gone on with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from app.generate.generation import Generation
+from app.prompt.history import History, SocketHistory, Turn, pack_ids
+from app.responses.render import ResponseRenderer
+from app.responses.suspension import SuspendedRun
+from app.wire.errors import response_not_found
+from app.wire.events import ResponseResource, encode_json
+from tenants.errors import StoreUnavailable
+from tenants.suspended import SuspendedResponses
+
+_log = logging.getLogger(__name__)
+
+
+class ResponseStore:
+    """Keeps a response with its tenant, with its socket, or nowhere, as the response says."""
+
+    def __init__(
+        self, history: History, suspended: SuspendedResponses, suspended_ttl_seconds: float
+    ) -> None:
+        self._history = history
+        self._suspended = suspended
+        self._suspended_ttl_seconds = suspended_ttl_seconds
+
+    async def load(self, tenant_id: str, response_id: str) -> bytes:
+        """A tenant's finished response as JSON. Raises `ApiError` 404 and `StoreUnavailable`."""
+        turn = await self._history.load(tenant_id, response_id)
+        if turn is None:
+            raise response_not_found(response_id)
+        return turn.response
+
+    async def keep(
+        self,
+        tenant_id: str,
+        resource: ResponseResource,
+        generation: Generation,
+        on_socket: SocketHistory | None,
+    ) -> None:
+        """Keep a response as it has ended."""
+        prompt, failed = generation.prompt, resource.status == "failed"
+        turn = Turn(
+            packed_ids=b"" if failed else pack_ids(prompt.ids + generation.line.output_ids),
+            shared_tokens=prompt.shared_tokens,
+            shared_owner=prompt.shared_owner,
+            system=prompt.system,
+            end_user=prompt.end_user,
+            response=encode_json(resource),
+        )
+        if resource.store:
+            await self._history.save(tenant_id, resource.id, turn)
+        elif on_socket is not None:
+            on_socket.save(resource.id, turn)
+
+    async def suspend(
+        self,
+        tenant_id: str,
+        renderer: ResponseRenderer,
+        generation: Generation,
+        events: Sequence[bytes | None],
+    ) -> bool:
+        """Keep what is needed to go on in another process; whether that was possible."""
+        if not renderer.resource.store:
+            return False
+        blob = SuspendedRun.of(renderer, generation, events).encode()
+        try:
+            await self.put_back(tenant_id, renderer.resource.id, blob)
+        except StoreUnavailable:
+            _log.warning("response %s cannot be resumed: the store is down", renderer.resource.id)
+            return False
+        return True
+
+    async def take_suspended(self, tenant_id: str, response_id: str) -> bytes | None:
+        """A suspended response's blob, which is then nobody else's. Raises `StoreUnavailable`."""
+        return await self._suspended.take(tenant_id, response_id)
+
+    async def put_back(self, tenant_id: str, response_id: str, blob: bytes) -> None:
+        """Let somebody else go on with a suspended response. Raises `StoreUnavailable`."""
+        await self._suspended.save(tenant_id, response_id, blob, self._suspended_ttl_seconds)
