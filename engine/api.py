@@ -251,6 +251,10 @@ class UnsupportedModel(EngineError):
     """The model cannot be served from paged KV memory; the message says why."""
 
 
+class EngineBroken(EngineError):
+    """Step after step has failed: what computes them has to be started anew."""
+
+
 class StepOutOfMemory(EngineError):
     """A step needs more memory for its computation than there is; a smaller one may do.
 

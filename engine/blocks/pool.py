@@ -35,6 +35,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         self._tails: set[int] = set()
+        self._fresh: set[int] = set()
         self._queue = EvictionQueue(num_blocks, eviction)
 
     @property
@@ -158,12 +159,18 @@ class BlockPool:
             return
         self._hashes[block] = block_hash
         self._by_hash[block_hash] = block
+        self._fresh.add(block)
         if is_tail:
             self._tails.add(block)
         if where is not None:
             self.partial_hits.add(block, where)
         if owner is not None:
             self._owners[block] = owner
+
+    def take_fresh(self) -> set[int]:
+        """The findable blocks that were registered since the last call."""
+        fresh, self._fresh = self._fresh, set()
+        return fresh
 
     def num_references(self, block: int) -> int:
         """How many hold the block."""
@@ -217,6 +224,7 @@ class BlockPool:
             "hashes and map disagree",
         )
         _require(self._tails <= known.keys(), "a forgotten block is a tail")
+        _require(self._fresh <= known.keys(), "a forgotten block is fresh")
         try:
             self.partial_hits.check(set(known))
         except AssertionError as error:
@@ -241,6 +249,7 @@ class BlockPool:
             del self._by_hash[key]
             self.partial_hits.drop(block)
             self._tails.discard(block)
+            self._fresh.discard(block)
 
 
 def _evict_silently(_block: int, _block_hash: bytes, _owner: str) -> None:

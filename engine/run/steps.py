@@ -12,18 +12,22 @@ their tokens, and what is preempted is laid out by them when it comes back.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence
 
 
 class Runner(Protocol):
     """What the engine loop needs of a model: steps are computed one after the other."""
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """Compute `plan`; draw a token for each sampler in order, or list its candidates."""
+        """Compute `plan`; draw a token for each sampler in order, or list its candidates.
+
+        Raises `StepOutOfMemory` if a smaller step may do, and whatever else may go wrong.
+        """
         ...
 
 
@@ -31,7 +35,7 @@ class Pending(Protocol):
     """A step that has been launched."""
 
     def result(self) -> Sampled:
-        """Wait for what `Runner.execute` would have returned."""
+        """Wait for what `Runner.execute` would have returned, or raise what that raises."""
         ...
 
 
@@ -67,55 +71,88 @@ class _Computed:
         return self.sampled
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Steps that are not to be computed any more."""
+
+    error: Exception
+    plans: list[StepPlan]
+    """All that were planned and have no result, whichever of them has failed."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has come of the steps in one round."""
+
+    ended: list[Sequence] = field(default_factory=list)
+    """What has ended while steps were planned."""
+    computed: tuple[StepPlan, Sampled] | None = None
+    """The oldest step that was under way; planned before one that has failed, it counts."""
+    failure: Failure | None = None
+
+
 class Steps:
     """Steps that have been started and not been taken over, oldest first: two at most."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._started: deque[tuple[StepPlan, Pending]] = deque()
+        self._planned: deque[StepPlan] = deque()
+        self._started: deque[Pending] = deque()
+        self._awaits_tokens = False
+        """Of the newest plan."""
 
     def __len__(self) -> int:
         return len(self._started)
 
-    def begin(self, runner: Runner) -> None:
-        """Start a step if there is none, and one behind it if that may run ahead.
+    def advance(self, runner: Runner) -> Progress:
+        """Start the steps that are due, and wait for the oldest.
 
-        Raises what the model raises. Starts nothing if requests have failed instead.
+        Raises nothing that planning or the model raises: it is part of the answer.
+        """
+        progress = Progress()
+        error: Exception | None = None
+        try:
+            while self._is_due(runner):
+                plan = self._scheduler.plan()
+                progress.ended += plan.failed
+                self._awaits_tokens = plan.awaits_tokens
+                if not plan.chunks:
+                    assert self._started or plan.failed, "requests, but nothing to compute"
+                    break
+                self._start(runner, plan)
+        except Exception as raised:  # noqa: BLE001
+            error = raised
+        try:
+            if self._started:
+                sampled = self._started[0].result()
+                self._started.popleft()
+                progress.computed = self._planned.popleft(), sampled
+        except Exception as raised:  # noqa: BLE001
+            error = error or raised
+        if error is not None:
+            progress.failure = Failure(error, list(self._planned))
+            self._planned.clear()
+            self._started.clear()
+        return progress
+
+    def _is_due(self, runner: Runner) -> bool:
+        """Whether a step is to be planned now.
+
+        One behind another that is under way, if that may run ahead: only a device knows the tokens
+        of the one before it. Beams cannot do without theirs, and a plan may find that it has to
+        wait for them.
         """
         if not self._started:
-            plan = self._scheduler.plan()
-            assert plan.chunks or self._scheduler.has_failed, "requests, but nothing to compute"
-            self._start(runner, plan)
-        if len(self._started) == 1 and self._may_run_ahead(runner):
-            self._start(runner, self._scheduler.plan())
-
-    def finish(self) -> tuple[StepPlan, Sampled] | None:
-        """The oldest step, once it is computed, if there is one. Raises what the model raises."""
-        if not self._started:
-            return None
-        plan, pending = self._started.popleft()
-        return plan, pending.result()
-
-    def forget(self) -> None:
-        """Give up whatever has been started."""
-        self._started.clear()
+            return True
+        if len(self._started) > 1 or not isinstance(runner, Launcher) or self._awaits_tokens:
+            return False
+        is_search = any(one.request.beam is not None for one in self._planned[0].samplers)
+        return not (is_search or self._scheduler.is_idle)
 
     def _start(self, runner: Runner, plan: StepPlan) -> None:
-        if not plan.chunks:
-            return
+        self._planned.append(plan)
         if isinstance(runner, Launcher):
-            self._started.append((plan, runner.launch(plan)))
+            self._started.append(runner.launch(plan))
             self._scheduler.launched(plan)
         else:
-            self._started.append((plan, _Computed(runner.execute(plan))))
-
-    def _may_run_ahead(self, runner: Runner) -> bool:
-        """Whether a step may be planned while only a device knows the tokens of the one before it.
-
-        Decided here, but for a plan that finds out that it has to wait.
-        """
-        if not isinstance(runner, Launcher) or self._scheduler.is_idle:
-            return False
-        plan, _ = self._started[0]
-        is_search = any(sampler.request.beam is not None for sampler in plan.samplers)
-        return not (is_search or self._scheduler.must_settle)
+            self._started.append(_Computed(runner.execute(plan)))

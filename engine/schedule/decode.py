@@ -1,12 +1,27 @@
-"""Which sequences decode in a step, and who is preempted for the blocks that they need."""
+"""Which sequences decode in a step, and what their growth takes from others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.preemption import victim_of_growth
 from engine.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Who decodes in a step."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    """They have room for their next tokens."""
+    failed: list[Sequence] = field(default_factory=list)
+    """They have ended, because there will be no room for them."""
+    awaits_tokens: bool = False
+    """Whether somebody is to be preempted once the tokens that are under way are known. Until then
+    nobody decodes."""
 
 
 class DecodePlanner:
@@ -15,31 +30,48 @@ class DecodePlanner:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
 
-    def plan(self) -> list[Sequence]:
-        """Give every decoding sequence room for its next token, oldest first; returns them."""
+    def plan(self, *, may_preempt: bool) -> Growth:
+        """Give every decoding sequence room for its next token, oldest first.
+
+        Nobody may be preempted whose tokens are not all known.
+        """
         running = self._lifecycle.running
         decoding = [(group, sequence) for group in running.values() for sequence in group.decoding]
+        failed: list[Sequence] = []
         for group, sequence in decoding:
-            if sequence.table.has_outgrown(sequence.num_tokens):
-                self._start_anew(group)
-            elif sequence.table.needed(sequence.num_tokens) and group.request_id in running:
-                self._grow(group, sequence)
-            if self._lifecycle.must_settle:
-                break
-        return [sequence for group, sequence in decoding if group.request_id in running]
+            if group.request_id not in running:
+                continue
+            ended = self._make_room(group, sequence, may_preempt)
+            if ended is None:
+                return Growth(awaits_tokens=True)
+            failed += ended
+        sequences = [sequence for group, sequence in decoding if group.request_id in running]
+        return Growth(sequences, failed)
 
-    def _start_anew(self, group: SequenceGroup) -> None:
-        """Let a group that has outgrown its KV be computed again."""
-        if self._lifecycle.is_ahead:
-            self._lifecycle.must_settle = True
-        elif group.request_id in self._lifecycle.running:
+    def _make_room(
+        self, group: SequenceGroup, sequence: Sequence, may_preempt: bool
+    ) -> list[Sequence] | None:
+        """Let a sequence have what its next token needs; the answer is that of `_grow`.
+
+        One that has outgrown its KV is preempted with its group: all of it is computed again.
+        """
+        table = sequence.table
+        if table.has_outgrown(sequence.num_tokens):
+            if not may_preempt:
+                return None
             self._lifecycle.preempt(group)
+        elif table.needed(sequence.num_tokens):
+            return self._grow(group, sequence, may_preempt)
+        return []
 
-    def _grow(self, group: SequenceGroup, sequence: Sequence) -> None:
+    def _grow(
+        self, group: SequenceGroup, sequence: Sequence, may_preempt: bool
+    ) -> list[Sequence] | None:
         """Take blocks for a decoding sequence, preempting whoever has to go before its group.
 
         Over its tenant's limit that is the tenant's newest request, but a request that runs alone
-        was found to fit when it came.
+        was found to fit when it came. Returns what has ended for want of room, or `None` if
+        somebody is to be preempted who may not be.
         """
         lifecycle = self._lifecycle
         account = lifecycle.account(group)
@@ -55,26 +87,17 @@ class DecodePlanner:
                 needed + self._promised(lifecycle.running.values(), group), account.tenant
             ):
                 lifecycle.grow(group, sequence)
-                return
-            if lifecycle.is_ahead:
-                lifecycle.must_settle = True
-                return
+                return []
+            if not may_preempt:
+                return None
             if not is_over and len(lifecycle.running) == 1:
-                lifecycle.fail(group)
-                return
-            victim = self._victim(account.running if is_over else lifecycle.running.values())
+                return lifecycle.fail(group)
+            groups = account.running if is_over else lifecycle.running.values()
+            victim = victim_of_growth(groups, lifecycle)
             lifecycle.preempt(victim)
             if victim is group:
-                return
+                return []
 
     def _promised(self, groups: Iterable[SequenceGroup], without: SequenceGroup) -> int:
         """Blocks that are kept for others which are back from a preemption."""
         return sum(self._lifecycle.promised(group) for group in groups if group is not without)
-
-    def _victim(self, groups: Iterable[SequenceGroup]) -> SequenceGroup:
-        """Who is preempted next; one that is spared only where a reserve has broken its promise."""
-        return max(groups, key=lambda group: (not group.is_spared, self._priority(group)))
-
-    def _priority(self, group: SequenceGroup) -> tuple[tuple[float, float], int]:
-        """The largest one is preempted first."""
-        return self._lifecycle.fairness.rank(self._lifecycle.account(group)), group.arrival

@@ -41,13 +41,6 @@ class Lifecycle:
         self.accounts = Accounts()
         self.live: dict[str, SequenceGroup] = {}
         self.running: dict[str, SequenceGroup] = {}
-        self.is_ahead = False
-        """Whether tokens of launched steps are not known yet. Then nobody can be preempted: what
-        comes back is laid out by its tokens."""
-        self.must_settle = False
-        """Whether somebody would have been preempted, but for that."""
-        self.failed: list[Sequence] = []
-        """Sequences that have ended while a step was planned, and are still to be reported."""
         self.num_preemptions = 0
         self.num_recomputed = 0
         self.num_host_hits = 0
@@ -147,12 +140,15 @@ class Lifecycle:
             self.drop(group, sequence)
         return children
 
-    def preempt(self, group: SequenceGroup) -> None:
-        """Take a running group's blocks; it waits before the others of its tenant."""
-        assert not self.is_ahead, "what waits is known to the last token"
+    def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
+        """Take a running group's blocks; it waits before the others of its tenant.
+
+        What comes back is laid out by its tokens, so all of them have to be known.
+        """
+        assert not any(one.num_drawn for one in group.unfinished), "its tokens are under way"
         self.num_preemptions += 1
         group.was_preempted = True
-        saved = self._save(group)
+        saved = self._save(group) if may_swap else None
         self._stop(group)
         group.sequences = group.unfinished
         if not group.sequences:
@@ -164,10 +160,18 @@ class Lifecycle:
             self._restart(group)
         self.enqueue(group, first=True)
 
-    def fail(self, group: SequenceGroup) -> None:
-        """End a group for which there will be no room; what has finished just ends."""
+    def forget_saved(self, group: SequenceGroup) -> None:
+        """What a swapped group has left in the host tier is lost: it is to be computed again."""
+        swapping.drop(group, self.tiers)
+        self._restart(group)
+
+    def fail(self, group: SequenceGroup) -> list[Sequence]:
+        """End a group for which there will be no room; returns what ends by it.
+
+        What has finished just ends.
+        """
         needed = self.admission(group).num_blocks
-        self.failed += self.end(
+        return self.end(
             group,
             "error",
             f"no room for the {needed} blocks of this request: the other blocks of "
@@ -205,8 +209,7 @@ class Lifecycle:
             self._release([sequence])
         elif group.saved is not None and sequence in group.saved.prefill:
             # Others may build on what it was to compute.
-            swapping.drop(group, self.tiers)
-            self._restart(group)
+            self.forget_saved(group)
         group.sequences.remove(sequence)
         if sequence in group.prefill:
             group.prefill.remove(sequence)

@@ -32,6 +32,12 @@ class StepPlan:
 
     chunks: list[ScheduledChunk]
     transfers: Transfers = field(default_factory=Transfers)
+    findable: set[int] = field(default_factory=set)
+    """Blocks that can be found since it was planned, and that it or steps under way are to fill."""
+    failed: list[Sequence] = field(default_factory=list)
+    """What has ended while the step was planned, because there will be no room for it."""
+    awaits_tokens: bool = False
+    """Whether somebody is to be preempted once the tokens of all steps before this are known."""
 
     @property
     def samplers(self) -> list[Sequence]:

@@ -4,58 +4,85 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from engine.blocks.pins import Pins
 from engine.schedule.admission import Admission, ComputeAdmission
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.plan import ScheduledChunk
+from engine.schedule.preemption import victims_of_admission
 from engine.schedule.sequence import Sequence
+from engine.schedule.step_budget import StepBudget
+
+
+@dataclass(slots=True)
+class Prefill:
+    """A step's prompts, beside what decodes."""
+
+    decoding: list[Sequence]
+    """Those that have not had to make room."""
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    failed: list[Sequence] = field(default_factory=list)
+    """They have ended, because there will be no room for them."""
+    awaits_tokens: bool = False
+    """Whether somebody is to be preempted once the tokens that are under way are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What has come of trying to admit a group."""
+
+    is_admitted: bool = False
+    awaits_tokens: bool = False
+    """See `Prefill`."""
+    failed: list[Sequence] = field(default_factory=list)
+    """See `Prefill`."""
 
 
 class PrefillPlanner:
     """Spends what decoding leaves of a step's budget on prompts, in the order of their tenants."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, pins: Pins, step_token_budget: int, max_running_sequences: int
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, pins: Pins, budget: StepBudget) -> None:
         self._lifecycle = lifecycle
         self._pins = pins
-        self._step_token_budget = step_token_budget
-        self._max_running_sequences = max_running_sequences
+        self._budget = budget
 
-    def plan(self, decoding: list[Sequence]) -> tuple[list[Sequence], list[ScheduledChunk]]:
+    def plan(self, decoding: list[Sequence], *, may_preempt: bool) -> Prefill:
         """Choose prompts beside the sequences that decode.
 
-        Returns what of `decoding` has not had to make room, and the prompts' chunks.
+        Nobody may be preempted whose tokens are not all known.
         """
         running = self._lifecycle.running
-        budget = self._step_token_budget - len(decoding)
+        step = Prefill(decoding)
+        left = self._budget.num_tokens - len(decoding)
         prefilling = [group for group in running.values() if group.prefill]
-        chunks: list[ScheduledChunk] = []
         passed: set[str] = set()
         is_blocked = False
         # Without a budget all slots are decoding, and a new request may still take one's place.
-        while budget > 0 or not chunks:
+        while left > 0 or not step.chunks:
             first = None if is_blocked else self.next_waiting(passed)
             candidates = prefilling if first is None else [*prefilling, first]
             if not candidates:
                 break
             group = min(candidates, key=self._order)
-            if group is not first:
-                prefilling.remove(group)
-            elif self._admit(group, chunks):
+            if group is first:
+                attempt = self._admit(group, step.chunks, may_preempt)
+                step.failed += attempt.failed
+                step.awaits_tokens |= attempt.awaits_tokens
+                if not attempt.is_admitted:
+                    is_blocked = not attempt.failed
+                    continue
                 prefilling = [other for other in prefilling if other.request_id in running]
-                budget += len(decoding)
-                decoding = [sequence for sequence in decoding if sequence.request_id in running]
-                budget -= len(decoding)
+                left += len(step.decoding)
+                step.decoding = [one for one in step.decoding if one.request_id in running]
+                left -= len(step.decoding)
             else:
-                is_blocked = group.request_id in self._lifecycle.live
-                continue
-            while group.prefill and budget > 0:
-                chunks.append(_next_chunk(group, budget))
-                budget -= chunks[-1].count
-        return decoding, chunks
+                prefilling.remove(group)
+            while group.prefill and left > 0:
+                step.chunks.append(_next_chunk(group, left))
+                left -= step.chunks[-1].count
+        return step
 
     def next_waiting(self, passed: set[str]) -> SequenceGroup | None:
         """The group to be admitted next. Tenants at their own limit are `passed` over."""
@@ -91,7 +118,8 @@ class PrefillPlanner:
         if others:
             needed += self._headroom(others) + lifecycle.to_be_promised(admission)
         width = group.width + sum(other.width for other in others)
-        return width <= self._max_running_sequences and lifecycle.pool.can_allocate(
+        has_slots = width <= self._budget.num_sequences or not others
+        return has_slots and lifecycle.pool.can_allocate(
             needed, group.tenant, admission.held, released
         )
 
@@ -109,54 +137,49 @@ class PrefillPlanner:
         room = self._headroom(account.running) + lifecycle.to_be_promised(admission)
         return len(account.held) + new + room <= account.share.max_blocks
 
-    def _admit(self, group: SequenceGroup, chunks: list[ScheduledChunk]) -> bool:
+    def _admit(
+        self, group: SequenceGroup, chunks: list[ScheduledChunk], may_preempt: bool
+    ) -> Attempt:
         """Admit a waiting group, if room can be made without those of `chunks`.
 
         A group that will never find room fails.
         """
         lifecycle = self._lifecycle
-        admission = lifecycle.admission(group)
-        if (
-            isinstance(admission, ComputeAdmission)
-            and admission.partial_hits
-            and not self.fits(admission)
-        ):
-            admission = admission.without_partial_hits(lifecycle.block_size)
+        admission = self._fitting(lifecycle.admission(group))
         price = lifecycle.prices.admission(group, admission.num_cached)
-        slots = admission.slots
-        lifecycle.tiers.host.hold(slots)  # what is preempted now may be swapped
-        has_room = self._make_room(admission, price, chunks)
-        lifecycle.tiers.host.release(slots)
-        if has_room:
-            lifecycle.start(admission, price)
-        elif not self._can_ever_fit(admission):
-            lifecycle.fail(group)
-        return has_room
+        victims = self._victims(admission, price, chunks)
+        if victims is None:
+            is_lost = not self._can_ever_fit(admission)
+            return Attempt(failed=lifecycle.fail(group) if is_lost else [])
+        if victims and not may_preempt:
+            return Attempt(awaits_tokens=True)
+        lifecycle.tiers.host.hold(admission.slots)  # what is preempted now may be swapped
+        for victim in victims:
+            lifecycle.preempt(victim)
+        lifecycle.tiers.host.release(admission.slots)
+        lifecycle.start(admission, price)
+        return Attempt(is_admitted=True)
 
-    def _make_room(self, admission: Admission, price: float, chunks: list[ScheduledChunk]) -> bool:
-        """Preempt those who have to yield to the group, if it fits then and they can be."""
+    def _fitting(self, admission: Admission) -> Admission:
+        """The same without partial hits, if there is no room for the blocks to be copied."""
+        if isinstance(admission, ComputeAdmission) and not self.fits(admission):
+            return admission.without_partial_hits(self._lifecycle.block_size)
+        return admission
+
+    def _victims(
+        self, admission: Admission, price: float, chunks: list[ScheduledChunk]
+    ) -> list[SequenceGroup] | None:
+        """Who has to be preempted so that a group fits; `None` if it does not fit even then."""
         if self.fits(admission):
-            return True
-        lifecycle = self._lifecycle
+            return []
         planned = {chunk.sequence.request_id for chunk in chunks}
-        spared = {group.request_id for group in lifecycle.running.values() if group.is_spared}
-        victims = lifecycle.fairness.yielding(
-            lifecycle.account(admission.group),
-            price,
-            lifecycle.accounts.running.values(),
-            planned | spared,
-        )
+        victims = victims_of_admission(admission, price, planned, self._lifecycle)
         if not victims or not self.fits(admission, victims):
-            return False
-        if lifecycle.is_ahead:
-            lifecycle.must_settle = True
-            return False
+            return None
         fewest = bisect_left(
             range(len(victims)), True, key=lambda n: self.fits(admission, victims[:n])
         )
-        for victim in victims[:fewest]:
-            lifecycle.preempt(victim)
-        return True
+        return victims[:fewest]
 
     def _can_ever_fit(self, admission: Admission) -> bool:
         """Whether the group fits once everything that runs now has ended."""

@@ -24,7 +24,6 @@ from engine.api import EngineRequest
 from engine.blocks.pins import Pins
 from engine.blocks.table import BlockTable
 from engine.blocks.tiers import Tiers
-from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig
 from engine.schedule.accounts import Accounts
 from engine.schedule.beam import BeamSearch, Candidate
@@ -35,6 +34,7 @@ from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.plan import Sampled, ScheduledChunk, StepPlan
 from engine.schedule.prefill import PrefillPlanner
 from engine.schedule.sequence import Sequence
+from engine.schedule.step_budget import StepBudget
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 
 
@@ -59,9 +59,8 @@ class Scheduler:
         fairness = make_fairness(config, prices)
         self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
         self.decode = DecodePlanner(self.lifecycle)
-        self.prefill = PrefillPlanner(
-            self.lifecycle, self.pins, config.step_token_budget, config.max_running_requests
-        )
+        self.budget = StepBudget(config.step_token_budget, config.max_running_requests)
+        self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget)
         self._config = config
         self._extras = hash_extras
         self._rotary_switch = rotary_switch
@@ -121,19 +120,39 @@ class Scheduler:
         return chosen
 
     def fail_all(self, error: str) -> list[Sequence]:
-        """End every request because a step has failed; returns what had not been reported."""
-        ended = self.take_failed()
+        """End every request because a step has failed; returns what ends by it."""
+        ended: list[Sequence] = []
         for group in list(self.lifecycle.live.values()):
             ended += self.lifecycle.end(group, "error", error)
         self.lifecycle.transfers.abandon()
         for plan in self._under_way:
             self.tiers.host.forget(slot for _, slot in plan.transfers.swap_outs)
         self._under_way.clear()
-        self.lifecycle.is_ahead = False
         # Blocks became findable when the failed step was planned; their contents never came.
         # Pinned blocks are older: the step that computed them has succeeded.
         self.pool.forget_all(keep=self.pins.references)
         return ended
+
+    def retry_smaller(self, plans: list[StepPlan]) -> bool:
+        """Undo steps that were too large for the memory; the next ones are half as large.
+
+        `plans` are all that have been made and not taken over. Returns whether a step can be any
+        smaller: if not, nothing is undone.
+        """
+        if not self.budget.halve(max(plan.num_tokens for plan in plans)):
+            return False
+        self._undo(plans)
+        return True
+
+    def fail_these(self, plans: list[StepPlan], error: str) -> list[Sequence]:
+        """Undo steps, and end the requests that they were to compute; returns what ends by it.
+
+        `plans` are all that have been made and not taken over.
+        """
+        self._undo(plans)
+        names = {chunk.sequence.request_id for plan in plans for chunk in plan.chunks}
+        groups = [group for name, group in self.lifecycle.live.items() if name in names]
+        return [ended for group in groups for ended in self.lifecycle.end(group, "error", error)]
 
     def forget_tenant(self, tenant: str) -> None:
         """Drop a tenant's pins and reserve, and make its blocks unfindable.
@@ -157,22 +176,20 @@ class Scheduler:
         before any of it is read, so a request admitted later in the same plan may already share
         what an earlier one is about to compute.
 
-        There is nothing to compute if tokens that are under way have to be known first. Other
-        plans may find that, too, and hold back what is to be preempted: `must_settle` says so.
+        Nobody is preempted whose tokens are under way: what comes back is laid out by its tokens.
         """
-        self.lifecycle.must_settle = False
-        growing = self.decode.plan()
-        if self.lifecycle.must_settle:
-            return StepPlan([])
-        decoding, prefill = self.prefill.plan(growing)
-        chunks = list(map(_next_token, decoding)) + prefill
-        # Without anything to compute there is no step; what is to be moved waits for the next one.
-        return StepPlan(chunks, self.lifecycle.transfers.take() if chunks else Transfers())
-
-    @property
-    def must_settle(self) -> bool:
-        """Whether the next plan needs to know the tokens of every step before it."""
-        return self.lifecycle.must_settle
+        may_preempt = not self._under_way
+        growth = self.decode.plan(may_preempt=may_preempt)
+        if growth.awaits_tokens:
+            return StepPlan([], awaits_tokens=True)
+        prefill = self.prefill.plan(growth.sequences, may_preempt=may_preempt)
+        chunks = list(map(_next_token, prefill.decoding)) + prefill.chunks
+        failed = growth.failed + prefill.failed
+        if not chunks:
+            # There is no step; what is to be moved waits for the next one.
+            return StepPlan([], failed=failed, awaits_tokens=prefill.awaits_tokens)
+        transfers, findable = self.lifecycle.transfers.take(), self.pool.take_fresh()
+        return StepPlan(chunks, transfers, findable, failed, prefill.awaits_tokens)
 
     def launched(self, plan: StepPlan) -> None:
         """A step is under way: what is planned from now on comes after it.
@@ -180,21 +197,10 @@ class Scheduler:
         Its tokens are not known before `commit`. Beams cannot do without theirs.
         """
         self._under_way.append(plan)
-        self.lifecycle.is_ahead = True
         for sampler in plan.samplers:
             sampler.num_drawn += 1
         self.lifecycle.transfers.settle()
         self.pool.partial_hits.settle()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether `take_failed` has something to tell."""
-        return bool(self.lifecycle.failed)
-
-    def take_failed(self) -> list[Sequence]:
-        """The sequences that have ended since the last call because they will never fit."""
-        failed, self.lifecycle.failed = self.lifecycle.failed, []
-        return failed
 
     def commit(self, plan: StepPlan, sampled: Sampled) -> list[Sequence]:
         """Take over a computed step. `sampled` has one token per sampler of the plan, in order.
@@ -224,6 +230,7 @@ class Scheduler:
                 if sequence.finish_reason is not None:
                     self._let_go(sequence)
         self.pool.partial_hits.settle()
+        self.budget.succeeded()
         return news
 
     def check(self) -> None:
@@ -267,11 +274,30 @@ class Scheduler:
             self._rotary_switch,
         )
 
+    def _undo(self, plans: list[StepPlan]) -> None:
+        """Let everything wait that runs, as if it had never been planned in `plans`.
+
+        What earlier steps have computed is found again.
+        """
+        lifecycle = self.lifecycle
+        for group in list(lifecycle.running.values()):
+            for sequence in group.sequences:
+                sequence.num_drawn = 0
+            lifecycle.preempt(group, may_swap=False)
+        lost = {slot for plan in plans for _, slot in plan.transfers.swap_outs}
+        for group in lifecycle.live.values():
+            if group.saved is not None and not lost.isdisjoint(group.saved.slots.values()):
+                lifecycle.forget_saved(group)
+        lifecycle.transfers.abandon()
+        self.tiers.host.forget(lost)
+        self._under_way.clear()
+        findable = self.pool.take_fresh().union(*(plan.findable for plan in plans))
+        self.pool.forget(findable.difference(self.pins.references))
+
     def _land(self, plan: StepPlan) -> None:
         """The tokens of the oldest step that is under way are known."""
         assert self._under_way[0] is plan, "steps are taken over in order"
         self._under_way.popleft()
-        self.lifecycle.is_ahead = bool(self._under_way)
         for sampler in plan.samplers:
             if sampler.finish_reason is None:
                 sampler.num_drawn -= 1

@@ -9,9 +9,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from engine.api import (
+    EngineBroken,
     EngineInfo,
     EngineRequest,
     EngineStats,
+    StepOutOfMemory,
     TenantStats,
     TokenDelta,
     TokenLogprobs,
@@ -20,7 +22,7 @@ from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
-from engine.run.steps import Grouping, Runner, Steps
+from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
@@ -43,6 +45,8 @@ if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
     import zmq
 
 _log = logging.getLogger(__name__)
+_MOST_FAILURES = 3
+"""Failed steps in a row, after which the process is to be started anew."""
 
 
 class EngineCore:
@@ -69,6 +73,8 @@ class EngineCore:
         self._prompt_tokens = 0
         self._output_tokens = 0
         self._violations = 0
+        self._failures = 0
+        """Steps that have failed since the last good one."""
 
     @property
     def is_idle(self) -> bool:
@@ -92,24 +98,19 @@ class EngineCore:
     def step(self) -> list[TokenDelta]:
         """Take over one step, computed now or launched before. Starts the next one if it can.
 
-        A step that fails ends every running request with an error: whatever the model raises must
-        not end the loop, other tenants' requests come after.
+        A step that fails ends every running request with an error, and those that come after may
+        fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
+        after step fails: running requests have not ended then.
         """
         self._steps += 1
-        error: Exception | None = None
-        computed: tuple[StepPlan, Sampled] | None = None
-        try:
-            self._order.begin(self._runner)
-        except Exception as raised:  # noqa: BLE001
-            error = raised
-        news = list(map(_last_delta, self.scheduler.take_failed()))
-        try:
-            computed = self._order.finish()  # launched before the one that has failed, it counts
-        except Exception as raised:  # noqa: BLE001
-            error = error or raised
-        if computed is not None:
-            news += self._take_over(*computed)
-        return news if error is None else news + self._fail(error)
+        progress = self._order.advance(self._runner)
+        news = list(map(_last_delta, progress.ended))
+        if progress.computed is not None:
+            news += self._take_over(*progress.computed)
+        if progress.failure is not None:
+            return news + self._recover(progress.failure)
+        self._failures = 0
+        return news
 
     def check(self) -> None:
         """Verify the books; a violation is logged and counted, it never stops the engine."""
@@ -156,11 +157,23 @@ class EngineCore:
         news = self.scheduler.commit(plan, sampled)
         return [self._delta(sequence, logprobs.get(id(sequence))) for sequence in news]
 
-    def _fail(self, error: Exception) -> list[TokenDelta]:
-        """End every request, because a step has failed."""
+    def _recover(self, failure: Failure) -> list[TokenDelta]:
+        """Go on behind a failed step; returns the terminal deltas of what ends by it."""
+        error, plans = failure.error, failure.plans
+        lacks_memory = isinstance(error, StepOutOfMemory)
+        if lacks_memory and self.scheduler.retry_smaller(plans):
+            limit = self.scheduler.budget.num_tokens
+            _log.warning("step %d lacks memory: %d tokens at most now", self._steps, limit)
+            return []
         _log.error("step %d failed", self._steps, exc_info=error)
-        self._order.forget()
-        ended = self.scheduler.fail_all(f"{type(error).__name__} in the engine")
+        self._failures += 1
+        if self._failures == _MOST_FAILURES:
+            raise EngineBroken(f"{self._failures} steps in a row have failed") from error
+        message = f"{type(error).__name__} in the engine"
+        if lacks_memory:
+            ended = self.scheduler.fail_these(plans, message)
+        else:
+            ended = self.scheduler.fail_all(message)
         return list(map(_last_delta, ended))
 
     def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
@@ -211,7 +224,8 @@ class EngineCore:
 def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
     """Announce readiness, then run the loop over `socket` until told to shut down.
 
-    Messages are taken before every step, so an abort frees its blocks within one step.
+    Messages are taken before every step, so an abort frees its blocks within one step. Raises
+    `EngineBroken` as `EngineCore.step` does.
     """
     socket.send(encode(Ready(core.info)))
     while True:

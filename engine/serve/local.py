@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 
 import zmq
 
+from engine.api import EngineBroken
 from engine.serve.core import EngineCore, serve
 from engine.serve.remote import RemoteEngine, RunningEngine
+
+_log = logging.getLogger(__name__)
 
 
 class LocalEngine(RemoteEngine):
@@ -50,6 +54,8 @@ class _Thread:
         socket.connect(self._address)
         try:
             serve(self._build(), socket)
+        except EngineBroken:
+            _log.exception("the engine gives up; its thread ends")
         finally:
             socket.close(linger=0)
             with contextlib.suppress(RuntimeError):  # the event loop may be gone before us

@@ -13,6 +13,7 @@ import sys
 import msgspec
 import zmq
 
+from engine.api import EngineBroken
 from engine.config import EngineConfig
 from engine.run.threads import thread_environment
 from engine.serve.messages import Failed, encode
@@ -94,8 +95,13 @@ def main() -> None:
         sys.exit(1)
     gc.collect()
     gc.freeze()
-    serve(core, socket)
-    socket.close(linger=0)
+    try:
+        serve(core, socket)
+    except EngineBroken:
+        logging.getLogger(__name__).exception("the engine gives up; its process ends")
+        sys.exit(1)
+    finally:
+        socket.close(linger=0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Steps that are launched before the tokens of those before them are known change nothing."""
 
 import random
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from engine.api import BeamParams
+from engine.api import BeamParams, StepOutOfMemory
 from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.engine.schedule.test_scheduler import FailingStep, SchedulerMachine
@@ -46,6 +47,13 @@ def prompt_that_goes_on(length: int, out: int, count: int = 1) -> list[int]:
     raise AssertionError("every prompt stops")
 
 
+def failing(error: type[Exception]) -> Callable[[object], None]:
+    def fail(_: object) -> None:
+        raise error
+
+    return fail
+
+
 class RunAheadMachine(SchedulerMachine):
     """Everything that may happen to requests, while steps are under way."""
 
@@ -56,19 +64,22 @@ class RunAheadMachine(SchedulerMachine):
     def fail_a_step(self, luck: int, where: str) -> None:
         if luck:
             return
+        self._fail_a_step_at(where, FailingStep)
+        assert self.core.is_idle or where == "launch", "only a launch may not have been due"
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule(luck=st.integers(0, 2), where=st.sampled_from(["launch", "result"]))
+    def lack_memory(self, luck: int, where: str) -> None:
+        if not luck:
+            self._fail_a_step_at(where, StepOutOfMemory)
+
+    def _fail_a_step_at(self, where: str, error: type[Exception]) -> None:
         runner = late(self.core)
         with pytest.MonkeyPatch.context() as patch:
-            if where == "launch":
-                patch.setattr(runner, "launch", _raise)
-            else:
-                patch.setattr(runner, "compute", _raise)
+            patch.setattr(runner, "launch" if where == "launch" else "compute", failing(error))
             self._take(self.core.step())
-            assert self.core.is_idle or where == "launch", "only a launch may not have been due"
+        self.core._failures = 0  # there may be many, at last it would give up
         runner.queue.clear()
-
-
-def _raise(_: object) -> None:
-    raise FailingStep
 
 
 TestRunAheadMachine = RunAheadMachine.TestCase
@@ -186,7 +197,7 @@ def test_tokens_drawn_before_a_launch_fails_still_reach_their_readers(
     core.submit(make_request("r", prompt, 12))
     core.step()
     with monkeypatch.context() as patch:
-        patch.setattr(late(core), "launch", _raise)
+        patch.setattr(late(core), "launch", failing(FailingStep))
         token, end = core.step()
     assert token.token_ids == expected_output(prompt, 2)[1:]
     assert (end.token_ids, end.finish_reason) == ([], "error")

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.api import EngineRequest, RequestRefused, TenantShare, TokenDelta
+from engine.api import EngineRequest, RequestRefused, StepOutOfMemory, TenantShare, TokenDelta
 from engine.blocks.eviction_policy import Eviction
 from engine.run.steps import Runner
 from engine.schedule.plan import Sampled, StepPlan
@@ -161,13 +161,14 @@ class FailingStep(Exception):
 class FailingRunner:
     """Fails before or after the step was computed."""
 
-    def __init__(self, runner: Runner | None) -> None:
+    def __init__(self, runner: Runner | None, error: type[Exception]) -> None:
         self._runner = runner
+        self._error = error
 
     def execute(self, plan: StepPlan) -> Sampled:
         if self._runner is not None:
             self._runner.execute(plan)
-        raise FailingStep
+        raise self._error
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -266,11 +267,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail_a_step(self, luck: int, is_computed: bool) -> None:
         if luck:
             return
+        self._fail_a_step(is_computed, FailingStep)
+        assert self.core.is_idle
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule(luck=st.integers(0, 2), is_computed=st.booleans())
+    def lack_memory(self, luck: int, is_computed: bool) -> None:
+        if luck:
+            return
+        limit = self.core.scheduler.budget.num_tokens
+        self._fail_a_step(is_computed, StepOutOfMemory)
+        assert self.core.scheduler.budget.num_tokens <= limit
+
+    def _fail_a_step(self, is_computed: bool, error: type[Exception]) -> None:
         runner = self.core._runner
-        self.core._runner = FailingRunner(runner if is_computed else None)
+        self.core._runner = FailingRunner(runner if is_computed else None, error)
         self._take(self.core.step())
         self.core._runner = runner
-        assert self.core.is_idle
+        self.core._failures = 0  # there may be many, at last it would give up
 
     @precondition(lambda self: not self.core.is_idle)
     @rule()
@@ -330,7 +344,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if delta.finish_reason is not None:
                 self.ends[name] = delta
             if delta.finish_reason == "error":
-                if "FailingStep" in (delta.error or ""):
+                if {"FailingStep", "StepOutOfMemory"} & set((delta.error or "").split()):
                     continue
                 kept = "no room" in (delta.error or "") and self.may_lack_room
                 assert kept or "cannot be pinned" in (delta.error or "")

@@ -302,3 +302,16 @@ async def test_pins_and_tenants_are_let_go_through_the_client(engine: LocalEngin
     await engine.forget_tenant("a")
     stats = await engine.stats()
     assert (stats.blocks_cached, stats.tenants) == (0, {})
+
+
+async def test_an_engine_whose_steps_all_fail_is_replaced(engine: LocalEngine, fate: Fate) -> None:
+    def breaks(plan: StepPlan) -> bool:
+        if fate.builds == 1:
+            raise RuntimeError("the device is sick")
+        return False
+
+    fate.dies = breaks
+    ends = [(await collect(engine, name))[-1] for name in "12"]
+    assert [delta.error for delta in ends] == ["RuntimeError in the engine"] * 2
+    assert tokens(await collect(engine, "3")) == expected_output(request("3").prompt, 60)
+    assert fate.builds == 2
