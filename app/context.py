@@ -11,6 +11,7 @@ from app.transport.bounds import Bounds
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
+from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
 from engine.client import EngineClient
 
@@ -29,4 +30,5 @@ class Service:
     draining: Draining
     bounds: Bounds
     metrics: Metrics
+    supervisor: Supervisor
     started_at: int

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -38,10 +35,9 @@ from app.transport.http import RequestIds, answering, routing_error
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
+from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
 from engine.client import EngineClient
-
-_log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -58,6 +54,7 @@ def create_app(
     own background work (warming, leases, usage).
     """
     metrics = Metrics()
+    supervisor = Supervisor(metrics)
     template = ChatTemplate(tokenizer)
     registered = RegisteredPrompts(stores.prompts, template)
     gate = Gate(stores.limiter, stores.usage, metrics)
@@ -97,8 +94,14 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # The meter outlives the gate, which settles what has ended before it is done.
-        async with _background(stores.usage.run()):
-            async with _background(warmer.run(), connections.run(), notify(), gate.run()):
+        async with supervisor.running(usage=stores.usage.run):
+            async with supervisor.running(
+                warming=warmer.run,
+                engine_starts=warmer.watch_engine,
+                connections=connections.run,
+                notices=notify,
+                leases=gate.run,
+            ):
                 yield
                 await responses.close()
             await gate.close()
@@ -114,6 +117,7 @@ def create_app(
         draining=draining,
         bounds=bounds,
         metrics=metrics,
+        supervisor=supervisor,
         started_at=int(time.time()),
     )
     admin = [] if admin_token is None else admin_routes(service, admin_token)
@@ -125,26 +129,6 @@ def create_app(
     )
     app.state.service = service
     return app
-
-
-@contextlib.asynccontextmanager
-async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Everything in `work` runs beside the block, and is cancelled after it."""
-    tasks = [asyncio.create_task(one) for one in work]
-    for task in tasks:
-        task.add_done_callback(_report)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        _log.error("background work has failed for good", exc_info=error)
 
 
 def _routes() -> list[BaseRoute]:

@@ -25,10 +25,10 @@ _BATCH_TTL_SECONDS = 7 * 24 * 3600
 _ADD = Script("""
 if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then return end
 if tonumber(redis.call('GET', KEYS[4]) or 0) >= tonumber(ARGV[1]) then return end
-redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[2])
 for index = 3, #ARGV, 2 do
   redis.call('HINCRBY', KEYS[3], ARGV[index], ARGV[index + 1])
 end
+redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[2])
 """)
 
 

@@ -23,7 +23,8 @@ async def healthz(_: Request) -> ASGIApp:
 async def readyz(request: Request) -> ASGIApp:
     """Whether requests are served: a round trip through the engine loop.
 
-    A store that is down leaves the service ready, but degraded: known tenants chat on.
+    A store that is down leaves the service ready, but degraded: known tenants chat on. So does a
+    background loop that fails; it is named.
     """
     service: Service = request.app.state.service
     if service.draining.begun:
@@ -37,6 +38,10 @@ async def readyz(request: Request) -> ASGIApp:
             await service.stores.tenants.ping()
     except (StoreUnavailable, TimeoutError):
         return json_response({"status": "degraded", "reason": "the tenant store is down"})
+    failing = service.supervisor.failing
+    if failing:
+        reason = f"background loops have failed and start again: {', '.join(failing)}"
+        return json_response({"status": "degraded", "reason": reason})
     return json_response({"status": "ready"})
 
 

@@ -76,6 +76,12 @@ class Metrics:
             ("limit",),
             registry=self.registry,
         )
+        self.loop_failures = Counter(
+            "partywall_loop_failures",
+            "Failures of a background loop, which was then started again.",
+            ("loop",),
+            registry=self.registry,
+        )
         self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")

@@ -91,21 +91,22 @@ class Warmer:
             self._wanted.set()
 
     async def run(self) -> None:
-        """Warm until cancelled."""
-        watcher = asyncio.create_task(self._watch_engine())
-        try:
-            while True:
-                await self._wanted.wait()
-                self._wanted.clear()
-                try:
-                    await self._catch_up()
-                except (StoreUnavailable, EngineUnavailable) as error:
-                    _log.warning("warming waits %s s: %s", _RETRY_SECONDS, error)
-                    await asyncio.sleep(_RETRY_SECONDS)
-                    self._wanted.set()
-        finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+        """Warm until cancelled; `watch_engine` must run beside."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self._catch_up()
+            except (StoreUnavailable, EngineUnavailable) as error:
+                _log.warning("warming waits %s s: %s", _RETRY_SECONDS, error)
+                await asyncio.sleep(_RETRY_SECONDS)
+                self._wanted.set()
+
+    async def watch_engine(self) -> None:
+        """Have everything warmed again whenever the engine has started, until cancelled."""
+        while True:
+            self._engine_starts = await self._engine.wait_started(self._engine_starts)
+            self._look_at_everybody()
 
     async def warm(self, owner: str, name: str) -> PromptIndex:
         """Compute the active version of a prompt now, and pin it if it is to be; its blocks' index.
@@ -116,11 +117,6 @@ class Warmer:
         take, plainly that for a pin without room).
         """
         return await self._compute(await self._owner(owner), name)
-
-    async def _watch_engine(self) -> None:
-        while True:
-            self._engine_starts = await self._engine.wait_started(self._engine_starts)
-            self._look_at_everybody()
 
     def _look_at_everybody(self) -> None:
         self._all_stale = True

@@ -80,7 +80,8 @@ async def backstage(
         async for change in stores.tenants.changes():
             warmer.notice(change)
 
-    tasks = [asyncio.create_task(warmer.run()), asyncio.create_task(listen())]
+    loops = (warmer.run(), warmer.watch_engine(), listen())
+    tasks = [asyncio.create_task(loop) for loop in loops]
     yield Backstage(stores, engine, warmer)
     for task in tasks:
         task.cancel()
