@@ -34,8 +34,8 @@ _INDICES = {
     "member_starts_ptr",
     "members_ptr",
 }
-_FP32 = re.compile(r"(own_|shared_)?(outputs|sums|cos|sin)_ptr")
-_ALIGNED = re.compile(r"(?!table_stride).*_(ptr|stride)|depth|columns|piece|inter")
+_FP32 = {"outputs_ptr", "sums_ptr", "cos_ptr", "sin_ptr"}
+_ALIGNED = re.compile(r"(?!table_stride)(.*[._])?(ptr|stride)|depth|columns|piece|inter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class Usage:
 
 def compile_variant(variant: Variant, arch: int) -> Usage:
     """Compile for compute capability `arch` (90: sm_90). Raises what Triton raises."""
-    kernel, names = variant.kernel, variant.kernel.arg_names
-    signature = {name: _type(name, variant) for name in names}
+    signature, places = _signature(variant)
+    constants = {places[name]: value for name, value in variant.constants.items()}
     # What a launch knows of real tensors: addresses, strides and widths divide by 16.
     aligned = {
-        (position,): [["tt.divisibility", 16]]
-        for position, name in enumerate(names)
+        place: [["tt.divisibility", 16]]
+        for name, place in places.items()
         if _ALIGNED.fullmatch(name)
     }
-    source = ASTSource(kernel, signature, variant.constants, aligned)
+    source = ASTSource(variant.kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
     report = _resource_usage(compiled.asm["cubin"])
     usage = re.search(r"REG:(\d+) STACK:(\d+)", report)
@@ -103,18 +103,34 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(usage.spill_bytes for usage in usages))
 
 
+def _signature(variant: Variant) -> tuple[dict[str, object], dict[str, tuple[int, ...]]]:
+    """The types of all arguments, and where each of them and of their fields stands."""
+    signature: dict[str, object] = {}
+    places: dict[str, tuple[int, ...]] = {}
+    for position, name in enumerate(variant.kernel.arg_names):
+        kind = None if name in variant.constants else variant.tuple_of(name)
+        if kind is None:
+            signature[name], places[name] = _type(name, variant), (position,)
+            continue
+        fields = [f"{name}.{field}" for field in kind._fields]
+        signature[name] = kind(*(_type(field, variant) for field in fields))
+        places |= {field: (position, index) for index, field in enumerate(fields)}
+    return signature, places
+
+
 def _type(name: str, variant: Variant) -> str:
     if name in variant.constants:
         return "constexpr"
     if name in variant.types:
         return variant.types[name]
+    name = name.rpartition(".")[2]
     if name in _INDICES:
         return "*i32"
     if name in ("slots_ptr", "positions_ptr"):
         return "*i64"
-    if _FP32.fullmatch(name):
+    if name in _FP32:
         return "*fp32"
-    if name.endswith("_ptr"):
+    if name.endswith("ptr"):
         return _POINTERS[variant.dtype]
     return "fp32" if name in ("scale", "eps") else "i32"
 

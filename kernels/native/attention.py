@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.native import library
-from kernels.types import AttentionBatch, AttentionShape
+from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""
@@ -19,8 +19,6 @@ _CALL = Struct("=11q15q2d")
 
 _WRITE = Struct("=4q4q4q4q")
 """`pw_cache_write` of `native/cache.h`."""
-
-_NO_GROUPS = (0, 0, 0, 0, 0)
 
 
 def prepare(shape: AttentionShape) -> None:
@@ -93,17 +91,7 @@ def pack_call(
         batch.block_tables.data_ptr(),
         batch.query_starts.data_ptr(),
         batch.context_lens.data_ptr(),
-        *(
-            _NO_GROUPS
-            if groups is None
-            else (
-                groups.begins.data_ptr(),
-                groups.ends.data_ptr(),
-                groups.member_starts.data_ptr(),
-                groups.members.data_ptr(),
-                groups.private_starts.data_ptr(),
-            )
-        ),
+        *_addresses(groups),
         query_token,
         query_head,
         block,
@@ -121,6 +109,18 @@ def pack_call(
         TYPES[kv.dtype],
         scale,
         softcap or 0.0,
+    )
+
+
+def _addresses(groups: PrefixGroups | None) -> tuple[int, ...]:
+    if groups is None:
+        return 0, 0, 0, 0, 0
+    return (
+        groups.begins.data_ptr(),
+        groups.ends.data_ptr(),
+        groups.member_starts.data_ptr(),
+        groups.members.data_ptr(),
+        groups.private_starts.data_ptr(),
     )
 
 

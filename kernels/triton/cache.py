@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import kv_format
+from kernels.triton.arguments import KvMemory, Rows, memory_of, rows_of
 
 SMALLEST = tl.constexpr(kv_format.SMALLEST)
 _ELEMENTS_PER_PROGRAM = 2048
@@ -25,56 +26,47 @@ def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     num_tokens, num_kv_heads, head_dim = key.shape
     heads = heads_per_program(num_kv_heads, head_dim)
     write_slots[num_tokens, triton.cdiv(num_kv_heads, heads)](
-        key,
-        value,
-        kv,
+        rows_of(key),
+        rows_of(value),
+        memory_of(kv),
         slots,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *kv.stride()[:4],
         num_kv_heads,
         BLOCK_SIZE=kv.shape[3],
         HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
         HEADS=heads,
     )
 
 
 @triton.jit
 def write_slots(
-    key_ptr,
-    value_ptr,
-    kv_ptr,
+    key: Rows,
+    value: Rows,
+    kv: KvMemory,
     slots_ptr,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
-    kv_block_stride,
-    kv_value_stride,
-    kv_head_stride,
-    kv_token_stride,
     num_kv_heads,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     """One program stores `HEADS` heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    dims = tl.arange(0, DIM_PAD)
+    dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     real = heads < num_kv_heads
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-    slot = tl.load(slots_ptr + token)
-    to = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + (slot % BLOCK_SIZE) * kv_token_stride
-    to += heads * kv_head_stride
-    keys = key_ptr + token * key_token_stride + heads * key_head_stride
-    values = value_ptr + token * value_token_stride + heads * value_head_stride
-    key = tl.load(keys[:, None] + dims[None, :], mask=inside, other=0.0)
-    store_rows(to, key, real, HEAD_DIM)
-    value = tl.load(values[:, None] + dims[None, :], mask=inside, other=0.0)
-    store_rows(to + kv_value_stride, value, real, HEAD_DIM)
+    to = first_head(kv, tl.load(slots_ptr + token), BLOCK_SIZE) + heads * kv.head_stride
+    keys = key.ptr + token * key.token_stride + heads * key.head_stride
+    values = value.ptr + token * value.token_stride + heads * value.head_stride
+    rows = tl.load(keys[:, None] + dims[None, :], mask=inside, other=0.0)
+    store_rows(to, rows, real, HEAD_DIM)
+    rows = tl.load(values[:, None] + dims[None, :], mask=inside, other=0.0)
+    store_rows(to + kv.value_stride, rows, real, HEAD_DIM)
+
+
+@triton.jit
+def first_head(kv: KvMemory, slot, BLOCK_SIZE: tl.constexpr):
+    """Where the key of the first head in a slot lies."""
+    return kv.ptr + (slot // BLOCK_SIZE) * kv.block_stride + (slot % BLOCK_SIZE) * kv.token_stride
 
 
 @triton.jit

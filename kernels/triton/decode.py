@@ -15,12 +15,22 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.kv_format import is_quantized
-from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
+from kernels.triton.arguments import (
+    KvMemory,
+    Rows,
+    Sequences,
+    Slots,
+    memory_of,
+    rows_of,
+    sequences_of,
+)
+from kernels.triton.walk import Tiling, head_options, load_queries, no_keys, walk_keys
 from kernels.triton.work import (
     Partials,
     capability,
     padded,
     partials,
+    share_of_program,
     shared_kib,
     slots_of,
     store_partial,
@@ -78,31 +88,23 @@ def attend_own_keys(
         device=query.device,
         most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,
     )
-    attend_own[(parts.num_programs,)](
-        *parts.arguments(),
-        query,
-        kv,
+    attend_own[(parts.slots.num_programs,)](
+        parts.slots,
+        rows_of(query),
+        memory_of(kv),
+        sequences_of(batch),
         batch.block_tables,
-        batch.query_starts,
-        batch.context_lens,
-        None if batch.groups is None else batch.groups.private_starts,
+        batch.block_tables.stride(0),
         num_seqs,
         num_kv_heads,
         scale,
-        *query.stride()[:2],
-        *kv.stride()[:4],
-        batch.block_tables.stride(0),
         SEQS=padded(num_seqs),
-        GROUP=num_heads // num_kv_heads,
         ROWS=cut.rows,
         UNIT=parts.unit,
         FIXED=parts.fixed,
         WINDOW=sliding_window or 0,
         SOFTCAP=softcap or 0.0,
-        BLOCK_SIZE=kv.shape[3],
-        HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        DOT_TYPE=dot_type(query.dtype),
+        **head_options(query, kv),
         **cut.options(),
     )
     return parts
@@ -112,20 +114,18 @@ def attend_own_keys(
 def own_range(
     seq,  # a row of the batch, or several
     real,
-    query_starts_ptr,
-    context_lens_ptr,
-    private_starts_ptr,
+    seqs: Sequences,
     WINDOW: tl.constexpr,
 ):
     """Where the keys that a sequence attends to alone begin and end; nowhere for chunks."""
-    first = tl.load(query_starts_ptr + seq, mask=real, other=0)
-    query_len = tl.load(query_starts_ptr + seq + 1, mask=real, other=0) - first
-    end = tl.load(context_lens_ptr + seq, mask=real, other=0)
+    first = tl.load(seqs.query_starts_ptr + seq, mask=real, other=0)
+    query_len = tl.load(seqs.query_starts_ptr + seq + 1, mask=real, other=0) - first
+    end = tl.load(seqs.context_lens_ptr + seq, mask=real, other=0)
     end = tl.where(query_len == 1, end, 0)
     if WINDOW > 0:
         begin = tl.maximum(end - WINDOW, 0)
-    elif private_starts_ptr is not None:
-        begin = tl.minimum(tl.load(private_starts_ptr + seq, mask=real, other=0), end)
+    elif seqs.private_starts_ptr is not None:
+        begin = tl.minimum(tl.load(seqs.private_starts_ptr + seq, mask=real, other=0), end)
     else:
         begin = end * 0
     return begin, end
@@ -133,24 +133,15 @@ def own_range(
 
 @triton.jit(do_not_specialize=["table_stride", "num_seqs"])
 def attend_own(
-    outputs_ptr,
-    sums_ptr,
-    query_ptr,
-    kv_ptr,
+    parts: Slots,
+    query: Rows,
+    kv: KvMemory,
+    seqs: Sequences,
     tables_ptr,
-    query_starts_ptr,
-    context_lens_ptr,
-    private_starts_ptr,
+    table_stride,
     num_seqs,
     num_kv_heads,
     scale,
-    query_token_stride,
-    query_head_stride,
-    kv_block_stride,
-    kv_value_stride,
-    kv_head_stride,
-    kv_token_stride,
-    table_stride,
     SEQS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -160,27 +151,19 @@ def attend_own(
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """One program: an equal share of all keys, with all heads that share one KV head."""
-    seqs = tl.arange(0, SEQS)
-    begins, ends = own_range(
-        seqs, seqs < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
-    )
+    every = tl.arange(0, SEQS)
+    begins, ends = own_range(every, every < num_seqs, seqs, WINDOW)
     units = tl.cdiv(ends - begins, UNIT) * num_kv_heads
     units_to = tl.cumsum(units)
-    num_units = tl.sum(units)
-    share = tl.cdiv(num_units, tl.num_programs(0))
-    unit = tl.program_id(0) * share
-    last_of_program = tl.minimum(unit + share, num_units)
+    share, unit, last_of_program = share_of_program(tl.sum(units))
     while unit < last_of_program:
         seq = tl.sum((units_to <= unit).to(tl.int32))
-        before = tl.sum(tl.where(seqs < seq, units, 0))
-        begin, end = own_range(
-            seq, seq < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
-        )
+        before = tl.sum(tl.where(every < seq, units, 0))
+        begin, end = own_range(seq, seq < num_seqs, seqs, WINDOW)
         units_per_head = tl.cdiv(end - begin, UNIT)
         kv_head = (unit - before) // units_per_head
         first = (unit - before) % units_per_head
@@ -189,28 +172,18 @@ def attend_own(
             count = tl.minimum(units_per_head - first, last_of_program - unit)
 
         rows = tl.arange(0, ROWS)
-        dims = tl.arange(0, DIM_PAD)
         real = rows < GROUP
-        token = tl.load(query_starts_ptr + seq).to(tl.int64)
-        at = query_ptr + token * query_token_stride
-        at += (kv_head * GROUP + rows) * query_head_stride
-        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-        query = tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
-        output, top, total = no_keys(ROWS, DIM_PAD)
-        output, top, total = walk_keys(
-            query,
-            output,
-            top,
-            total,
+        token = tl.load(seqs.query_starts_ptr + seq).to(tl.int64)
+        seen = walk_keys(
+            load_queries(query, token, kv_head * GROUP + rows, real, HEAD_DIM, DOT_TYPE),
+            no_keys(ROWS, HEAD_DIM),
             tl.zeros([ROWS], tl.int32) + end,
-            kv_ptr + kv_head * kv_head_stride,
+            kv,
+            kv_head,
             tables_ptr + seq.to(tl.int64) * table_stride,
             begin + first * UNIT,
             tl.minimum(begin + (first + count) * UNIT, end),
             scale,
-            kv_block_stride,
-            kv_value_stride,
-            kv_token_stride,
             True,
             0,  # a window's first key is where the walk begins
             SOFTCAP,
@@ -220,5 +193,5 @@ def attend_own(
             TILE,
         )
         slot, _ = slots_of(seq * num_kv_heads + kv_head, unit, 1, share, FIXED)
-        store_partial(outputs_ptr, sums_ptr, slot, output, top, total, real, GROUP, HEAD_DIM)
+        store_partial(parts, slot, seen, real, GROUP, HEAD_DIM)
         unit += count

@@ -15,12 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
+from kernels.triton.arguments import (
+    Groups,
+    KvMemory,
+    Rows,
+    Slots,
+    memory_of,
+    rows_of,
+    table_of,
+)
+from kernels.triton.walk import Tiling, head_options, load_queries, no_keys, walk_keys
 from kernels.triton.work import (
     Partials,
     capability,
     padded,
     partials,
+    share_of_program,
     shared_kib,
     slots_of,
     store_partial,
@@ -67,30 +77,21 @@ def attend_shared_runs(
         unit=cut.keys,
         device=query.device,
     )
-    attend_shared[(parts.num_programs,)](
-        *parts.arguments(),
-        query,
-        kv,
-        batch.block_tables,
+    attend_shared[(parts.slots.num_programs,)](
+        parts.slots,
+        rows_of(query),
+        memory_of(kv),
+        table_of(groups),
         batch.query_starts,
-        groups.begins,
-        groups.ends,
-        groups.member_starts,
-        groups.members,
+        batch.block_tables,
+        batch.block_tables.stride(0),
         num_groups,
         num_kv_heads,
         scale,
-        *query.stride()[:2],
-        *kv.stride()[:4],
-        batch.block_tables.stride(0),
         GROUPS=padded(num_groups),
-        GROUP=group,
         ROWS=cut.rows,
         SOFTCAP=softcap or 0.0,
-        BLOCK_SIZE=kv.shape[3],
-        HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        DOT_TYPE=dot_type(query.dtype),
+        **head_options(query, kv),
         **cut.options(),
     )
     return parts
@@ -100,105 +101,76 @@ def attend_shared_runs(
 def shared_shape(
     group,  # a row of the table of groups, or several
     real,
-    begins_ptr,
-    ends_ptr,
-    member_starts_ptr,
+    table: Groups,
     MEMBERS: tl.constexpr,  # of a tile
     UNIT: tl.constexpr,
 ):
     """How many tiles of members a group has, and how many units its run; none for padding."""
-    run = tl.load(ends_ptr + group, mask=real, other=0)
-    run -= tl.load(begins_ptr + group, mask=real, other=0)
-    count = tl.load(member_starts_ptr + group + 1, mask=real, other=0)
-    count -= tl.load(member_starts_ptr + group, mask=real, other=0)
+    run = tl.load(table.ends_ptr + group, mask=real, other=0)
+    run -= tl.load(table.begins_ptr + group, mask=real, other=0)
+    count = tl.load(table.member_starts_ptr + group + 1, mask=real, other=0)
+    count -= tl.load(table.member_starts_ptr + group, mask=real, other=0)
     return tl.cdiv(count, MEMBERS), tl.cdiv(run, UNIT)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_groups"])
 def attend_shared(
-    outputs_ptr,
-    sums_ptr,
-    query_ptr,
-    kv_ptr,
-    tables_ptr,
+    parts: Slots,
+    query: Rows,
+    kv: KvMemory,
+    table: Groups,
     query_starts_ptr,
-    begins_ptr,
-    ends_ptr,
-    member_starts_ptr,
-    members_ptr,
+    tables_ptr,
+    table_stride,
     num_groups,
     num_kv_heads,
     scale,
-    query_token_stride,
-    query_head_stride,
-    kv_block_stride,
-    kv_value_stride,
-    kv_head_stride,
-    kv_token_stride,
-    table_stride,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads a KV head
     ROWS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """One program: an equal share of all shared keys, each with a tile of stacked queries."""
     MEMBERS: tl.constexpr = ROWS // GROUP
     groups = tl.arange(0, GROUPS)
-    tiles, runs = shared_shape(
-        groups, groups < num_groups, begins_ptr, ends_ptr, member_starts_ptr, MEMBERS, TILE
-    )
+    tiles, runs = shared_shape(groups, groups < num_groups, table, MEMBERS, TILE)
     units = tiles * runs * num_kv_heads
     units_to = tl.cumsum(units)
-    num_units = tl.sum(units)
-    share = tl.cdiv(num_units, tl.num_programs(0))
-    unit = tl.program_id(0) * share
-    last_of_program = tl.minimum(unit + share, num_units)
+    share, unit, last_of_program = share_of_program(tl.sum(units))
     while unit < last_of_program:
         group = tl.sum((units_to <= unit).to(tl.int32))
         before = tl.sum(tl.where(groups < group, units, 0))
         items_before = tl.sum(tl.where((groups < group) & (runs > 0), tiles, 0)) * num_kv_heads
-        num_tiles, run_units = shared_shape(
-            group, group < num_groups, begins_ptr, ends_ptr, member_starts_ptr, MEMBERS, TILE
-        )
+        num_tiles, run_units = shared_shape(group, group < num_groups, table, MEMBERS, TILE)
         item = (unit - before) // run_units
         first = (unit - before) % run_units
         count = tl.minimum(run_units - first, last_of_program - unit)
         kv_head = item // num_tiles
-        begin = tl.load(begins_ptr + group)
-        end = tl.load(ends_ptr + group)
-        first_member = tl.load(member_starts_ptr + group)
-        row_of_table = tl.load(members_ptr + first_member).to(tl.int64)
+        begin = tl.load(table.begins_ptr + group)
+        end = tl.load(table.ends_ptr + group)
+        first_member = tl.load(table.member_starts_ptr + group)
+        row_of_table = tl.load(table.members_ptr + first_member).to(tl.int64)
 
         rows = tl.arange(0, ROWS)
-        dims = tl.arange(0, DIM_PAD)
         member = first_member + item % num_tiles * MEMBERS + rows // GROUP
-        real = (rows < MEMBERS * GROUP) & (member < tl.load(member_starts_ptr + group + 1))
-        seq = tl.load(members_ptr + member, mask=real, other=0)
+        real = (rows < MEMBERS * GROUP) & (member < tl.load(table.member_starts_ptr + group + 1))
+        seq = tl.load(table.members_ptr + member, mask=real, other=0)
         token = tl.load(query_starts_ptr + seq, mask=real, other=0).to(tl.int64)
-        at = query_ptr + token * query_token_stride
-        at += (kv_head * GROUP + rows % GROUP) * query_head_stride
-        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-        query = tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
-        output, top, total = no_keys(ROWS, DIM_PAD)
-        output, top, total = walk_keys(
-            query,
-            output,
-            top,
-            total,
+        head = kv_head * GROUP + rows % GROUP
+        seen = walk_keys(
+            load_queries(query, token, head, real, HEAD_DIM, DOT_TYPE),
+            no_keys(ROWS, HEAD_DIM),
             tl.zeros([ROWS], tl.int32) + end,
-            kv_ptr + kv_head * kv_head_stride,
+            kv,
+            kv_head,
             tables_ptr + row_of_table * table_stride,
             begin + first * TILE,
             tl.minimum(begin + (first + count) * TILE, end),
             scale,
-            kv_block_stride,
-            kv_value_stride,
-            kv_token_stride,
             True,
             0,
             SOFTCAP,
@@ -208,5 +180,5 @@ def attend_shared(
             TILE,
         )
         slot, _ = slots_of(items_before + item, unit, 1, share, False)
-        store_partial(outputs_ptr, sums_ptr, slot, output, top, total, real, ROWS, HEAD_DIM)
+        store_partial(parts, slot, seen, real, ROWS, HEAD_DIM)
         unit += count

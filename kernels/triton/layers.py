@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.cache import heads_per_program, store_rows
+from kernels.triton.arguments import HeadNorms, KvMemory, Rotation, memory_of
+from kernels.triton.cache import first_head, heads_per_program, store_rows
 from kernels.types import Activation
 
 GATE_BLOCK = 1024
@@ -30,7 +31,6 @@ def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: f
             output.stride(0),
             eps,
             DIM=dim,
-            DIM_PAD=triton.next_power_of_2(dim),
             **norm_options(dim),
         )
     return output
@@ -63,23 +63,17 @@ def rotate_and_write(
         rotate_and_store[num_tokens, triton.cdiv(all_heads, heads)](
             query,
             qkv,
-            cos,
-            sin,
+            qkv.stride(0),
+            Rotation(cos, sin, cos.stride(0)),
+            HeadNorms(query_weight, key_weight, eps),
+            memory_of(kv),
             positions,
-            kv,
             slots,
-            query_weight,
-            key_weight,
-            eps,
             num_heads,
             num_kv_heads,
-            qkv.stride(0),
-            cos.stride(0),
-            *kv.stride()[:4],
             HALF=cos.shape[1],
             BLOCK_SIZE=kv.shape[3],
             HEAD_DIM=head_dim,
-            DIM_PAD=triton.next_power_of_2(head_dim),
             HEADS=heads,
         )
     return query
@@ -112,11 +106,10 @@ def add_and_norm(
     output_stride,
     eps,
     DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
 ):
     """One program: one token."""
     token = tl.program_id(0).to(tl.int64)
-    dims = tl.arange(0, DIM_PAD)
+    dims = tl.arange(0, triton.next_power_of_2(DIM))
     inside = dims < DIM
     at = residual_ptr + token * residual_stride + dims
     x = tl.load(at, mask=inside, other=0.0)
@@ -135,87 +128,76 @@ def add_and_norm(
 def rotate_and_store(
     query_ptr,
     qkv_ptr,
-    cos_ptr,
-    sin_ptr,
+    qkv_stride,
+    rotation: Rotation,
+    norms: HeadNorms,
+    kv: KvMemory,
     positions_ptr,
-    kv_ptr,
     slots_ptr,
-    query_weight_ptr,  # or None
-    key_weight_ptr,  # or None
-    eps,
     num_heads,
     num_kv_heads,
-    qkv_stride,
-    table_stride,
-    kv_block_stride,
-    kv_value_stride,
-    kv_head_stride,
-    kv_token_stride,
     HALF: tl.constexpr,  # of the rotated dimensions
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     """One program: `HEADS` heads of one token, be they queries, keys or values."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    dims = tl.arange(0, DIM_PAD)
+    dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     is_query = heads < num_heads
     is_key = (heads >= num_heads) & (heads < num_heads + num_kv_heads)
     is_value = (heads >= num_heads + num_kv_heads) & (heads < num_heads + 2 * num_kv_heads)
     inside = (is_query | is_key | is_value)[:, None] & (dims < HEAD_DIM)[None, :]
-    rotated = dims < 2 * HALF
     # Each dimension's partner in the rotation is read again, from cache, rather than shuffled.
-    partners = tl.where(rotated, tl.where(dims < HALF, dims + HALF, dims - HALF), dims)
+    partners = tl.where(dims < HALF, dims + HALF, dims - HALF)
+    partners = tl.where(dims < 2 * HALF, partners, dims)
     row = qkv_ptr + token * qkv_stride + heads[:, None] * HEAD_DIM
     stored = tl.load(row + dims[None, :], mask=inside, other=0.0)
     x = stored.to(tl.float32)
     partner = tl.load(row + partners[None, :], mask=inside, other=0.0).to(tl.float32)
-    if (query_weight_ptr is not None) or (key_weight_ptr is not None):
-        shrink = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
-        weight = head_weights(
-            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM
-        )
-        other = head_weights(
-            query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, partners, HEAD_DIM
-        )
+    if (norms.query_weight_ptr is not None) or (norms.key_weight_ptr is not None):
+        shrink = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + norms.eps)[:, None]
+        weight = head_weights(norms, shrink, is_query, is_key, dims, HEAD_DIM)
+        other = head_weights(norms, shrink, is_query, is_key, partners, HEAD_DIM)
         # As in every other backend the norm's result is rounded before it is rotated.
         x = (x * weight).to(stored.dtype).to(tl.float32)
         partner = (partner * other).to(stored.dtype).to(tl.float32)
 
-    angles = tl.load(positions_ptr + token) * table_stride + tl.where(
-        dims < HALF, dims, dims - HALF
-    )
-    cos = tl.load(cos_ptr + angles, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + angles, mask=rotated, other=0.0)
-    sin = tl.where(dims < HALF, -sin, sin)
+    cos, sin = turn(rotation, tl.load(positions_ptr + token), dims, HALF)
     turned = x * cos[None, :] + partner * sin[None, :]
     turned = tl.where(is_value[:, None], x, turned).to(stored.dtype)
 
     to = query_ptr + token * num_heads * HEAD_DIM + heads[:, None] * HEAD_DIM + dims[None, :]
     tl.store(to, turned, mask=is_query[:, None] & (dims < HEAD_DIM)[None, :])
-    slot = tl.load(slots_ptr + token)
-    rows = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + (slot % BLOCK_SIZE) * kv_token_stride
+    rows = first_head(kv, tl.load(slots_ptr + token), BLOCK_SIZE)
     kv_heads = tl.where(is_key, heads - num_heads, heads - num_heads - num_kv_heads)
-    rows += kv_heads * kv_head_stride + tl.where(is_key, 0, kv_value_stride)
+    rows += kv_heads * kv.head_stride + tl.where(is_key, 0, kv.value_stride)
     turned = tl.where(inside, turned, 0.0)
     store_rows(rows, turned, is_key | is_value, HEAD_DIM)
 
 
 @triton.jit
-def head_weights(
-    query_weight_ptr, key_weight_ptr, shrink, is_query, is_key, dims, HEAD_DIM: tl.constexpr
-):
+def turn(rotation: Rotation, position, dims, HALF: tl.constexpr):
+    """What each dimension is multiplied by, and its partner; [dims] each."""
+    angles = position * rotation.stride + tl.where(dims < HALF, dims, dims - HALF)
+    rotated = dims < 2 * HALF
+    cos = tl.load(rotation.cos_ptr + angles, mask=rotated, other=1.0)
+    sin = tl.load(rotation.sin_ptr + angles, mask=rotated, other=0.0)
+    return cos, tl.where(dims < HALF, -sin, sin)
+
+
+@triton.jit
+def head_weights(norms: HeadNorms, shrink, is_query, is_key, dims, HEAD_DIM: tl.constexpr):
     """What each head's dimensions are multiplied by, [heads, dims]: 1 where there is no norm."""
     inside = dims < HEAD_DIM
     weights = tl.zeros([shrink.shape[0], dims.shape[0]], tl.float32) + 1.0
-    if query_weight_ptr is not None:
-        weight = tl.load(query_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        weights = tl.where(is_query[:, None], shrink * weight, weights)
-    if key_weight_ptr is not None:
-        weight = tl.load(key_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        weights = tl.where(is_key[:, None], shrink * weight, weights)
+    if norms.query_weight_ptr is not None:
+        weight = tl.load(norms.query_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        weights = tl.where(is_query[:, None], shrink * weight[None, :], weights)
+    if norms.key_weight_ptr is not None:
+        weight = tl.load(norms.key_weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        weights = tl.where(is_key[:, None], shrink * weight[None, :], weights)
     return weights
 
 

@@ -8,16 +8,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.arguments import (
+    Groups,
+    Rows,
+    Sequences,
+    Slots,
+    rows_of,
+    sequences_of,
+    table_of,
+)
 from kernels.triton.decode import own_range
 from kernels.triton.grouped import shared_shape
 from kernels.triton.walk import LOWEST
 from kernels.triton.work import Partials, add_partials, padded, slots_of
 from kernels.types import AttentionBatch
 
-SLOTS = 8
-"""Partial results that a program reads at a time."""
-MEMBERS = 128
-"""Memberships that it looks through at a time."""
+MEMBERS = tl.constexpr(128)
+"""Memberships that a program looks through at a time."""
 
 
 def merge(
@@ -29,33 +36,19 @@ def merge(
 ) -> None:
     """Fill `output` for every sequence with one query; leave the others' rows alone."""
     _, num_heads, head_dim = output.shape
-    groups = batch.groups if shared is not None else None
-    table = (
-        (None,) * 5
-        if groups is None
-        else (
-            groups.private_starts,
-            groups.begins,
-            groups.ends,
-            groups.member_starts,
-            groups.members,
-        )
-    )
+    num_seqs = len(batch.context_lens)
+    groups = None if shared is None else batch.groups
     num_groups = 0 if groups is None else len(groups.begins)
-    merge_partials[len(batch.context_lens), num_heads](
-        output,
-        *own.arguments(),
-        *((None, None) if shared is None else shared.arguments()),
-        batch.query_starts,
-        batch.context_lens,
-        *table,
-        len(batch.context_lens),
+    merge_partials[num_seqs, num_heads](
+        rows_of(output),
+        own.slots,
+        None if shared is None else shared.slots,
+        sequences_of(batch),
+        None if groups is None else table_of(groups),
+        num_seqs,
         num_groups,
         0 if groups is None else len(groups.members),
-        own.num_programs,
-        0 if shared is None else shared.num_programs,
-        *output.stride()[:2],
-        SEQS=padded(len(batch.context_lens)),
+        SEQS=padded(num_seqs),
         GROUPS=padded(num_groups),
         GROUP=own.rows,
         WINDOW=sliding_window or 0,
@@ -64,158 +57,129 @@ def merge(
         SHARED_ROWS=0 if shared is None else shared.rows,
         SHARED_UNIT=0 if shared is None else shared.unit,
         HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        MEMBERS=MEMBERS,
-        SLOTS=SLOTS,
         num_warps=4,
     )
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_groups", "num_memberships"])
 def merge_partials(
-    output_ptr,
-    own_outputs_ptr,
-    own_sums_ptr,
-    shared_outputs_ptr,
-    shared_sums_ptr,
-    query_starts_ptr,
-    context_lens_ptr,
-    private_starts_ptr,
-    begins_ptr,
-    ends_ptr,
-    member_starts_ptr,
-    members_ptr,
+    to: Rows,
+    own: Slots,
+    shared: Slots | None,  # None: no groups
+    seqs: Sequences,
+    table: Groups | None,
     num_seqs,
     num_groups,
     num_memberships,
-    own_programs,
-    shared_programs,
-    output_token_stride,
-    output_head_stride,
     SEQS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     WINDOW: tl.constexpr,
     UNIT: tl.constexpr,
     FIXED: tl.constexpr,
-    SHARED_ROWS: tl.constexpr,  # 0: no groups
+    SHARED_ROWS: tl.constexpr,
     SHARED_UNIT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    SLOTS: tl.constexpr,
 ):
     """One program: one query head of one sequence."""
     seq = tl.program_id(0)
     head = tl.program_id(1)
-    num_kv_heads = tl.num_programs(1) // GROUP
-    query_len = tl.load(query_starts_ptr + seq + 1) - tl.load(query_starts_ptr + seq)
+    query_len = tl.load(seqs.query_starts_ptr + seq + 1) - tl.load(seqs.query_starts_ptr + seq)
     if query_len == 1:
-        output = tl.zeros([DIM_PAD], tl.float32)
-        top = LOWEST
-        total = 0.0
-        if SHARED_ROWS > 0:
-            output, top, total = add_shared(
-                output,
-                top,
-                total,
-                shared_outputs_ptr,
-                shared_sums_ptr,
-                begins_ptr,
-                ends_ptr,
-                member_starts_ptr,
-                members_ptr,
+        dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
+        none = tl.zeros([triton.next_power_of_2(HEAD_DIM)], tl.float32)
+        seen = (none, tl.full([], LOWEST, tl.float32), tl.full([], 0.0, tl.float32))
+        if shared is not None:
+            seen = add_shared(
+                seen,
+                shared,
+                table,
                 num_groups,
                 num_memberships,
-                shared_programs,
                 seq,
                 head,
-                num_kv_heads,
                 GROUPS,
                 GROUP,
                 SHARED_ROWS,
                 SHARED_UNIT,
                 HEAD_DIM,
-                MEMBERS,
-                SLOTS,
             )
-
-        seqs = tl.arange(0, SEQS)
-        begins, ends = own_range(
-            seqs, seqs < num_seqs, query_starts_ptr, context_lens_ptr, private_starts_ptr, WINDOW
+        output, _, total = add_own(
+            seen, own, seqs, num_seqs, seq, head, SEQS, GROUP, WINDOW, UNIT, FIXED, HEAD_DIM
         )
-        per_head = tl.cdiv(ends - begins, UNIT)
-        units = per_head * num_kv_heads
-        own_units = tl.sum(tl.where(seqs == seq, per_head, 0))
-        kv_head = head // GROUP
-        first_unit = tl.sum(tl.where(seqs < seq, units, 0)) + kv_head * own_units
-        if own_units > 0:
-            share = tl.cdiv(tl.sum(units), own_programs)
-            first, last = slots_of(
-                seq * num_kv_heads + kv_head, first_unit, own_units, share, FIXED
-            )
-            output, top, total = add_partials(
-                output,
-                top,
-                total,
-                own_outputs_ptr,
-                own_sums_ptr,
-                first,
-                last,
-                head % GROUP,
-                GROUP,
-                HEAD_DIM,
-                SLOTS,
-            )
-        dims = tl.arange(0, DIM_PAD)
         # Loaded again rather than held in a register throughout.
-        token = tl.load(query_starts_ptr + seq).to(tl.int64)
-        to = output_ptr + token * output_token_stride + head * output_head_stride + dims
+        token = tl.load(seqs.query_starts_ptr + seq).to(tl.int64)
+        at = to.ptr + token * to.token_stride + head * to.head_stride + dims
         output = output / tl.where(total > 0.0, total, 1.0)  # a row without any key gets zeros
-        tl.store(to, output.to(output_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+        tl.store(at, output.to(to.ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+@triton.jit
+def add_own(
+    seen,
+    own: Slots,
+    seqs: Sequences,
+    num_seqs,
+    seq,
+    head,
+    SEQS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    UNIT: tl.constexpr,
+    FIXED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Returns `seen` with what the sequence attended to alone merged in."""
+    num_kv_heads = tl.num_programs(1) // GROUP
+    kv_head = head // GROUP
+    every = tl.arange(0, SEQS)
+    begins, ends = own_range(every, every < num_seqs, seqs, WINDOW)
+    per_head = tl.cdiv(ends - begins, UNIT)
+    units = per_head * num_kv_heads
+    own_units = tl.sum(tl.where(every == seq, per_head, 0))
+    first_unit = tl.sum(tl.where(every < seq, units, 0)) + kv_head * own_units
+    output, top, total = seen
+    if own_units > 0:
+        share = tl.cdiv(tl.sum(units), own.num_programs)
+        item = seq * num_kv_heads + kv_head
+        first, last = slots_of(item, first_unit, own_units, share, FIXED)
+        output, top, total = add_partials(
+            (output, top, total), own, first, last, head % GROUP, GROUP, HEAD_DIM
+        )
+    return output, top, total
 
 
 @triton.jit
 def add_shared(
-    output,
-    top,
-    total,
-    outputs_ptr,
-    sums_ptr,
-    begins_ptr,
-    ends_ptr,
-    member_starts_ptr,
-    members_ptr,
+    seen,
+    shared: Slots,
+    table: Groups,
     num_groups,
     num_memberships,
-    num_programs,
     seq,
     head,
-    num_kv_heads,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     UNIT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    SLOTS: tl.constexpr,
 ):
-    """Returns output, top and total, with all groups of a sequence merged in."""
+    """Returns `seen` with all groups of a sequence merged in."""
     TILE_MEMBERS: tl.constexpr = ROWS // GROUP
+    num_kv_heads = tl.num_programs(1) // GROUP
     groups = tl.arange(0, GROUPS)
     real = groups < num_groups
-    tiles, runs = shared_shape(
-        groups, real, begins_ptr, ends_ptr, member_starts_ptr, TILE_MEMBERS, UNIT
-    )
+    tiles, runs = shared_shape(groups, real, table, TILE_MEMBERS, UNIT)
     tiles = tl.where(runs > 0, tiles, 0)
     units = tiles * runs * num_kv_heads
-    share = tl.cdiv(tl.sum(units), num_programs)
-    starts = tl.load(member_starts_ptr + groups, mask=real, other=num_memberships)
-    stops = tl.load(member_starts_ptr + groups + 1, mask=real, other=num_memberships)
+    share = tl.cdiv(tl.sum(units), shared.num_programs)
+    starts = tl.load(table.member_starts_ptr + groups, mask=real, other=num_memberships)
+    stops = tl.load(table.member_starts_ptr + groups + 1, mask=real, other=num_memberships)
+    output, top, total = seen
     for start in range(0, num_memberships, MEMBERS):
         memberships = start + tl.arange(0, MEMBERS)
         inside = memberships < num_memberships
-        found = tl.load(members_ptr + memberships, mask=inside, other=-1) == seq
+        found = tl.load(table.members_ptr + memberships, mask=inside, other=-1) == seq
         left = tl.sum(found.to(tl.int32))
         membership = start - 1
         while left > 0:
@@ -227,24 +191,15 @@ def add_shared(
             if run_units > 0:
                 group = tl.sum(tl.where(here, groups, 0))
                 # Loaded again: looked up in `starts`, it costs a register too many on sm_80.
-                member = membership - tl.load(member_starts_ptr + group)
+                member = membership - tl.load(table.member_starts_ptr + group)
                 num_tiles = tl.sum(tl.where(here, tiles, 0))
                 item = head // GROUP * num_tiles + member // TILE_MEMBERS
                 first_unit = tl.sum(tl.where(groups < group, units, 0)) + item * run_units
                 item += tl.sum(tl.where(groups < group, tiles, 0)) * num_kv_heads
                 first, last = slots_of(item, first_unit, run_units, share, False)
+                row = member % TILE_MEMBERS * GROUP + head % GROUP
                 output, top, total = add_partials(
-                    output,
-                    top,
-                    total,
-                    outputs_ptr,
-                    sums_ptr,
-                    first,
-                    last,
-                    member % TILE_MEMBERS * GROUP + head % GROUP,
-                    ROWS,
-                    HEAD_DIM,
-                    SLOTS,
+                    (output, top, total), shared, first, last, row, ROWS, HEAD_DIM
                 )
             left -= 1
     return output, top, total

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.walk import Tiling, dot_type, no_keys, walk_keys
+from kernels.triton.arguments import KvMemory, Rows, memory_of, rows_of
+from kernels.triton.walk import Tiling, head_options, load_queries, no_keys, walk_keys
 from kernels.triton.work import capability, shared_kib
 from kernels.types import AttentionBatch
 
@@ -53,54 +54,38 @@ def attend_chunks(
     cut = tiling(group, head_dim, query.dtype, capability(query.device), plain=plain)
     num_tiles = triton.cdiv(batch.max_query_len, cut.rows // group)
     attend_chunk[num_kv_heads, len(batch.context_lens), num_tiles](
-        output,
-        query,
-        kv,
-        batch.block_tables,
+        rows_of(output),
+        rows_of(query),
+        memory_of(kv),
         batch.query_starts,
         batch.context_lens,
-        scale,
-        *output.stride()[:2],
-        *query.stride()[:2],
-        *kv.stride()[:4],
+        batch.block_tables,
         batch.block_tables.stride(0),
-        GROUP=group,
+        scale,
         ROWS=cut.rows,
         WINDOW=sliding_window or 0,
         SOFTCAP=softcap or 0.0,
-        BLOCK_SIZE=kv.shape[3],
-        HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
-        DOT_TYPE=dot_type(query.dtype),
+        **head_options(query, kv),
         **cut.options(),
     )
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def attend_chunk(
-    output_ptr,
-    query_ptr,
-    kv_ptr,
-    tables_ptr,
+    to: Rows,
+    query: Rows,
+    kv: KvMemory,
     query_starts_ptr,
     context_lens_ptr,
-    scale,
-    output_token_stride,
-    output_head_stride,
-    query_token_stride,
-    query_head_stride,
-    kv_block_stride,
-    kv_value_stride,
-    kv_head_stride,
-    kv_token_stride,
+    tables_ptr,
     table_stride,
+    scale,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -118,23 +103,14 @@ def attend_chunk(
         queries = first_query + rows // GROUP
         heads = kv_head * GROUP + rows % GROUP
         tokens = (first_token + queries).to(tl.int64)
-        dims = tl.arange(0, DIM_PAD)
         real = (rows < QUERIES * GROUP) & (queries < query_len)
-        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-        at = query_ptr + tokens * query_token_stride + heads * query_head_stride
-        query = tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
+        tile = load_queries(query, tokens, heads, real, HEAD_DIM, DOT_TYPE)
 
         positions = context_len - query_len + queries
         first_position = context_len - query_len + first_query
         end = tl.minimum(first_position + QUERIES, context_len)
-        # Whole tiles that all rows see need no mask: from `visible` up to `diagonal`.
-        begin = 0
-        visible = 0
-        if WINDOW > 0:
-            begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
-            visible = tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE
-        diagonal = tl.maximum((first_position + 1) // TILE * TILE, visible)
-        output, top, total = no_keys(ROWS, DIM_PAD)
+        begin, visible, diagonal = parts_of_keys(first_position, end, WINDOW, TILE)
+        seen = no_keys(ROWS, HEAD_DIM)
         for part in tl.static_range(0 if WINDOW > 0 else 1, 3):
             start = begin
             stop = tl.minimum(visible, end)
@@ -144,20 +120,16 @@ def attend_chunk(
             if part == 2:
                 start = diagonal
                 stop = end
-            output, top, total = walk_keys(
-                query,
-                output,
-                top,
-                total,
+            seen = walk_keys(
+                tile,
+                seen,
                 positions,
-                kv_ptr + kv_head * kv_head_stride,
+                kv,
+                kv_head,
                 tables_ptr + seq.to(tl.int64) * table_stride,
                 start,
                 stop,
                 scale,
-                kv_block_stride,
-                kv_value_stride,
-                kv_token_stride,
                 part != 1,
                 WINDOW,
                 SOFTCAP,
@@ -166,7 +138,29 @@ def attend_chunk(
                 DOT_TYPE,
                 TILE,
             )
+        output, _, total = seen
         output = output / tl.where(real, total, 1.0)[:, None]
-        to = output_ptr + tokens * output_token_stride + heads * output_head_stride
-        to = to[:, None] + dims[None, :]
-        tl.store(to, output.to(output_ptr.dtype.element_ty), mask=inside)
+        store_heads(to, tokens, heads, output, real, HEAD_DIM)
+
+
+@triton.jit
+def parts_of_keys(first_position, end, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """Where the keys of rows from `first_position` up to `end` begin, and where masks are needed.
+
+    Whole tiles that all rows see need none: from `visible`, returned second, up to `diagonal`.
+    """
+    begin = 0
+    visible = 0
+    if WINDOW > 0:
+        begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+        visible = tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE
+    return begin, visible, tl.maximum((first_position + 1) // TILE * TILE, visible)
+
+
+@triton.jit
+def store_heads(to: Rows, token, head, values, real, HEAD_DIM: tl.constexpr):
+    """Store [rows, dims]; all else is [rows]."""
+    dims = tl.arange(0, values.shape[1])
+    at = to.ptr + token * to.token_stride + head * to.head_stride
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(at[:, None] + dims[None, :], values.to(to.ptr.dtype.element_ty), mask=inside)

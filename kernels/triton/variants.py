@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
 
-from kernels.triton import cache, decode, grouped, layers, linear, merge, noise, prefill
+from kernels.triton import arguments, cache, decode, grouped, layers, linear, merge, noise, prefill
 from kernels.triton.walk import Tiling, dot_type
 
 _BLOCK_SIZE = 16
@@ -38,7 +37,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with the arguments it is compiled for."""
+    """A kernel with the arguments it is compiled for; `kv.ptr` is a field of the tuple `kv`."""
 
     name: str
     kernel: Any
@@ -46,6 +45,11 @@ class Variant:
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)  # where they differ from the dtype's
+
+    def tuple_of(self, argument: str) -> Any:
+        """The named tuple that the kernel takes there; `None` for other arguments."""
+        annotation = str(self.kernel.signature.parameters[argument].annotation)
+        return getattr(arguments, annotation.removesuffix(" | None"), None)
 
 
 def variants(
@@ -86,20 +90,23 @@ def _walks(
 ) -> Iterator[Variant]:
     """Prefill, decode, and shared prefixes, which layers with a window have not."""
     group = shape.num_heads // shape.num_kv_heads
-    constants = _heads(shape) | {
+    constants = {
+        "HEAD_DIM": shape.head_dim,
         "GROUP": group,
         "WINDOW": window,
         "SOFTCAP": softcap,
         "BLOCK_SIZE": _BLOCK_SIZE,
         "DOT_TYPE": dot_type(dtype),
     }
-    types = {"kv_ptr": _STORED[stored]} if stored != "auto" else {}
+    types = {"kv.ptr": _STORED[stored]} if stored != "auto" else {}
 
     def variant(kernel: Any, tiling: Tiling, **more: Any) -> Variant:
         options = tiling.options()
         cut = {"ROWS": tiling.rows, "TILE": options.pop("TILE")}
         every = constants | cut | more
-        known = {key: value for key, value in every.items() if key in kernel.arg_names}
+        known = {
+            key: value for key, value in every.items() if key.split(".")[0] in kernel.arg_names
+        }
         return Variant(f"{kernel.__name__} {name}", kernel, dtype, known, options, types)
 
     cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap)
@@ -111,7 +118,7 @@ def _walks(
         SEQS=_SEQS,
         UNIT=cut.keys,
         FIXED=False,
-        **({"private_starts_ptr": None} if window else {}),
+        **({"seqs.private_starts_ptr": None} if window else {}),
     )
     if not window:
         cut = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
@@ -120,7 +127,8 @@ def _walks(
 
 def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int, *, is_grouped: bool) -> Variant:
     group = shape.num_heads // shape.num_kv_heads
-    constants = _heads(shape) | {
+    constants: dict[str, Any] = {
+        "HEAD_DIM": shape.head_dim,
         "SEQS": _SEQS,
         "GROUPS": _GROUPS,
         "GROUP": group,
@@ -129,45 +137,36 @@ def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int, *, is_grouped
         "FIXED": False,
         "SHARED_ROWS": 0,
         "SHARED_UNIT": 0,
-        "MEMBERS": merge.MEMBERS,
-        "SLOTS": merge.SLOTS,
     }
     if is_grouped:
         cut = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
         constants |= {"SHARED_ROWS": cut.rows, "SHARED_UNIT": cut.keys}
     else:
-        tables = ("private_starts", "begins", "ends", "member_starts", "members")
-        absent = (*tables, "shared_outputs", "shared_sums")
-        constants |= {f"{name}_ptr": None for name in absent}
+        constants |= dict.fromkeys(("seqs.private_starts_ptr", "table", "shared"))
     return Variant(f"merge_partials {name}", merge.merge_partials, dtype, constants)
 
 
 def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:
     heads = cache.heads_per_program(shape.num_kv_heads, shape.head_dim)
-    constants = _heads(shape) | {"BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
-    types = {"kv_ptr": _STORED[stored]} if stored != "auto" else {}
+    constants = {"HEAD_DIM": shape.head_dim, "BLOCK_SIZE": _BLOCK_SIZE, "HEADS": heads}
+    types = {"kv.ptr": _STORED[stored]} if stored != "auto" else {}
     return Variant(f"write_slots {name}", cache.write_slots, dtype, constants, types=types)
 
 
 def _layers(name: str, dtype: torch.dtype, shape: Shape) -> Iterator[Variant]:
-    norm = {"DIM": shape.dim, "DIM_PAD": triton.next_power_of_2(shape.dim)}
-    yield Variant(
-        f"add_and_norm {name}",
-        layers.add_and_norm,
-        dtype,
-        norm,
-        layers.norm_options(shape.dim),
-    )
+    options = layers.norm_options(shape.dim)
+    yield Variant(f"add_and_norm {name}", layers.add_and_norm, dtype, {"DIM": shape.dim}, options)
     all_heads = shape.num_heads + 2 * shape.num_kv_heads
-    rotate = _heads(shape) | {
+    rotate = {
+        "HEAD_DIM": shape.head_dim,
         "HALF": shape.head_dim // 2,
         "BLOCK_SIZE": _BLOCK_SIZE,
         "HEADS": cache.heads_per_program(all_heads, shape.head_dim),
     }
     kernel = layers.rotate_and_store
-    plain = rotate | {"query_weight_ptr": None, "key_weight_ptr": None}
+    plain = rotate | dict.fromkeys(("norms.query_weight_ptr", "norms.key_weight_ptr"))
     yield Variant(f"rotate_and_store {name}", kernel, dtype, plain)
-    fp8 = {"kv_ptr": _STORED["fp8"]}
+    fp8 = {"kv.ptr": _STORED["fp8"]}
     yield Variant(f"rotate_and_store {name} normed fp8", kernel, dtype, rotate, types=fp8)
     gate = {"BLOCK": layers.GATE_BLOCK, "GELU": True}
     yield Variant(f"activate_and_multiply {name}", layers.activate_and_multiply, dtype, gate)
@@ -186,7 +185,3 @@ def _linear(name: str, dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant(f"multiply {name}", linear.multiply, dtype, constants, options)
     add = {"BLOCK": linear.ADD_BLOCK, "bias_ptr": None}
     yield Variant(f"add_pieces {name}", linear.add_pieces, dtype, add)
-
-
-def _heads(shape: Shape) -> dict[str, Any]:
-    return {"HEAD_DIM": shape.head_dim, "DIM_PAD": triton.next_power_of_2(shape.head_dim)}

@@ -11,11 +11,15 @@ two, with the scale folded into the one multiplication that the exponential need
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton import knobs
+
+from kernels.triton.arguments import KvMemory, Rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Finite, so that a row that has seen no key yet subtracts to 0 and not to NaN.
@@ -50,21 +54,27 @@ def dot_type(dtype: torch.dtype) -> tl.dtype:
     return tl.float32
 
 
+def head_options(query: Tensor, kv: Tensor) -> dict[str, Any]:
+    """What every walk's launch passes of heads and blocks."""
+    return {
+        "GROUP": query.shape[1] // kv.shape[2],
+        "BLOCK_SIZE": kv.shape[3],
+        "HEAD_DIM": query.shape[2],
+        "DOT_TYPE": dot_type(query.dtype),
+    }
+
+
 @triton.jit
 def walk_keys(
-    query,  # [rows, DIM_PAD] of DOT_TYPE
-    output,  # [rows, DIM_PAD], unnormalised; with top and total what earlier walks returned
-    top,  # [rows], the highest score, base 2
-    total,  # [rows], the sum of weights
+    query,  # [rows, dims] of DOT_TYPE
+    seen,  # what earlier walks returned, or `no_keys`
     positions,  # [rows] int32, the last key each row may see
-    kv_ptr,  # the KV head's first key in block 0
+    kv: KvMemory,
+    kv_head,
     table_ptr,
     begin,
     end,  # keys begin .. end of the sequence are visited
     scale,
-    kv_block_stride,
-    kv_value_stride,
-    kv_token_stride,
     MASKED: tl.constexpr,  # False: whole tiles that every row sees in full
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0.0: none
@@ -73,8 +83,14 @@ def walk_keys(
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns output, top and total, with the keys of this walk added."""
+    """Returns `seen` with the keys of this walk added.
+
+    It is: the output [rows, dims], not yet divided by its weights; the highest score of each row,
+    base 2; the sum of its weights.
+    """
+    output, top, total = seen
     dims = tl.arange(0, query.shape[1])
+    kv_ptr = kv.ptr + kv_head * kv.head_stride
     for start in range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
         if MASKED:
@@ -84,14 +100,14 @@ def walk_keys(
         else:
             stored = tl.full([TILE], True, tl.int1)
             block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
-        rows = kv_ptr + block * kv_block_stride + (keys % BLOCK_SIZE) * kv_token_stride
+        rows = kv_ptr + block * kv.block_stride + (keys % BLOCK_SIZE) * kv.token_stride
         key, key_scale = load_rows(rows, dims, stored, MASKED, HEAD_DIM, DOT_TYPE)
         value, value_scale = load_rows(
-            rows + kv_value_stride, dims, stored, MASKED, HEAD_DIM, DOT_TYPE
+            rows + kv.value_stride, dims, stored, MASKED, HEAD_DIM, DOT_TYPE
         )
 
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-        if kv_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        if kv.ptr.dtype.element_ty.primitive_bitwidth == 8:
             scores = scores * key_scale[None, :]
         factor = scale * LOG2_E
         if SOFTCAP > 0.0:
@@ -109,7 +125,7 @@ def walk_keys(
         weights = tl.exp2(scores * factor - new_top[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         output = output * shrink[:, None]
-        if kv_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        if kv.ptr.dtype.element_ty.primitive_bitwidth == 8:
             weights = weights * value_scale[None, :]
         output = tl.dot(weights.to(DOT_TYPE), value, output, input_precision="ieee")
         top = new_top
@@ -117,10 +133,26 @@ def walk_keys(
 
 
 @triton.jit
-def no_keys(ROWS: tl.constexpr, DIM_PAD: tl.constexpr):
-    """Output, top and total of rows that have seen no key yet."""
-    output = tl.zeros([ROWS, DIM_PAD], tl.float32)
+def no_keys(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Output, highest score and sum of weights of rows that have seen no key yet."""
+    output = tl.zeros([ROWS, triton.next_power_of_2(HEAD_DIM)], tl.float32)
     return output, tl.full([ROWS], LOWEST, tl.float32), tl.zeros([ROWS], tl.float32)
+
+
+@triton.jit
+def load_queries(
+    query: Rows,
+    token,  # of each row, or of all
+    head,  # [rows]
+    real,  # [rows]
+    HEAD_DIM: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+):
+    """The rows [rows, dims] in DOT_TYPE; zeros where they are not real."""
+    dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
+    at = query.ptr + token * query.token_stride + head * query.head_stride
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    return tl.load(at[:, None] + dims[None, :], mask=inside, other=0.0).to(DOT_TYPE)
 
 
 @triton.jit

@@ -20,7 +20,11 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+
+from kernels.triton.arguments import Slots
+
+SLOTS = tl.constexpr(8)
+"""Partial results that a program reads at a time."""
 
 _INTERPRETED_PROGRAMS = 2
 _FEWEST_LANES = 64
@@ -30,16 +34,10 @@ _FEWEST_LANES = 64
 class Partials:
     """Partial results: a slot holds those of one item's rows."""
 
-    outputs: Tensor  # [num_slots, rows, head_dim] fp32
-    sums: Tensor  # [num_slots, rows] fp32: log2 of the sum of exponentials
-    num_programs: int
-    rows: int
+    slots: Slots
+    rows: int  # of a slot
     unit: int  # keys
     fixed: bool
-
-    def arguments(self) -> tuple[Tensor, Tensor]:
-        """What kernels take first."""
-        return self.outputs, self.sums
 
 
 @cache
@@ -84,14 +82,12 @@ def partials(
     """
     num_programs = programs_per_processor * num_processors(device)
     num_slots = num_items * most_units or num_items + num_programs
-    return Partials(
+    slots = Slots(
         torch.empty((num_slots, rows, head_dim), dtype=torch.float32, device=device),
         torch.empty((num_slots, rows), dtype=torch.float32, device=device),
         num_programs,
-        rows,
-        unit,
-        fixed=most_units > 0,
     )
+    return Partials(slots, rows, unit, fixed=most_units > 0)
 
 
 def padded(count: int) -> int:
@@ -113,54 +109,57 @@ def slots_of(item, first_unit, num_units, share, FIXED: tl.constexpr):
 
 
 @triton.jit
+def share_of_program(num_units):
+    """How many units a program has, the first of this one's, and where they end."""
+    share = tl.cdiv(num_units, tl.num_programs(0))
+    first = tl.program_id(0) * share
+    return share, first, tl.minimum(first + share, num_units)
+
+
+@triton.jit
 def store_partial(
-    outputs_ptr,
-    sums_ptr,
+    parts: Slots,
     slot,
-    output,
-    top,
-    total,
+    seen,
     real,  # [rows]
     SLOT_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
     """Store what a walk returned."""
+    output, top, total = seen
     rows = slot.to(tl.int64) * SLOT_ROWS + tl.arange(0, output.shape[0])
     dims = tl.arange(0, output.shape[1])
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-    to = outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+    to = parts.outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
     tl.store(to, output / total[:, None], mask=inside)
-    tl.store(sums_ptr + rows, top + tl.log2(total), mask=real)
+    tl.store(parts.sums_ptr + rows, top + tl.log2(total), mask=real)
 
 
 @triton.jit
 def add_partials(
-    output,  # [DIM_PAD], unnormalised; with top and total as in `kernels.triton.walk`
-    top,
-    total,
-    outputs_ptr,
-    sums_ptr,
+    seen,  # output, top and total of one row, as in `kernels.triton.walk`
+    parts: Slots,
     first,
     last,
     row,
     SLOT_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SLOTS: tl.constexpr,
 ):
-    """Returns output, top and total of one row, with the slots `first` to `last` merged in."""
+    """Returns `seen` with the slots `first` to `last` merged in."""
+    output, top, total = seen
     dims = tl.arange(0, output.shape[0])
     for start in range(first, last + 1, SLOTS):
         slots = start + tl.arange(0, SLOTS)
         real = slots <= last
         rows = slots.to(tl.int64) * SLOT_ROWS + row
-        sums = tl.load(sums_ptr + rows, mask=real, other=float("-inf"))
+        sums = tl.load(parts.sums_ptr + rows, mask=real, other=float("-inf"))
         inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-        at = outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
-        parts = tl.load(at, mask=inside, other=0.0)
+        at = parts.outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+        outputs = tl.load(at, mask=inside, other=0.0)
         new_top = tl.maximum(top, tl.max(sums, axis=0))
         shrink = tl.exp2(top - new_top)
         weights = tl.exp2(sums - new_top)
-        output = output * shrink + tl.sum(parts * weights[:, None], axis=0)
+        output = output * shrink + tl.sum(outputs * weights[:, None], axis=0)
         total = total * shrink + tl.sum(weights, axis=0)
         top = new_top
     return output, top, total
