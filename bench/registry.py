@@ -22,7 +22,7 @@ _MODULES = {
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",
-    "kernels": "bench.kernels.gpu_kernels",
+    "kernels": "bench.kernels.kernels",
     "gpu": "bench.engine.gpu",
     "peers": "bench.service.peers",
 }

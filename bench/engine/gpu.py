@@ -22,9 +22,9 @@ from typing import Final
 import torch
 from rich.table import Table
 
-from bench.engine.gpu_load import Case, Loop, Mode
-from bench.engine.gpu_shapes import SHAPES, Shape, write_model
-from bench.kernels.rates import copy_rate, matmul_rate
+from bench.common.device_rates import copy_rate, matmul_rate
+from bench.engine.gpu_loop import Case, Loop, Mode
+from bench.engine.gpu_models import SHAPES, Shape, write_model
 from bench.registry import BenchError, Result, parameters
 from engine.config import EngineConfig
 from engine.run.assemble import Parts, load_parts

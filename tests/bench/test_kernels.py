@@ -14,7 +14,7 @@ import torch
 
 import bench.__main__
 from bench import registry
-from bench.kernels import gpu_kernels as kernels
+from bench.kernels import kernels
 from bench.kernels import rivals as kernel_rivals
 from bench.kernels.batches import Heads, Paged, paged, tenants
 from bench.kernels.timing import Work

@@ -18,10 +18,10 @@ from typing import Final
 import torch
 from rich.table import Table
 
+from bench.common.device_rates import copy_rate, matmul_rate
 from bench.kernels import rivals
 from bench.kernels.batches import LLAMA_3_8B, Heads, paged, tenants
-from bench.kernels.check import interpreted
-from bench.kernels.rates import copy_rate, matmul_rate
+from bench.kernels.interpreted import interpreted
 from bench.kernels.rivals import Race, described
 from bench.kernels.timing import Stopwatch, captured
 from bench.registry import BenchError, Result, parameters

@@ -1,7 +1,7 @@
 """How far the attention kernels are off in small, in Triton's interpreter.
 
-`python -m bench.kernels.check` prints one JSON object, case by case. It is a process of its own,
-since Triton decides when it is first imported whether it compiles or interprets.
+`python -m bench.kernels.interpreted` prints one JSON object, case by case. It is a process of its
+own, since Triton decides when it is first imported whether it compiles or interprets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS = 300
 def interpreted() -> dict[str, float]:
     """The largest errors of each case. Raises `subprocess.SubprocessError` if there are none."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.kernels.check"],
+        [sys.executable, "-W", "ignore", "-m", "bench.kernels.interpreted"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
