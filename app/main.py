@@ -78,6 +78,7 @@ def service_limits(settings: Settings) -> Bounds:
     return Bounds(
         send_deadline_seconds=settings.send_deadline_seconds,
         max_message_bytes=settings.max_message_bytes,
+        max_queued_requests=settings.max_queued_requests,
         max_body_bytes=settings.max_message_bytes,
         response_ttl_seconds=settings.response_ttl_seconds,
         resume_grace_seconds=settings.resume_grace_seconds,

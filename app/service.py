@@ -57,7 +57,7 @@ def create_app(
     supervisor = Supervisor(metrics)
     template = ChatTemplate(tokenizer)
     registered = RegisteredPrompts(stores.prompts, template)
-    gate = Gate(stores.limiter, stores.usage, metrics)
+    gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
     history = History(
         stores.conversations, bounds.response_ttl_seconds, bounds.history_cache_tokens
     )

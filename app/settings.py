@@ -181,6 +181,9 @@ class Settings(BaseSettings):
         None,
         description="Output limit of requests that name none; auto is the rest of the context.",
     )
+    max_queued_requests: Count = Field(
+        1024, description="Requests of all tenants that wait for their first token; more get 429."
+    )
     max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
     response_ttl_seconds: Count = Field(86_400, description="How long stored responses are kept.")
     resume_grace_seconds: Seconds = Field(

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from app.generate.generation import Generation
 from app.generate.lines import Line, Piece
 from app.generate.request import Candidates
+from app.transport.server_sent_events import SSE_DONE, sse_event
 from app.upkeep.metrics import Metrics
 from app.wire.chat import (
     AnswerMessage,
@@ -91,11 +92,11 @@ class Completion:
         try:
             self._finish()
         except ApiError as error:
-            yield _data(encode_json(error.body()))
+            yield sse_event(encode_json(error.body()))
             return
         if self._reports_usage:
             yield self._chunk(None)
-        yield _data(b"[DONE]")
+        yield SSE_DONE
 
     def _choice(self, index: int, line: Line, logprobs: list[TokenLogprob]) -> Choice:
         assert line.end is not None
@@ -126,7 +127,7 @@ class Completion:
             choices=[choice] if choice is not None else [],
             usage=UNSET if not self._reports_usage else self._usage() if choice is None else None,
         )
-        return _data(encode_json(chunk))
+        return sse_event(encode_json(chunk))
 
     def _finish(self) -> None:
         """Account for the end. Raises `ApiError` where it is a failure."""
@@ -150,7 +151,3 @@ def _best(lines: Sequence[Line], candidates: Candidates) -> Sequence[Line]:
     if not candidates.ranks:
         return lines
     return heapq.nlargest(candidates.num_choices, lines, key=lambda line: line.mean_logprob)
-
-
-def _data(payload: bytes) -> bytes:
-    return b"data: " + payload + b"\n\n"

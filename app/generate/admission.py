@@ -32,14 +32,19 @@ _CODES = {
 class Gate:
     """Admits requests within their tenants' limits, and meters what they used.
 
-    One for each service process; what holds across processes is the limiter's business. `run`
+    One for each service process; what holds across processes is the limiter's business. Of all
+    tenants together `max_queued_requests` wait for their first token, from before any work is done
+    for them. `run`
     keeps the leases of running streams alive.
     """
 
-    def __init__(self, limiter: Limiter, meter: UsageMeter, metrics: Metrics) -> None:
+    def __init__(
+        self, limiter: Limiter, meter: UsageMeter, metrics: Metrics, max_queued_requests: int
+    ) -> None:
         self._limiter = limiter
         self._meter = meter
         self._metrics = metrics
+        self._max_queued_requests = max_queued_requests
         self._queued: Counter[str] = Counter()
         self._tickets: set[Ticket] = set()
         self._unfinished: set[asyncio.Task[None]] = set()
@@ -78,12 +83,17 @@ class Gate:
     def _enqueue(self, tenant: Tenant) -> None:
         most = tenant.limits.queued_requests
         if most is not None and self._queued[tenant.id] >= most:
-            self._metrics.limited.labels("queue").inc()
             message = f"{most} requests are waiting for their first token already."
-            raise ApiError(
-                429, message, code="queue_full", headers=_retry_headers(_QUEUE_RETRY_SECONDS)
-            )
+            raise self._full("queue", message)
+        if self._queued.total() >= self._max_queued_requests:
+            # How many there are of whom is nobody's business.
+            raise self._full("service_queue", "Too many requests are waiting for the service.")
         self._queued[tenant.id] += 1
+
+    def _full(self, limit: str, message: str) -> ApiError:
+        self._metrics.limited.labels(limit).inc()
+        headers = _retry_headers(_QUEUE_RETRY_SECONDS)
+        return ApiError(429, message, code="queue_full", headers=headers)
 
     def _leave_queue(self, tenant_id: str) -> None:
         self._queued[tenant_id] -= 1

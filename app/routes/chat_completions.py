@@ -26,8 +26,8 @@ async def create_completion(request: Request) -> ASGIApp:
         body, asked.candidates, generation, service.names.model_id, service.metrics
     )
     if body.stream:
-        deadline = service.bounds.send_deadline_seconds
-        return EventStream(completion.chunks(), completion.close, deadline, completion.headers)
+        chunks = completion.chunks()
+        return EventStream(chunks, completion.close, service.bounds, completion.headers)
     try:
         answer = await unless_gone(request, completion.whole())
         return json_response(answer, headers=completion.headers)

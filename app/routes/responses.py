@@ -12,7 +12,7 @@ from app.auth import authenticate
 from app.context import Service
 from app.responses.run import ResponseRun
 from app.transport.http import json_response, read_json, unless_gone
-from app.transport.server_sent_events import EventStream
+from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.common import parse
 from app.wire.errors import invalid_request
 from app.wire.events import event_type
@@ -83,16 +83,14 @@ def _starting_after(request: Request) -> int | None:
 
 def _stream(service: Service, run: ResponseRun, after: int) -> EventStream:
     events = _sse(run.follow(after))
-    return EventStream(
-        events, events.aclose, service.bounds.send_deadline_seconds, headers=run.headers
-    )
+    return EventStream(events, events.aclose, service.bounds, headers=run.headers)
 
 
 async def _sse(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         async for event in events:
-            yield b"event: %b\ndata: %b\n\n" % (event_type(event), event)
-    yield b"data: [DONE]\n\n"
+            yield sse_event(event, event_type(event))
+    yield SSE_DONE
 
 
 async def _read_all(run: ResponseRun) -> None:

@@ -11,7 +11,8 @@ class Bounds:
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
     the rest of the context. A response without a reader goes on for `resume_grace_seconds`, and for
-    as long after its end its events can be fetched.
+    as long after its end its events can be fetched. Server-sent streams that say nothing for
+    `keep_alive_seconds`, be it that their request is queued, carry a comment.
     """
 
     send_deadline_seconds: float = 15.0
@@ -25,5 +26,7 @@ class Bounds:
     response_ttl_seconds: int = 86_400
     resume_grace_seconds: float = 30.0
     history_cache_tokens: int = 4_000_000
+    max_queued_requests: int = 1024
+    keep_alive_seconds: float = 15.0
     default_max_output_tokens: int | None = None
     readiness_timeout_seconds: float = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -10,12 +11,17 @@ from typing import cast
 
 from starlette.types import Receive, Scope, Send
 
+from app.transport.bounds import Bounds
+
 _log = logging.getLogger(__name__)
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_COMMENT = b": queued\n\n"
+SSE_DONE = b"data: [DONE]\n\n"
+"""What both APIs end a stream with."""
 
 
 async def until_gone(receive: Receive) -> None:
@@ -24,24 +30,34 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
+def sse_event(data: bytes, kind: bytes | None = None) -> bytes:
+    """One event with one line of data, as JSON is, and the name of its kind."""
+    return b"data: %b\n\n" % data if kind is None else b"event: %b\ndata: %b\n\n" % (kind, data)
+
+
 class EventStream:
     """An ASGI response that sends `events`, each one a whole SSE event.
 
-    A reader that leaves, or takes longer than `send_deadline_seconds` for one event, ends the
-    stream and drops the connection. However it ends, `close` is called, even where no event was
-    ever asked for: it frees the engine's blocks.
+    A reader that leaves, or takes longer than the send deadline for one event, ends the stream and
+    drops the connection. While there is no event, as before the first token of a request that is
+    queued, comments keep proxies from taking the connection for dead. However it ends, `close` is
+    called, even where no event was ever asked for: it frees the engine's blocks.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], Awaitable[None]],
-        send_deadline_seconds: float,
+        bounds: Bounds,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._events = events
         self._close = close
-        self._deadline = send_deadline_seconds
+        self._deadline = bounds.send_deadline_seconds
+        self._keep_alive_seconds = bounds.keep_alive_seconds
+        self._turn = asyncio.Lock()
+        self._has_sent = False
+        self._ended = False
         self._headers = [
             *_HEADERS,
             *((name.encode(), value.encode()) for name, value in (headers or {}).items()),
@@ -51,13 +67,15 @@ class EventStream:
         """Serve the stream to its end, or to its reader's."""
         pump = asyncio.create_task(self._pump(send))
         gone = asyncio.create_task(until_gone(receive))
+        comments = asyncio.create_task(self._keep_alive(send))
         try:
             await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
+            comments.cancel()
             if not pump.done():
                 pump.cancel()
-            await asyncio.wait({pump, gone})
+            await asyncio.wait({pump, gone, comments})
             await self._close()
         if pump.cancelled():
             return
@@ -70,15 +88,28 @@ class EventStream:
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-            async with asyncio.timeout(self._deadline):
-                await send(start)
+            async with asyncio.timeout(self._deadline), self._turn:
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             async for event in events:
-                async with asyncio.timeout(self._deadline):
-                    body = {"type": "http.response.body", "body": event, "more_body": True}
-                    await send(body)
-            async with asyncio.timeout(self._deadline):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._send(send, event)
+            await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        """Send a part of the body once its turn comes. Raises `TimeoutError`."""
+        async with asyncio.timeout(self._deadline), self._turn:
+            if self._ended:
+                return
+            self._has_sent, self._ended = True, not more
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Send a comment whenever nothing else was sent for a while."""
+        while True:
+            self._has_sent = False
+            await asyncio.sleep(self._keep_alive_seconds)
+            if not self._has_sent:
+                with contextlib.suppress(TimeoutError):  # the next event will find it out as well
+                    await self._send(send, _COMMENT)
 
 
 def abort_transport(scope: Scope) -> None:

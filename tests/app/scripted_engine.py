@@ -79,6 +79,7 @@ class ScriptedEngine:
     async def start(self) -> None: ...
 
     async def close(self) -> None:
+        self.down = True
         for aborted in self._aborts.values():
             aborted.set()
 

@@ -77,7 +77,7 @@ def meter() -> Notebook:
 
 @pytest.fixture
 def gate(limiter: SlowLimiter, meter: Notebook) -> Gate:
-    return Gate(limiter, meter, Metrics())
+    return Gate(limiter, meter, Metrics(), 3)
 
 
 def principal(**limits: int) -> Principal:
@@ -270,3 +270,14 @@ async def test_a_place_in_the_queue_is_free_from_the_first_token_or_the_end_on(
 )
 def test_times_are_written_as_clients_know_them(seconds: float, text: str) -> None:
     assert admission.duration(seconds) == text
+
+
+async def test_all_tenants_together_wait_in_one_queue_that_has_an_end(gate: Gate) -> None:
+    waiting = [await gate.admit(principal()) for _ in range(3)]
+    with pytest.raises(ApiError, match="waiting for the service") as full:
+        await gate.admit(principal())
+    assert (full.value.status, full.value.code) == (429, "queue_full")
+    assert int(full.value.headers["retry-after"]) > 0
+    waiting[0].first_token()
+    await waiting[1].release()
+    assert [await gate.admit(principal()) for _ in range(2)]

@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.main import drain
+from app.prompt.template import ChatTemplate
 from app.service import create_app
 from app.stores import Stores
 from app.transport.bounds import Bounds
@@ -402,3 +403,58 @@ async def test_a_socket_that_opens_as_draining_begins_leaves_at_once() -> None:
             assert asked == ["early", "late"]
     async with asyncio.timeout(1):
         await state.finished()
+
+
+@pytest.fixture
+def slow_template(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Templating says when it has begun, and waits until it may go on."""
+    began, may = asyncio.Event(), asyncio.Event()
+    render = ChatTemplate.prompt_ids
+
+    async def waiting(template: ChatTemplate, *args: Any) -> list[int]:
+        began.set()
+        await may.wait()
+        return await render(template, *args)
+
+    monkeypatch.setattr(ChatTemplate, "prompt_ids", waiting)
+    return began, may
+
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "one"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("responses", {"input": "one"}), ("chat/completions", CHAT)]
+)
+async def test_a_request_that_was_let_in_before_draining_is_served(
+    world: World,
+    slow_template: tuple[asyncio.Event, asyncio.Event],
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    began, may = slow_template
+    async with http_of(world) as http:
+        asked = asyncio.create_task(http.post(f"/v1/{path}", json=body))
+        await began.wait()
+        async with draining(world, LONG):
+            await asyncio.sleep(0.1)  # time enough to close the engine, had nobody counted it
+            may.set()
+            answer = await asked
+    assert answer.status_code == 200
+    assert "You said: one" in answer.text
+
+
+async def test_a_request_whose_time_is_up_before_its_start_is_told_so(
+    world: World, slow_template: tuple[asyncio.Event, asyncio.Event]
+) -> None:
+    began, may = slow_template
+    async with http_of(world) as http:
+        asked = asyncio.create_task(http.post("/v1/responses", json={"input": "one"}))
+        await began.wait()
+        async with draining(world, AT_ONCE):
+            await eventually(lambda: world.engine.down)
+            may.set()
+            answer = await asked
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "shutting_down"
+    assert not world.engine.requests
