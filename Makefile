@@ -1,11 +1,12 @@
-# Two commands from a fresh clone: `make serve` runs the service, `make test` checks everything.
+# From a fresh clone: `make serve` runs the service, `make test` checks it in minutes, and `make
+# test-all` checks what takes longer, too, with examples that no run had before.
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.partywall-setup
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: setup serve test lint gpu-check
+.PHONY: setup serve test test-all lint gpu-check
 
 setup: $(STAMP)
 	@$(BIN)/python -m engine.model.weights > /dev/null
@@ -15,6 +16,12 @@ serve: setup
 
 test: lint
 	$(BIN)/python -m pytest
+
+# Hypothesis draws from SEED, which is fresh unless it is given: the same one finds the same again.
+test-all: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+test-all: setup
+	@echo "examples are drawn from seed $(SEED): make test-all SEED=$(SEED)"
+	$(BIN)/python -m pytest -m "" --hypothesis-profile=exhaustive --hypothesis-seed=$(SEED)
 
 lint: setup
 	$(BIN)/ruff check .

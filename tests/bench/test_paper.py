@@ -202,6 +202,7 @@ def test_the_real_point_and_its_simulation_are_compared(model: Path) -> None:
     assert reality.error >= 0
 
 
+@pytest.mark.exhaustive
 def test_a_small_run_has_all_figures_tables_and_pictures(
     model: Path,
     tmp_path: Path,

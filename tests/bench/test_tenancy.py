@@ -43,7 +43,7 @@ def test_isolation_sees_a_tenants_own_prompts_and_no_neighbours(
 def test_sockets_come_and_go_and_nothing_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ["--sockets", "40", "--streams", "8", "--clients", "20", "--churn-seconds", "2"]
+    options = ["--sockets", "40", "--streams", "8", "--clients", "20", "--churn-seconds", "1"]
     found = figures("sockets", model, tmp_path, monkeypatch, *options)
     assert found.keys() == sockets.FIGURES.keys()
     assert found["errors"] == 0
@@ -52,6 +52,7 @@ def test_sockets_come_and_go_and_nothing_stays(
     assert found["leaked_blocks"] == found["leaked_tasks"] == found["leaked_fds"] == 0
 
 
+@pytest.mark.exhaustive
 def test_fairness_loads_both_policies(
     slow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from bench.common.service import Service, running_service
 from engine.model.weights import DEFAULT_MODEL, resolve_model
+from tests.effort import scaled
 
 SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apologise. " * 4
 BLOCK_SIZE = 4
@@ -56,10 +57,11 @@ def api_key(service: Service) -> str:
 
 @pytest.fixture(scope="session")
 def questions() -> list[str]:
-    """The first turns of 20 MT-bench questions, or as many of our own where they are missing."""
+    """The first turns of MT-bench questions, or as many of our own where they are missing."""
+    count = scaled(8, most=20)
     if TRACE.exists():
         lines = TRACE.read_text().splitlines()[:80:4]
-        return [json.loads(line)["turns"][0] for line in lines]
+        return [json.loads(line)["turns"][0] for line in lines][:count]
     topics = ["rivers", "bread", "chess", "rust", "whales", "sleep", "maps", "glass", "tea", "moss"]
     shapes = ["Explain {} to a child in 3 steps.", "List 5 odd facts about {}, with dates."]
-    return [shape.format(topic) for topic in topics for shape in shapes]
+    return [shape.format(topic) for topic in topics for shape in shapes][:count]

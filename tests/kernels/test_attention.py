@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kernels.attention import attend, write_kv
 from kernels.backends import Backend
 from kernels.native import library
+from tests.effort import scaled
 from tests.kernels.batches import Paged, paged
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -84,7 +85,7 @@ sequences = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.intege
 
 
 @on_every_backend
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=scaled(60))
 @given(
     seqs=st.lists(sequences, min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1), (9, 3)]),

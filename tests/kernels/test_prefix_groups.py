@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, find_groups
+from tests.effort import scaled
 from tests.kernels.batches import EVERY_RUN
 
 BLOCK_SIZE = 4
@@ -86,13 +87,13 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(draw(st.permutations(rows)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=scaled(150))
 @given(batches())
 def test_groups_are_the_shared_runs_that_comparing_all_beginnings_finds(batch: Batch) -> None:
     assert listed(batch.find()) == brute_force(batch)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=scaled(150))
 @given(batches(), st.integers(2, 4), st.integers(0, 10))
 def test_every_key_is_read_once_and_in_order_whatever_the_rule(
     batch: Batch, least_members: int, least_saved_keys: int
@@ -120,7 +121,7 @@ def test_every_key_is_read_once_and_in_order_whatever_the_rule(
     assert {array.dtype for array in (*arrays, groups.private_starts)} == {np.dtype(np.int32)}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=scaled(150))
 @given(st.data(), batches())
 def test_kept_groups_are_those_found_anew(data: st.DataObject, batch: Batch) -> None:
     """Steps of an engine: sequences decode, grow, leave, come, change places, are forked."""

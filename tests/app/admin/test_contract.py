@@ -18,6 +18,7 @@ from tenants.embedded import EmbeddedStore
 from tenants.records import Tenant
 from tests.app.conftest import ADMIN_TOKEN, World, living
 from tests.app.scripted_engine import ScriptedEngine
+from tests.effort import scaled
 
 # Most of the paths lead to something that is there. What a schema cannot say: that an ETag is the
 # current one (412), and that a day does not come before another one (422).
@@ -80,7 +81,7 @@ async def test_schemathesis_finds_nothing(
         for kind in ("tenants", "groups"):
             url = f"/{kind}/{one}/prompts/desk"
             assert (await admin.put(url, json={"text": "You are the support desk."})).is_success
-    status, printed = await schemathesis(world.base_url, tmp_path, "--max-examples", "12")
+    status, printed = await schemathesis(world.base_url, tmp_path, "--max-examples", str(scaled(4)))
     assert status == 0, printed
     paths = (await admin.get("/openapi.json")).json()["paths"]
     count = sum(len(methods) for methods in paths.values())

@@ -10,6 +10,7 @@ from app.generate.detokenizer import Detokenizer
 from app.generate.token_bytes import token_bytes
 from app.prompt.tokenizer import load_tokenizer
 from engine.model.weights import DEFAULT_MODEL, resolve_model
+from tests.effort import scaled
 
 END = 256
 
@@ -46,7 +47,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80))
 @given(text=st.text(max_size=40), seed=st.integers(0, 1000))
 def test_whatever_the_deltas_their_texts_join_to_the_whole(
     tokenizer: PreTrainedTokenizerBase, text: str, seed: int
@@ -96,7 +97,7 @@ def test_the_end_of_turn_token_is_not_text(tokenizer: PreTrainedTokenizerBase) -
     assert detokenizer.finish() == ""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60))
 @given(ids=st.lists(st.integers(0, 5 + 255), max_size=30), seed=st.integers(0, 1000))
 def test_tokens_that_depend_on_their_neighbours_are_decoded_beside_them(
     spaced: PreTrainedTokenizerBase, ids: list[int], seed: int
@@ -126,7 +127,7 @@ def test_every_token_of_the_real_tokenizer_has_the_bytes_that_it_decodes_to(
     assert [table[token].decode(errors="replace") for token in range(len(real))] == texts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60))
 @given(ids=st.lists(st.integers(0, 49_151), max_size=30))
 def test_any_tokens_of_the_real_tokenizer_join_to_what_it_decodes_them_to(
     real: PreTrainedTokenizerBase, ids: list[int]

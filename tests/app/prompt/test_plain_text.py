@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from app.prompt.plain_text import MARK
 from app.prompt.template import ChatTemplate, Message
 from tests.app.conftest import CHATML, World, byte_tokenizer
+from tests.effort import scaled
 
 TEMPLATES = {
     "chatml": CHATML,
@@ -150,7 +151,7 @@ _texts = st.text(st.characters(exclude_categories=["Cs", "Cn"])) | st.sampled_fr
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25))
 @given(st.tuples(_texts, _texts, _texts, _texts))
 async def test_texts_without_control_tokens_have_the_ids_they_always_had(
     pair: tuple[PreTrainedTokenizerBase, ChatTemplate], texts: tuple[str, str, str, str]

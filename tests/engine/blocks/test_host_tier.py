@@ -10,6 +10,7 @@ from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import InvariantError
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
+from tests.effort import scaled
 from tests.engine.simulation import (
     cached_tokens,
     expected_output,
@@ -267,4 +268,4 @@ class HostMachine(RuleBasedStateMachine):
 
 
 TestHostMachine = HostMachine.TestCase
-TestHostMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestHostMachine.settings = settings(max_examples=scaled(80), stateful_step_count=40)

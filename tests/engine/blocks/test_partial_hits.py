@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.blocks.partial_hits import PartialHits, place
 from engine.serve.core import EngineCore
+from tests.effort import scaled
 from tests.engine.simulation import (
     cached_tokens,
     expected_output,
@@ -228,4 +229,4 @@ class PartialHitsMachine(RuleBasedStateMachine):
 
 
 TestPartialHitsMachine = PartialHitsMachine.TestCase
-TestPartialHitsMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPartialHitsMachine.settings = settings(max_examples=scaled(80), stateful_step_count=40)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool, InvariantError
+from tests.effort import scaled
 from tests.engine.simulation import available
 
 
@@ -216,7 +217,7 @@ class LeastRecentlyUsedPoolMachine(PoolMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestLeastRecentlyUsedPoolMachine = LeastRecentlyUsedPoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=scaled(60), stateful_step_count=40)
 TestLeastRecentlyUsedPoolMachine.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None
+    max_examples=scaled(40), stateful_step_count=40
 )

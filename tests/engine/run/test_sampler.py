@@ -26,6 +26,7 @@ from engine.run.noise import gumbel, noise_bits, noise_states
 from engine.run.sampler import sample as launch
 from engine.schedule.plan import Sampled
 from engine.schedule.sequence import Sequence
+from tests.effort import scaled
 
 VOCAB = 40
 
@@ -122,7 +123,7 @@ def test_logit_bias_moves_the_choice() -> None:
     assert sample(scores, [ban]).token_ids != scores.argmax(-1).tolist()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30))
 @given(seed=st.integers(0, 2**63 - 1), length=st.integers(0, 50), mates=st.integers(0, 6))
 def test_a_draw_depends_on_seed_and_position_not_on_batch_mates(
     seed: int, length: int, mates: int
@@ -227,7 +228,7 @@ def splitmix(state: int, count: int) -> list[int]:
     seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4),
     position=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40))
 def test_noise_has_the_bits_of_its_source(seeds: list[int], position: int) -> None:
     states = noise_states(seeds, [position] * len(seeds))
     for seed, start in zip(seeds, states.tolist(), strict=True):

@@ -12,6 +12,7 @@ from hypothesis.stateful import precondition, rule
 from engine.api import BeamParams, StepOutOfMemory
 from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
+from tests.effort import scaled
 from tests.engine.schedule.test_scheduler import FailingStep, SchedulerMachine
 from tests.engine.simulation import (
     EOS,
@@ -83,7 +84,7 @@ class RunAheadMachine(SchedulerMachine):
 
 
 TestRunAheadMachine = RunAheadMachine.TestCase
-TestRunAheadMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestRunAheadMachine.settings = settings(max_examples=scaled(80), stateful_step_count=50)
 
 
 def test_the_next_step_is_launched_before_the_last_one_is_known() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -22,6 +22,7 @@ from engine.schedule.beam import Hypothesis
 from engine.schedule.plan import StepPlan
 from engine.serve.core import EngineCore
 from engine.validation import check_request
+from tests.effort import scaled
 from tests.engine.model.test_model import make_core, save_model
 from tests.engine.schedule.test_beam import assert_equal, generate
 from tests.engine.simulation import (
@@ -209,7 +210,7 @@ def test_preempted_beams_resume_as_one_share_again_and_find_the_same(cache: bool
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60))
 @given(
     seed=st.integers(0, 2**32),
     prompt=st.integers(1, 24),
@@ -220,6 +221,17 @@ def test_preempted_beams_resume_as_one_share_again_and_find_the_same(cache: bool
     cache=st.booleans(),
     budget=st.integers(10, 20),
     others=st.integers(0, 2),
+)
+@example(
+    seed=1,
+    prompt=1,
+    out=1,
+    num_beams=2,
+    early_stopping=True,
+    block_size=1,
+    cache=True,
+    budget=10,
+    others=1,
 )
 def test_the_smallest_pool_that_lets_a_search_in_serves_it_beside_others(
     seed: int,
@@ -243,7 +255,10 @@ def test_the_smallest_pool_that_lets_a_search_in_serves_it_beside_others(
         except RequestRefused:
             continue
         break
-    room = [random_prompt(rng, min(2 * block_size, num_blocks * block_size - 3)) for _ in "ab"]
+    length = min(2 * block_size, num_blocks * block_size - 3)
+    if length < 1:  # a pool in which the search fits, and none of the others
+        others = 0
+    room = [random_prompt(rng, length) for _ in range(others)]
     for index in range(others):
         core.submit(make_request(f"other{index}", room[index], 3, tenant="b", cache=cache))
     core.submit(request)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.api import TenantShare
 from engine.serve.core import EngineCore
+from tests.effort import scaled
 from tests.engine.simulation import (
     expected_output,
     make_request,
@@ -127,7 +128,7 @@ def loads(tenants: str) -> st.SearchStrategy[list[Burst]]:
     return st.lists(burst, min_size=2, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40))
 @given(
     bursts=loads("abc"),
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 1.0, 2.0])] * 3),

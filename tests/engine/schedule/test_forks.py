@@ -20,6 +20,7 @@ from engine.model.paged_model import PagedModel
 from engine.schedule.sequence import sequence_seed
 from engine.serve.core import EngineCore
 from engine.validation import check_request
+from tests.effort import scaled
 from tests.engine.model.test_model import make_core, save_model
 from tests.engine.simulation import (
     EOS,
@@ -223,7 +224,7 @@ def test_preempted_sequences_resume_together_share_again_and_go_on_unchanged(cac
     assert outputs == {name: expected_outputs(prompt, 24, 3) for name, prompt in prompts.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60))
 @given(
     seed=st.integers(0, 2**32),
     prompt=st.integers(1, 24),

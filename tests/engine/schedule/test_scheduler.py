@@ -18,6 +18,7 @@ from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from engine.validation import check_request
+from tests.effort import scaled
 from tests.engine.simulation import (
     EOS,
     VOCAB,
@@ -364,13 +365,9 @@ class FirstComeSchedulerMachine(SchedulerMachine):
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestUncachedSchedulerMachine = UncachedSchedulerMachine.TestCase
 TestFirstComeSchedulerMachine = FirstComeSchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-TestUncachedSchedulerMachine.settings = settings(
-    max_examples=30, stateful_step_count=50, deadline=None
-)
-TestFirstComeSchedulerMachine.settings = settings(
-    max_examples=30, stateful_step_count=50, deadline=None
-)
+TestSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
+TestUncachedSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
+TestFirstComeSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
 
 
 def test_a_small_pool_preempts_and_still_answers() -> None:

@@ -13,6 +13,7 @@ from engine.schedule.group import SequenceGroup
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel, Policy
 from engine.serve.core import EngineCore
 from engine.validation import check_request
+from tests.effort import scaled
 from tests.engine.model.test_model import generate, make_core, save_model
 from tests.engine.simulation import (
     EOS,
@@ -214,7 +215,7 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
         assert core.stats().preemptions == 1
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scaled(120))
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(2, 8),

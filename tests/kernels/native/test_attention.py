@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.native import library
+from tests.effort import scaled
 
 if not library.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
@@ -46,7 +47,7 @@ sequences = lengths.flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=scaled(40))
 @given(
     seqs=st.lists(sequences, min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1), (9, 3), (16, 1)]),

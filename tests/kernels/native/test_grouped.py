@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.native import library
+from tests.effort import scaled
 
 if not library.available():
     pytest.skip("kernels/native is not built", allow_module_level=True)
@@ -85,7 +86,7 @@ def test_nested_groups_among_strangers_and_prompts(
     assert_right(example, softcap)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=scaled(40))
 @given(
     data=st.data(),
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1), (9, 3)]),

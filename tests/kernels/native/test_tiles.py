@@ -28,6 +28,8 @@ from kernels.native import attention as native_attention
 from kernels.native import linear as native_linear
 from tests.kernels.native.test_attention import shared
 
+pytestmark = pytest.mark.exhaustive
+
 SOURCES = Path(library.__file__).parent
 EMULATOR = Path(__file__).parent / "tile_emulator.h"
 LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2)]

@@ -29,6 +29,7 @@ def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.exhaustive
 def test_no_kernel_spills() -> None:
     kernels = {
         "activate_and_multiply",
