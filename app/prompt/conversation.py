@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from app.generate.request import GenerationRequest, Item, SealedSummary
 from app.prompt.history import Turn
-from app.prompt.sealing import unseal
+from app.prompt.sealing import PromptOrigin, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.template import ChatTemplate, Message
 from app.wire.errors import invalid_request
-from tenants.records import Principal, Tenant
+from tenants.records import Principal
 
 
 @dataclass(frozen=True)
 class Prompt:
     """The prompt of one turn: ids, how many of them are a registered prompt's, and the system text.
 
-    `shared_owner` is whose prompt that is, see `SystemText`, and `end_user` whom the conversation
-    belongs to.
+    `shared_owner` is whose prompt that is, see `SystemText`, `end_user` whom the conversation
+    belongs to, and `origin` the registered prompt that it is under.
     """
 
     ids: list[int]
@@ -27,6 +27,7 @@ class Prompt:
     shared_owner: str = ""
     system: str | None = None
     end_user: str | None = None
+    origin: PromptOrigin | None = None
 
 
 class PromptBuilder:
@@ -40,9 +41,10 @@ class PromptBuilder:
         """The prompt of a conversation that begins.
 
         The system text is the registered prompt that the request names, or its instructions, or
-        else the leading system message. Raises `ApiError` naming the field at fault.
+        else the one that a summary was made under, or the leading system message. Raises
+        `ApiError` naming the field at fault.
         """
-        messages = _messages(principal.tenant, request.items)
+        messages, recalled = await self._messages(principal, request.items)
         system: SystemText | None = None
         if request.prompt is not None:
             if request.instructions is not None:
@@ -50,16 +52,21 @@ class PromptBuilder:
             system = await self._registered.resolve(principal, request.prompt)
             messages.insert(0, {"role": "system", "content": system.text})
         else:
+            if recalled is not None:
+                messages.insert(0, {"role": "system", "content": recalled.text})
             if request.instructions is not None:
                 messages.insert(0, {"role": "system", "content": request.instructions})
-            if messages[0]["role"] == "system":
+            elif recalled is not None:
+                system = recalled
+            if system is None and messages[0]["role"] == "system":
                 system = await self._registered.recognize(principal, messages[0]["content"])
         ids = await self._template.prompt_ids(messages, request.names.items)
         end_user = request.sampling.end_user
         if system is None:
             return Prompt(ids, end_user=end_user)
         shared = await self._registered.shared_tokens(system, ids)
-        return Prompt(ids, shared, system.owner, system.text, end_user)
+        origin = (recalled or system).origin
+        return Prompt(ids, shared, system.owner, system.text, end_user, origin)
 
     async def next_turn(
         self, principal: Principal, request: GenerationRequest, previous: Turn
@@ -78,7 +85,9 @@ class PromptBuilder:
                 "A continued conversation keeps its system text; start a new one to change it."
             )
             raise invalid_request(message, param)
-        messages = _messages(principal.tenant, request.items)
+        messages, recalled = await self._messages(principal, request.items)
+        if recalled is not None and recalled.text != previous.system:
+            messages.insert(0, {"role": "system", "content": recalled.text})
         ids = await self._template.continuation_ids(previous.ids, messages, request.names.items)
         return Prompt(
             ids,
@@ -86,20 +95,33 @@ class PromptBuilder:
             previous.shared_owner,
             previous.system,
             request.sampling.end_user or previous.end_user,
+            previous.origin,
         )
 
+    async def _messages(
+        self, principal: Principal, items: Sequence[Item]
+    ) -> tuple[list[Message], SystemText | None]:
+        """Items as templates take them, and the registered prompt that the first summary was under.
 
-def _messages(tenant: Tenant, items: Sequence[Item]) -> list[Message]:
-    """Items as templates take them; summaries speak as the system."""
-    return [
-        _summary(tenant, item, f"input[{index}]") if isinstance(item, SealedSummary) else item
-        for index, item in enumerate(items)
-    ]
-
-
-def _summary(tenant: Tenant, item: SealedSummary, param: str) -> Message:
-    summary = unseal(tenant, item.sealed)
-    if summary is None:
-        message = "This compaction item was not made by this service for this tenant."
-        raise invalid_request(message, f"{param}.encrypted_content")
-    return {"role": "system", "content": f"Summary of the conversation so far: {summary}"}
+        Summaries speak as the system.
+        """
+        messages: list[Message] = []
+        recalled: SystemText | None = None
+        for index, item in enumerate(items):
+            if not isinstance(item, SealedSummary):
+                messages.append(item)
+                continue
+            param = f"input[{index}].encrypted_content"
+            summary = unseal(principal.tenant, item.sealed)
+            if summary is None:
+                message = "This compaction item was not made by this service for this tenant."
+                raise invalid_request(message, param)
+            if summary.origin is not None:
+                system = await self._registered.recall(principal, summary.origin, param)
+                if recalled is None:
+                    recalled = system
+                elif system != recalled:
+                    messages.append({"role": "system", "content": system.text})
+            text = f"Summary of the conversation so far: {summary.text}"
+            messages.append({"role": "system", "content": text})
+        return messages, recalled

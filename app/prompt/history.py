@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from app.prompt.sealing import PromptOrigin
 from app.wire.errors import ApiError
 from tenants.conversations import Conversations
 from tenants.records import Change
@@ -26,7 +27,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `packed_ids` holds the prompt and every generated token, stop token included, as native
     unsigned 32-bit integers; a failed response keeps none and cannot be continued. The first
     `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
-    its share group. `system` is the text of the system message that heads the conversation.
+    its share group. `system` is the text of the system message that heads the conversation, and
+    `origin` the registered prompt that it is the text of.
     """
 
     packed_ids: bytes
@@ -35,6 +37,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     system: str | None
     end_user: str | None
     response: bytes
+    origin: PromptOrigin | None = None
 
     @property
     def ids(self) -> list[int]:

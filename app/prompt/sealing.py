@@ -1,7 +1,8 @@
-"""Text that leaves with a client and comes back: authenticated, and bound to its tenant.
+"""What leaves with a client and comes back: authenticated, and bound to its tenant.
 
 The client's own conversation is no secret from the client; what the seal proves is that this
-service wrote the text for this tenant, so that a compaction item cannot be forged or moved.
+service wrote it for this tenant, so that a compaction item cannot be forged or moved. The client
+can read what is sealed: the text of a registered prompt must not be.
 """
 
 from __future__ import annotations
@@ -10,26 +11,55 @@ import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 
+import msgspec
+
 from engine.blocks.hashing import derive_key
 from tenants.records import Tenant
 
 _TAG_BYTES = 16
 
 
-def seal(tenant: Tenant, text: str) -> str:
-    """`text` and its tag under a key of the tenant's, as one URL-safe string."""
-    data = text.encode()
+class PromptOrigin(msgspec.Struct, frozen=True):
+    """The version of a registered prompt that a conversation is under, and how it was filled in.
+
+    Without `variables` it is the prompt's text as it stands.
+    """
+
+    owner: str
+    name: str
+    version: int
+    variables: dict[str, str] | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What stands for an earlier conversation: its summary, and which prompt it was under."""
+
+    text: str
+    origin: PromptOrigin | None = None
+
+
+_decoder = msgspec.json.Decoder(Summary)
+
+
+def seal(tenant: Tenant, summary: Summary) -> str:
+    """`summary` and its tag under a key of the tenant's, as one URL-safe string."""
+    data = msgspec.json.encode(summary)
     return urlsafe_b64encode(_tag(tenant, data) + data).decode()
 
 
-def unseal(tenant: Tenant, sealed: str) -> str | None:
-    """The text, or `None` where this service did not seal it for this tenant."""
+def unseal(tenant: Tenant, sealed: str) -> Summary | None:
+    """The summary, or `None` where this service did not seal it for this tenant."""
     try:
         raw = urlsafe_b64decode(sealed.encode("ascii"))
     except ValueError:
         return None
     tag, data = raw[:_TAG_BYTES], raw[_TAG_BYTES:]
-    return data.decode() if hmac.compare_digest(tag, _tag(tenant, data)) else None
+    if not hmac.compare_digest(tag, _tag(tenant, data)):
+        return None
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeError):  # of a version that sealed something else
+        return None
 
 
 def _tag(tenant: Tenant, data: bytes) -> bytes:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.prompt.sealing import PromptOrigin
 from app.prompt.template import ChatTemplate, common_prefix
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
@@ -23,12 +24,21 @@ _CACHED_PREFIXES = 1024
 class SystemText:
     """A conversation's system message, and the registered prompt it comes from, if any.
 
-    `owner` is whose prompt that is: the tenant's id, or its share group's `owner`.
+    `owner` is whose prompt that is: the tenant's id, or its share group's `owner`. `variables` are
+    what it was filled in with; a text that was only recognized has none.
     """
 
     text: str
     prompt: SystemPrompt | None = None
     owner: str = ""
+    variables: dict[str, str] | None = None
+
+    @property
+    def origin(self) -> PromptOrigin | None:
+        """Where the text can be found again, if it is a registered prompt's."""
+        if self.prompt is None:
+            return None
+        return PromptOrigin(self.owner, self.prompt.name, self.prompt.version, self.variables)
 
 
 class RegisteredPrompts:
@@ -56,7 +66,22 @@ class RegisteredPrompts:
         for name in sorted(expected ^ values.keys()):
             complaint = "has no value" if name in expected else "is not in the prompt"
             raise invalid_request(f"The variable '{name}' {complaint}.", f"prompt.variables.{name}")
-        return SystemText(render(prompt.text, values), prompt, owner)
+        return SystemText(render(prompt.text, values), prompt, owner, values)
+
+    async def recall(self, principal: Principal, origin: PromptOrigin, param: str) -> SystemText:
+        """The text that a conversation was under, as far as the tenant may still use its prompt.
+
+        Raises `ApiError` naming `param`, and `StoreUnavailable`.
+        """
+        prompt = None
+        if origin.owner in _owners(principal):
+            prompt = await self._prompts.get(origin.owner, origin.name, origin.version)
+        if prompt is None:
+            message = f"There is no prompt '{origin.name}' in version '{origin.version}' any more."
+            raise invalid_request(message, param, "prompt_not_found")
+        values = origin.variables
+        text = prompt.text if values is None else render(prompt.text, values)
+        return SystemText(text, prompt, origin.owner, values)
 
     async def recognize(self, principal: Principal, text: str) -> SystemText:
         """An inline system message; it counts as the registered prompt with the same text.

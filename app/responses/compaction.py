@@ -1,7 +1,8 @@
 """`POST /v1/responses/compact`: a long conversation replaced by the model's summary of it.
 
-System messages are kept word for word; the rest becomes one sealed `compaction` item, which a later
-request sends back as the first of its input.
+System messages are kept word for word, unless they are a registered prompt's: that is kept by its
+name. The rest becomes one sealed `compaction` item, which a later request sends back as the first
+of its input.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from app.generate.generation import Generation
 from app.generate.request import FieldNames, GenerationRequest
-from app.prompt.sealing import seal
+from app.prompt.sealing import Summary, seal
 from app.responses.parse import conversation
 from app.responses.render import usage_of
 from app.wire.common import SamplingFields
@@ -24,7 +25,7 @@ from app.wire.events import (
     Compaction,
     InputPart,
 )
-from app.wire.responses import CompactBody, MessageItem
+from app.wire.responses import CompactBody, CompactionItem, MessageItem
 from tenants.records import Principal
 
 _SUMMARY_TOKENS = 512
@@ -64,15 +65,18 @@ async def compacted(
             pass
     if generation.failure is not None:
         raise generation.failure
+    prompt, inherits = generation.prompt, body.previous_response_id is not None
     kept = [
         _kept("developer" if item.role == "developer" else "system", item.text)
         for item in body.items
         if isinstance(item, MessageItem) and item.role in ("system", "developer")
     ]
-    system = generation.prompt.system
-    if body.previous_response_id is not None and system is not None:
-        kept.insert(0, _kept("system", system))
-    sealed = seal(principal.tenant, generation.line.text)
+    # The text of a registered prompt is no client's: the item says where it can be found again.
+    if inherits and prompt.system is not None and not prompt.shared_owner:
+        kept.insert(0, _kept("system", prompt.system))
+    inherits = inherits or any(isinstance(item, CompactionItem) for item in body.items)
+    summary = Summary(generation.line.text, prompt.origin if inherits else None)
+    sealed = seal(principal.tenant, summary)
     item = Compaction(id=f"cmp_{secrets.token_hex(16)}", encrypted_content=sealed)
     return CompactedResource(
         id=generation.request.request_id,

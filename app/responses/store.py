@@ -50,6 +50,7 @@ class ResponseStore:
             system=prompt.system,
             end_user=prompt.end_user,
             response=encode_json(resource),
+            origin=prompt.origin,
         )
         if resource.store:
             await self._history.save(tenant_id, resource.id, turn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import httpx
@@ -76,3 +77,47 @@ async def test_compacting_stays_in_the_end_users_namespace(world: World) -> None
     answered = world.engine.requests[-1].namespaces
     await compacted(world, previous_response_id=first.id)
     assert world.engine.requests[-1].namespaces.private_key == answered.private_key
+
+
+SECRET = "You are the bank's assistant; the vault opens at nine."
+
+
+async def test_a_registered_prompts_text_stays_here_and_its_conversation_stays_under_it(
+    world: World,
+) -> None:
+    await world.register("acme", "bank", SECRET + " Speak {{language}}.")
+    text = SECRET + " Speak Dutch."
+    prompt: Any = {"id": "bank", "variables": {"language": "Dutch"}}
+    create = world.client().responses.create
+    first = await create(model=MODEL, input="We launch on Tuesday.", prompt=prompt)
+    shared = world.engine.requests[-1].namespaces.shared_tokens
+    result = await compacted(world, previous_response_id=first.id)
+    again = await compacted(world, input=as_input(result))
+    for compact in (result, again):
+        assert [item.type for item in compact.output] == ["compaction"]
+        assert "vault" not in compact.model_dump_json()
+        sealed = compact.output[0].encrypted_content
+        assert b"vault" not in base64.urlsafe_b64decode(sealed)
+        follow_up: Any = [*as_input(compact), {"role": "user", "content": "When?"}]
+        await create(model=MODEL, input=follow_up)
+        asked = world.engine.requests[-1]
+        decoded = world.engine.tokenizer.decode(asked.prompt)
+        assert decoded.startswith(f"<|im_start|>system\n{text}<|im_end|>")
+        assert "Summary of the conversation so far: They launch on Tuesday." in decoded
+        assert asked.namespaces.shared_tokens == shared > 0
+
+
+async def test_a_prompt_that_is_gone_is_missed_by_the_conversation_that_was_under_it(
+    world: World,
+) -> None:
+    await world.register("acme", "bank", SECRET)
+    prompt: Any = {"id": "bank"}
+    first = await world.client().responses.create(model=MODEL, input="Hi.", prompt=prompt)
+    items: Any = as_input(await compacted(world, previous_response_id=first.id))
+    await world.prompts.delete("acme", "bank")
+    with pytest.raises(openai.BadRequestError, match="no prompt 'bank'") as refused:
+        await world.client().responses.create(model=MODEL, input=items)
+    assert (refused.value.code, refused.value.param) == (
+        "prompt_not_found",
+        "input[0].encrypted_content",
+    )
