@@ -13,6 +13,7 @@ from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
+from app.upkeep.workers import Workers
 from engine.client import EngineClient
 
 
@@ -27,6 +28,7 @@ class Service:
     responses: Responses
     connections: Connections
     warmer: Warmer
+    workers: Workers
     draining: Draining
     bounds: Bounds
     metrics: Metrics

@@ -37,6 +37,7 @@ from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
+from app.upkeep.workers import Workers
 from engine.client import EngineClient
 
 
@@ -55,7 +56,8 @@ def create_app(
     """
     metrics = Metrics()
     supervisor = Supervisor(metrics)
-    template = ChatTemplate(tokenizer)
+    workers = Workers()
+    template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens)
     registered = RegisteredPrompts(stores.prompts, template)
     gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
     history = History(
@@ -105,6 +107,7 @@ def create_app(
                 yield
                 await responses.close()
             await gate.close()
+        workers.close()
 
     service = Service(
         engine=engine,
@@ -114,6 +117,7 @@ def create_app(
         responses=responses,
         connections=connections,
         warmer=warmer,
+        workers=workers,
         draining=draining,
         bounds=bounds,
         metrics=metrics,

@@ -58,9 +58,10 @@ class PromptBuilder:
                 messages.insert(0, {"role": "system", "content": request.instructions})
             elif recalled is not None:
                 system = recalled
+            self._template.check_length(messages, request.names.items)
             if system is None and messages[0]["role"] == "system":
                 system = await self._registered.recognize(principal, messages[0]["content"])
-        ids = await self._template.prompt_ids(messages, request.names.items)
+        ids = await self._template.prompt_ids(principal.tenant.id, messages, request.names.items)
         end_user = request.sampling.end_user
         if system is None:
             return Prompt(ids, end_user=end_user)
@@ -88,7 +89,9 @@ class PromptBuilder:
         messages, recalled = await self._messages(principal, request.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
-        ids = await self._template.continuation_ids(previous.ids, messages, request.names.items)
+        ids = await self._template.continuation_ids(
+            principal.tenant.id, previous.ids, messages, request.names.items
+        )
         return Prompt(
             ids,
             previous.shared_tokens,

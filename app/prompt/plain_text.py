@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 MARK: Final = "\ufdd0"
 """A noncharacter, which no text is meant to hold (Unicode, section 23.7)."""
 _REPLACEMENT: Final = "\ufffd"
+_PIECE_CHARACTERS: Final = 65_536
+_USUAL_CHARACTERS: Final = 6
+"""A token of ordinary text has fewer: such a text is tokenized without being counted first."""
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than it may have; the argument is how many, at least."""
 
 
 class PlainText:
@@ -30,6 +37,8 @@ class PlainText:
         mark = AddedToken(MARK, normalized=False, special=True)
         tokenizer.add_tokens([mark], special_tokens=True)
         self._tokenizer = tokenizer
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+        """Characters of the longest token, at most: in some alphabets it is written with more."""
         self._mark_id = tokenizer.convert_tokens_to_ids(MARK)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend if isinstance(backend, Tokenizer) else None
@@ -57,14 +66,33 @@ class PlainText:
                 text = text.replace(control, f"{control[0]}{MARK}{control[1:]}")
         return text
 
-    def encode(self, rendered: str) -> list[int]:
-        """The token ids of what a template made of marked texts."""
+    def encode(self, rendered: str, most: int) -> list[int]:
+        """The token ids of what a template made of marked texts. Raises `TooManyTokens`.
+
+        Memory and time for a text that has more than `most` do not grow with its length.
+        """
         if self._backend is None:
             ids = list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
         else:
-            # Of the ways to call it, this one lets other threads run, and keeps no offsets.
-            ids = self._backend.encode_batch_fast([rendered], add_special_tokens=False)[0].ids
-        return [one for one in ids if one != self._mark_id] if MARK in rendered else ids
+            if len(rendered) > max(_PIECE_CHARACTERS, _USUAL_CHARACTERS * most):
+                self._count_in_pieces(rendered, most)
+            encoding = _encoding(self._backend, rendered)
+            _check(len(encoding) - rendered.count(MARK), most)
+            ids = encoding.ids
+        if MARK in rendered:
+            ids = [one for one in ids if one != self._mark_id]
+        _check(len(ids), most)
+        return ids
+
+    def _count_in_pieces(self, rendered: str, most: int) -> None:
+        """Raise `TooManyTokens` for a text with too many, even where each cut makes some more."""
+        assert self._backend is not None
+        at_least = 0
+        for start in range(0, len(rendered), _PIECE_CHARACTERS):
+            piece = rendered[start : start + _PIECE_CHARACTERS]
+            at_least += len(_encoding(self._backend, piece)) - piece.count(MARK)
+            at_least -= self.longest_token
+            _check(at_least, most)
 
     def _disguisable(self, added: Sequence[AddedToken]) -> frozenset[str]:
         """The tokens that are looked for in normalized text, where other characters spell them."""
@@ -80,6 +108,16 @@ class PlainText:
         assert self._backend.normalizer is not None
         normal = str(self._backend.normalizer.normalize_str(text))
         return normal if any(one in normal and one not in text for one in self._disguised) else text
+
+
+def _encoding(backend: Tokenizer, text: str) -> Encoding:
+    """Of the ways to call a tokenizer, one that lets other threads run and keeps no offsets."""
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+
+def _check(tokens: int, most: int) -> None:
+    if tokens > most:
+        raise TooManyTokens(tokens)
 
 
 def _splittable(contents: Iterable[str]) -> frozenset[str]:

@@ -123,7 +123,7 @@ class RegisteredPrompts:
         prefix = self._prefixes.get(key)
         if prefix is None:
             static = static_head(prompt.text)
-            prefix = await self._template.head_ids(static, whole=static == prompt.text)
+            prefix = await self._template.head_ids(owner, static, whole=static == prompt.text)
             self._prefixes[key] = prefix
             if len(self._prefixes) > _CACHED_PREFIXES:
                 self._prefixes.popitem(last=False)

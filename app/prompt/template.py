@@ -6,19 +6,21 @@ again, so every full block of the earlier turns, answers included, is found in t
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypedDict
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from app.prompt.plain_text import PlainText
-from app.wire.errors import invalid_request
+from app.prompt.plain_text import PlainText, TooManyTokens
+from app.upkeep.workers import Workers
+from app.wire.errors import ApiError, invalid_request
 
-_INLINE_CHARACTERS = 8192
-"""Longer texts are tokenized on a thread, so that one long prompt does not stall every stream."""
+_INLINE_CHARACTERS = 4096
+_INLINE_MESSAGES = 32
+"""Up to here it is done at once, in less time than a worker would take to begin with it."""
 
 _SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
 """What no client can write, being unable to guess it."""
@@ -32,43 +34,53 @@ class Message(TypedDict):
 
 
 class ChatTemplate:
-    """Renders and tokenizes conversations."""
+    """Renders and tokenizes conversations, long ones on `workers`, each for a tenant.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    A prompt may have `context_tokens` tokens; no more are ever made.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        workers: Workers,
+        context_tokens: int,
+    ) -> None:
         self._tokenizer = tokenizer
         self._texts = PlainText(tokenizer)
+        self._workers = workers
+        self._context_tokens = context_tokens
 
-    async def prompt_ids(self, messages: Sequence[Message], param: str) -> list[int]:
+    def check_length(self, messages: Sequence[Message], param: str) -> None:
+        """Raise `ApiError` naming `param` for more text than any tokens of the context spell."""
+        context = self._context_tokens
+        characters = sum(len(message["content"]) for message in messages)
+        if characters > context * self._texts.longest_token:
+            message = f"{characters} characters are more than the {context} tokens of the context."
+            raise _too_long(message, param)
+
+    async def prompt_ids(self, tenant: str, messages: Sequence[Message], param: str) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
-        Raises `ApiError` naming `param` where the template refuses the messages.
+        Raises `ApiError` naming `param` where the template refuses the messages, or the context
+        cannot hold them.
         """
-        return await self._encode(self._render(messages, param))
+        self.check_length(messages, param)
+        return await self._ids(tenant, messages, param, self._render)
 
     async def continuation_ids(
-        self, previous: Sequence[int], messages: Sequence[Message], param: str
+        self, tenant: str, previous: Sequence[int], messages: Sequence[Message], param: str
     ) -> list[int]:
         """The ids of a conversation whose turns so far are `previous`, answer included.
 
         The text between the last answer and the new messages comes from the template; the turn's
         end token is dropped from it where the answer ended with that token already. Raises
-        `ApiError` naming `param` where the template refuses the messages.
+        `ApiError` as `prompt_ids` does.
         """
-        answered: list[Message] = [
-            {"role": "user", "content": "."},
-            {"role": "assistant", "content": _SENTINEL},
-        ]
-        rendered = self._render([*answered, *messages], param)
-        _, found, tail = rendered.partition(_SENTINEL)
-        if not found:
-            message = "This model's chat template cannot continue a conversation."
-            raise invalid_request(message, "previous_response_id", "unsupported_value")
-        last = str(self._tokenizer.decode([previous[-1]], skip_special_tokens=False))
-        if previous[-1] in self._tokenizer.all_special_ids:
-            tail = tail.removeprefix(last)
-        return [*previous, *await self._encode(tail)]
+        self.check_length(messages, param)
+        tail = await self._ids(tenant, messages, param, partial(self._render_after, previous[-1]))
+        return [*previous, *tail]
 
-    async def head_ids(self, system: str, *, whole: bool) -> list[int]:
+    async def head_ids(self, tenant: str, system: str, *, whole: bool) -> list[int]:
         """The ids that every conversation under a system prompt starts with.
 
         `system` is the prompt's text, or its part before the first variable (`whole=False`). Two
@@ -78,6 +90,7 @@ class ChatTemplate:
         users = ("0 first", "x other") if whole else (".", ".")
         ids = [
             await self.prompt_ids(
+                tenant,
                 [
                     {"role": "system", "content": system + ending},
                     {"role": "user", "content": user},
@@ -87,6 +100,28 @@ class ChatTemplate:
             for ending, user in zip(endings, users, strict=True)
         ]
         return ids[0][: common_prefix(ids[0], ids[1])]
+
+    async def _ids(
+        self,
+        tenant: str,
+        messages: Sequence[Message],
+        param: str,
+        render: Callable[[Sequence[Message], str], str],
+    ) -> list[int]:
+        """What `render` makes of the messages, tokenized; on a worker where that takes a while."""
+        context = self._context_tokens
+
+        def work() -> list[int]:
+            try:
+                return self._texts.encode(render(messages, param), context)
+            except TooManyTokens as error:
+                message = f"The prompt has {error} tokens or more; the context holds {context}."
+                raise _too_long(message, param) from None
+
+        characters = sum(len(message["content"]) for message in messages)
+        if characters <= _INLINE_CHARACTERS and len(messages) <= _INLINE_MESSAGES:
+            return work()
+        return await self._workers.run(tenant, work)
 
     def _render(self, messages: Sequence[Message], param: str) -> str:
         marked = [
@@ -102,15 +137,32 @@ class ChatTemplate:
             raise invalid_request(message, param) from error
         return str(text)
 
-    async def _encode(self, text: str) -> list[int]:
-        if len(text) > _INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._texts.encode, text)
-        return self._texts.encode(text)
+    def _render_after(self, last: int, messages: Sequence[Message], param: str) -> str:
+        """What the template writes behind an answer whose last token is `last`."""
+        answered: list[Message] = [
+            {"role": "user", "content": "."},
+            {"role": "assistant", "content": _SENTINEL},
+        ]
+        rendered = self._render([*answered, *messages], param)
+        _, found, tail = rendered.partition(_SENTINEL)
+        if not found:
+            message = "This model's chat template cannot continue a conversation."
+            raise invalid_request(message, "previous_response_id", "unsupported_value")
+        if last in self._tokenizer.all_special_ids:
+            end = str(self._tokenizer.decode([last], skip_special_tokens=False))
+            tail = tail.removeprefix(end)
+        return tail
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """How many leading ids the two have in common."""
+    if right[: len(left)] == left:
+        return len(left)
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return index
     return min(len(left), len(right))
+
+
+def _too_long(message: str, param: str) -> ApiError:
+    return invalid_request(message, param, "context_length_exceeded")

@@ -9,17 +9,16 @@ from app.auth import authenticate
 from app.chat.completion import Completion
 from app.chat.parse import generation_request
 from app.context import Service
-from app.transport.http import json_response, read_json, unless_gone
+from app.transport.http import json_response, read_message, unless_gone
 from app.transport.server_sent_events import EventStream
 from app.wire.chat import ChatBody
-from app.wire.common import parse
 
 
 async def create_completion(request: Request) -> ASGIApp:
     """Answer the last message of a conversation."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = parse(ChatBody, await read_json(request, service.bounds.max_body_bytes))
+    body = await read_message(request, ChatBody, service, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))
     completion = Completion(

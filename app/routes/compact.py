@@ -8,8 +8,7 @@ from starlette.types import ASGIApp
 from app.auth import authenticate
 from app.context import Service
 from app.responses.compaction import compacted, generation_request
-from app.transport.http import json_response, read_json, unless_gone
-from app.wire.common import parse
+from app.transport.http import json_response, read_message, unless_gone
 from app.wire.events import encode_json
 from app.wire.responses import CompactBody
 
@@ -18,7 +17,7 @@ async def compact_conversation(request: Request) -> ASGIApp:
     """Replace a conversation by its summary."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = parse(CompactBody, await read_json(request, service.bounds.max_body_bytes))
+    body = await read_message(request, CompactBody, service, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))
     try:

@@ -11,9 +11,8 @@ from starlette.types import ASGIApp
 from app.auth import authenticate
 from app.context import Service
 from app.responses.run import ResponseRun
-from app.transport.http import json_response, read_json, unless_gone
+from app.transport.http import json_response, read_message, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
-from app.wire.common import parse
 from app.wire.errors import invalid_request
 from app.wire.events import event_type
 from app.wire.responses import CreateBody
@@ -25,7 +24,7 @@ async def create_response(request: Request) -> ASGIApp:
     """`POST /v1/responses`. A stream outlives its reader for a while; a whole answer does not."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = parse(CreateBody, await read_json(request, service.bounds.max_body_bytes))
+    body = await read_message(request, CreateBody, service, principal)
     run = await unless_gone(request, service.responses.start(principal, body))
     if body.stream:
         return _stream(service, run, -1)

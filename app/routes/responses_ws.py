@@ -31,7 +31,9 @@ from app.wire.errors import as_api_error
 async def responses_socket(socket: WebSocket) -> None:
     """Serve one socket for its whole life."""
     service: Service = socket.app.state.service
-    serving = OpenSocket(socket, service.responses, service.draining, service.bounds)
+    serving = OpenSocket(
+        socket, service.responses, service.draining, service.workers, service.bounds
+    )
     accepted = False
     try:
         service.draining.check()

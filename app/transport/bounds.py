@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INLINE_BYTES = 16 * 1024
+"""A message up to here is parsed at once; a longer one where it holds nobody up."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:

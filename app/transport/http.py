@@ -16,9 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import Service
+from app.transport.bounds import INLINE_BYTES
 from app.transport.server_sent_events import until_gone
+from app.wire.common import Model, parse
 from app.wire.documents import decode_json
 from app.wire.errors import ApiError, as_api_error, internal_error
+from tenants.records import Principal
 
 _log = logging.getLogger(__name__)
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
@@ -43,10 +46,19 @@ def error_response(error: ApiError) -> Response:
     return json_response(error.body(), error.status, error.headers)
 
 
-async def read_json(request: Request, max_body_bytes: int) -> Any:
+async def read_message(
+    request: Request, model: type[Model], service: Service, principal: Principal
+) -> Model:
     """The request's JSON body. Raises `ApiError` 400, 413 or 415."""
     require_json(request)
-    return decode_json(await read_body(request, max_body_bytes))
+    body = await read_body(request, service.bounds.max_body_bytes)
+
+    def work() -> Model:
+        return parse(model, decode_json(body))
+
+    if len(body) <= INLINE_BYTES:
+        return work()
+    return await service.workers.run(principal.tenant.id, work)
 
 
 def require_json(request: Request) -> None:

@@ -32,12 +32,23 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
 
 
 class _Entry:
-    """One response in its lane: waiting, starting or running."""
+    """One response in its lane: waiting, starting or running.
 
-    def __init__(self, message: CreateMessage | ResumeMessage) -> None:
-        self.message = message
+    Only what waits is kept as it came, in `num_bytes` bytes.
+    """
+
+    def __init__(self, message: CreateMessage | ResumeMessage, num_bytes: int) -> None:
+        self.message: CreateMessage | ResumeMessage | None = message
+        self.num_bytes = num_bytes
         self.run: ResponseRun | None = None
         self.cancelled = False
+
+    def take(self) -> CreateMessage | ResumeMessage:
+        """The message, which is served now and waits no more."""
+        message = self.message
+        assert message is not None
+        self.message, self.num_bytes = None, 0
+        return message
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -91,8 +102,11 @@ class Lanes:
         """Whether no response is waiting or running."""
         return not self._lanes
 
-    def submit(self, message: CreateMessage | ResumeMessage) -> None:
-        """Queue a message in its lane. Raises `ApiError` where the socket has too many."""
+    def submit(self, message: CreateMessage | ResumeMessage, num_bytes: int) -> None:
+        """Queue a message of `num_bytes` in its lane.
+
+        Raises `ApiError` where the socket has too many, or too long ones.
+        """
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(message.stream_id)
@@ -109,10 +123,18 @@ class Lanes:
                 f"{self._limits.inbox_messages} responses are waiting on this socket already.",
                 code="inbox_full",
             )
+        waiting_bytes = sum(entry.num_bytes for entry in self._entries())
+        if waiting_bytes and waiting_bytes + num_bytes > self._limits.max_message_bytes:
+            raise ApiError(
+                429,
+                f"{waiting_bytes} bytes are waiting on this socket already; it holds "
+                f"{self._limits.max_message_bytes}.",
+                code="inbox_full",
+            )
         if lane is not None:
-            lane.append(_Entry(message))
+            lane.append(_Entry(message, num_bytes))
             return
-        self._lanes[message.stream_id] = deque([_Entry(message)])
+        self._lanes[message.stream_id] = deque([_Entry(message, num_bytes)])
         task = asyncio.create_task(self._run_lane(message.stream_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -174,11 +196,14 @@ class Lanes:
 
     async def _serve(self, entry: _Entry) -> None:
         """Send the events of one response, or why there are none. Raises `ReaderLeft`."""
-        message = entry.message
+        message = entry.take()
+        stream_id = message.stream_id
+        previous = message.previous_response_id if isinstance(message, CreateMessage) else None
         try:
-            after = await self._begin(entry)
+            after = await self._begin(entry, message)
+            del message  # its texts have become tokens
             assert entry.run is not None
-            await entry.run.feed(after, _Lane(self._outbox, message.stream_id))
+            await entry.run.feed(after, _Lane(self._outbox, stream_id))
             failed = entry.run.resource.status == "failed"
         except ReaderLeft:
             raise
@@ -189,15 +214,15 @@ class Lanes:
                 _log.exception("a response on a socket failed")
                 known = internal_error()
             self._responses.metrics.count_refused("responses", known.status)
-            await self._outbox.send(error_event(known, message.stream_id))
-        if failed and isinstance(message, CreateMessage) and message.previous_response_id:
-            self.evict(message.previous_response_id)
+            await self._outbox.send(error_event(known, stream_id))
+        if failed and previous:
+            self.evict(previous)
 
-    async def _begin(self, entry: _Entry) -> int:
+    async def _begin(self, entry: _Entry, message: CreateMessage | ResumeMessage) -> int:
         """Start or find the response; returns the number of the event that it has been read to."""
         if self._refusal is not None:
             raise self._refusal
-        principal, message = self._connection.principal, entry.message
+        principal = self._connection.principal
         after = -1
         if isinstance(message, ResumeMessage):
             after = -1 if message.starting_after is None else message.starting_after

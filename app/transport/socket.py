@@ -17,6 +17,7 @@ from app.transport.server_sent_events import abort_transport
 from app.transport.socket_writer import Outbox, ReaderFlooded, ReaderLeft
 from app.upkeep.connections import Connection
 from app.upkeep.draining import Draining, shutting_down
+from app.upkeep.workers import Workers
 from app.wire.errors import ApiError, invalid_request, unauthorized
 
 _log = logging.getLogger(__name__)
@@ -42,11 +43,17 @@ class OpenSocket:
     """One socket, served by one task: nothing else runs for it while it has no responses."""
 
     def __init__(
-        self, socket: WebSocket, responses: Responses, draining: Draining, limits: Bounds
+        self,
+        socket: WebSocket,
+        responses: Responses,
+        draining: Draining,
+        workers: Workers,
+        limits: Bounds,
     ) -> None:
         self._socket = socket
         self._responses = responses
         self._draining = draining
+        self._workers = workers
         self._limits = limits
         self._outbox = Outbox(
             socket, limits.send_deadline_seconds, limits.inbox_messages, self._stalled
@@ -68,7 +75,7 @@ class OpenSocket:
 
         try:
             with self._draining.socket(leave):
-                parting = await self._read(lanes)
+                parting = await self._read(lanes, connection)
                 if parting is not None:
                     await self._part(lanes, parting)
         finally:
@@ -79,7 +86,7 @@ class OpenSocket:
         """Close the socket, after the last words of responses that have been ended already."""
         self._close_with(_Parting(code=code, reason=reason, refusal=unauthorized(reason)))
 
-    async def _read(self, lanes: Lanes) -> _Parting | None:
+    async def _read(self, lanes: Lanes, connection: Connection) -> _Parting | None:
         """Take frames as they come, waiting for no stream; returns how the socket is to be closed.
 
         `None` means that there is nobody to close it for any more.
@@ -90,7 +97,10 @@ class OpenSocket:
                     frame = await self._socket.receive()
                     if frame["type"] == "websocket.disconnect":
                         return None
-                    error = take_frame(frame, lanes, self._limits.max_message_bytes)
+                    tenant = connection.principal.tenant.id
+                    error = await take_frame(
+                        frame, lanes, self._workers, tenant, self._limits.max_message_bytes
+                    )
                     if error is not None:
                         self._outbox.reply(error)
                         # Frames that came together are taken together: let the replies go first.

@@ -29,6 +29,8 @@ from engine.client import EngineUnavailable, RequestRefused
 from tenants.store import StoreUnavailable
 
 RETRY_AFTER_SECONDS = 1
+_MAX_CHARACTERS = 1000
+"""Of a message or a field's name: both may repeat what the client has sent."""
 
 
 class ApiError(Exception):
@@ -45,9 +47,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message[:_MAX_CHARACTERS]
         self.code = code
-        self.param = param
+        self.param = None if param is None else param[:_MAX_CHARACTERS]
         self.headers = dict(headers or {})
 
     @property

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.prompt.template import ChatTemplate, Message, common_prefix
 from app.prompt.tokenizer import load_tokenizer
+from app.upkeep.workers import Workers
 from bench.common.workload import passage, question
 from bench.engine.scripted import scripted_core
 from bench.registry import BenchError, Result, parameters
@@ -149,8 +150,8 @@ async def _play(
     answer_tokens: int,
 ) -> _Found:
     """All first turns, then all second ones, and so on, with a pool that holds everything."""
-    template = ChatTemplate(tokenizer)
-    starts = [await template.prompt_ids([_user(text)], "") for text in ("0 first", "x other")]
+    template = ChatTemplate(tokenizer, Workers(), _NUM_SLOTS)
+    starts = [await template.prompt_ids("", [_user(text)], "") for text in ("0 first", "x other")]
     head = common_prefix(*starts)
     runner = _ScriptedRunner()
     core = scripted_core(runner, _NUM_SLOTS, block_size)
@@ -163,9 +164,9 @@ async def _play(
             message = [_user(texts[turn])]
             history = histories[number]
             if history:
-                prompt = await template.continuation_ids(history, message, "")
+                prompt = await template.continuation_ids("", history, message, "")
             else:
-                prompt = await template.prompt_ids(message, "")
+                prompt = await template.prompt_ids("", message, "")
             runner.answer = _answer(tokenizer, f"{number} {turn}", answer_tokens)
             own = users if users == "one for all" else str(number)
             namespaces = Namespaces(

@@ -19,10 +19,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.admin.token import AdminToken
+from app.prompt.template import ChatTemplate
 from app.server import HttpProtocol, WebSocketProtocol
 from app.service import create_app
 from app.stores import Stores
 from app.transport.bounds import Bounds
+from app.upkeep.workers import Workers
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
 from tenants.records import SystemPrompt, Tenant, TenantLimits
@@ -60,6 +62,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHATML
     return tokenizer
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase, context_tokens: int = 2048) -> ChatTemplate:
+    """The tokenizer's template, for prompts of so many tokens."""
+    return ChatTemplate(tokenizer, Workers(), context_tokens)
 
 
 @pytest.fixture(scope="session")

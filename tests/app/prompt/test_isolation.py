@@ -12,12 +12,12 @@ import pytest
 import websockets
 from msgspec.structs import replace
 
-from app.prompt.template import ChatTemplate, common_prefix
+from app.prompt.template import common_prefix
 from app.transport.bounds import Bounds
 from engine.api import TenantShare
 from tenants.embedded import EmbeddedStore
 from tenants.records import TenantLimits
-from tests.app.conftest import MODEL, World, eventually, living
+from tests.app.conftest import MODEL, World, chat_template, eventually, living
 from tests.app.scripted_engine import ScriptedEngine
 
 LAW = "You are the lawyer of acme. " * 4
@@ -154,11 +154,11 @@ async def test_a_continued_conversation_keeps_its_instructions(world: World) -> 
 
 
 async def test_the_head_of_a_prompt_does_not_depend_on_what_follows(world: World) -> None:
-    template = ChatTemplate(world.engine.tokenizer)
-    head = await template.head_ids("abc", whole=True)
+    template = chat_template(world.engine.tokenizer)
+    head = await template.head_ids("acme", "abc", whole=True)
     for user in ("", "0", "x", "é", " y"):
         messages: Any = [{"role": "system", "content": "abc"}, {"role": "user", "content": user}]
-        ids = await template.prompt_ids(messages, "input")
+        ids = await template.prompt_ids("acme", messages, "input")
         assert common_prefix(head, ids) == len(head)
 
 

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 import app.upkeep.warming
 from app.prompt.system_prompts import RegisteredPrompts
-from app.prompt.template import ChatTemplate
 from app.stores import Stores
 from app.upkeep.warming import Warmer
 from engine.client import EngineError, RequestRefused
@@ -29,7 +28,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.records import PromptIndex, TenantLimits
-from tests.app.conftest import PEPPER, byte_tokenizer, eventually
+from tests.app.conftest import PEPPER, byte_tokenizer, chat_template, eventually
 from tests.app.scripted_engine import ScriptedEngine
 
 LAW = "You are the lawyer of acme, and nobody else's. "
@@ -73,7 +72,7 @@ async def backstage(
     stores, engine = Stores.over(redis, PEPPER), ScriptedEngine(tokenizer)
     for tenant_id in ("acme", "umbra"):
         await stores.tenants.create_tenant(tenant_id)
-    registered = RegisteredPrompts(stores.prompts, ChatTemplate(tokenizer))
+    registered = RegisteredPrompts(stores.prompts, chat_template(tokenizer))
     warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered)
 
     async def listen() -> None:
@@ -208,7 +207,7 @@ async def test_a_model_that_takes_no_system_message_refuses_to_be_warmed(
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     stores = backstage.stores
-    registered = RegisteredPrompts(stores.prompts, ChatTemplate(tokenizer))
+    registered = RegisteredPrompts(stores.prompts, chat_template(tokenizer))
     warmer = Warmer(backstage.engine, stores.tenants, stores.groups, stores.prompts, registered)
     await stores.prompts.put("acme", "law", LAW)
     with pytest.raises(RequestRefused, match="no system messages"):

@@ -128,6 +128,13 @@ def test_too_many_items_or_parts_are_refused_by_name(
     assert refusal.value.param == param
 
 
+async def test_an_error_repeats_little_of_what_a_client_has_sent(world: World) -> None:
+    async with httpx.AsyncClient(base_url=world.base_url, headers=world.headers()) as http:
+        answer = await http.post("/v1/responses", json={"input": "x", "y" * 1_000_000: 1})
+    assert answer.json()["error"]["code"] == "unknown_parameter"
+    assert len(answer.content) < 4096
+
+
 async def test_a_body_of_a_hundred_thousand_messages_is_refused_over_http(world: World) -> None:
     body = b'{"messages":[' + b",".join([b'{"role":"user","content":""}'] * 139_810) + b"]}"
     headers = {**world.headers(), "content-type": "application/json"}
