@@ -80,7 +80,7 @@ def create_app(
     )
     responses = Responses(
         generations,
-        ResponseStore(history, stores.suspended, bounds.response_ttl_seconds),
+        ResponseStore(history, stores.suspended, stores.running, bounds.response_ttl_seconds),
         engine,
         metrics,
         model_id=model_id,
@@ -90,7 +90,7 @@ def create_app(
     async def notify() -> None:
         """Pass the store's notices on; one subscription a process, by which they are counted."""
         async for change in stores.tenants.changes():
-            for notice in (connections.notice, warmer.notice, history.notice):
+            for notice in (connections.notice, warmer.notice, history.notice, responses.notice):
                 notice(change)
 
     @contextlib.asynccontextmanager
@@ -103,6 +103,7 @@ def create_app(
                 connections=connections.run,
                 notices=notify,
                 leases=gate.run,
+                running=stores.running.run,
             ):
                 yield
                 await responses.close()

@@ -16,6 +16,7 @@ from tenants.idempotency import Idempotency
 from tenants.limits import Limiter
 from tenants.pepper import load_or_create_pepper
 from tenants.records import Principal
+from tenants.running import RunningResponses
 from tenants.store import TenantStore
 from tenants.suspended import SuspendedResponses
 from tenants.system_prompts import SystemPrompts
@@ -35,6 +36,7 @@ class Stores:
     idempotency: Idempotency
     conversations: Conversations
     suspended: SuspendedResponses
+    running: RunningResponses
     limiter: Limiter
     usage: UsageMeter
 
@@ -56,6 +58,7 @@ class Stores:
             idempotency=Idempotency(redis, pepper),
             conversations=Conversations(redis),
             suspended=SuspendedResponses(redis),
+            running=RunningResponses(redis),
             limiter=Limiter(redis),
             usage=UsageMeter(redis),
         )

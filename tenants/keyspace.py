@@ -113,6 +113,11 @@ def sockets(tenant_id: str) -> str:
     return f"pw:{{{tenant_id}}}:sockets"
 
 
+def running(tenant_id: str, response_id: str) -> str:
+    """String with expiry: a response that runs in some process, as it was when it began."""
+    return f"pw:{{{tenant_id}}}:running:{response_id}"
+
+
 def suspended(tenant_id: str, response_id: str) -> str:
     """String with expiry: a response that a stopping service could not finish."""
     return f"pw:{{{tenant_id}}}:suspended:{response_id}"

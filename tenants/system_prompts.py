@@ -337,6 +337,8 @@ class SystemPrompts:
             self._by_name.expire()
             self._by_text.expire()
             return
+        if change.kind == "cancel":
+            return
         owner = f"@{change.name}" if change.kind == "group" else change.tenant_id
         self._by_name.drop_if(lambda key, _: key[0] == owner)
         self._by_text.drop_if(lambda key, _: key[0] == owner)

@@ -101,6 +101,11 @@ class History:
             )
         return turn
 
+    def forget(self, tenant_id: str, response_id: str) -> None:
+        """Remember a turn no longer: the store may have a newer one."""
+        turn = self._cached.pop((tenant_id, response_id), None)
+        self._tokens_held -= 0 if turn is None else _size(turn)
+
     def notice(self, change: Change) -> None:
         """Forget the turns of a deleted tenant."""
         if change.kind == "deleted":

@@ -17,7 +17,10 @@ from app.upkeep.metrics import Metrics
 from app.wire.errors import response_not_found
 from app.wire.responses import CreateBody
 from engine.client import EngineClient
-from tenants.records import Principal, Tenant
+from tenants.records import Change, Principal, Tenant
+
+_CANCEL_SECONDS = 1.0
+"""How long a client waits for the end of what it cancels."""
 
 
 class Responses:
@@ -74,11 +77,28 @@ class Responses:
         return None if run is None or run.ended else run
 
     async def retrieve(self, tenant: Tenant, response_id: str) -> bytes:
-        """A tenant's response as JSON, running or stored. Raises `ApiError` 404."""
+        """A tenant's response as JSON, running in any process or stored. Raises `ApiError` 404."""
         run = self.running(tenant, response_id)
         if run is not None:
             return run.snapshot()
         return await self._store.load(tenant.id, response_id)
+
+    async def cancel(self, tenant: Tenant, response_id: str) -> bytes:
+        """End a running response, here or in another process; the response as it is then, as JSON.
+
+        One that has ended is returned unchanged. Raises `ApiError` 404.
+        """
+        run = self.running(tenant, response_id)
+        if run is None:
+            return await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
+        run.cancel()
+        return await run.settled(_CANCEL_SECONDS)
+
+    def notice(self, change: Change) -> None:
+        """Another process was asked to cancel a response that may run here."""
+        run = self._runs.get((change.tenant_id, change.name))
+        if change.kind == "cancel" and run is not None:
+            run.cancel()
 
     async def suspend(self) -> None:
         """End every running response, so that it can go on after a restart."""

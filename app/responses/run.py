@@ -73,6 +73,7 @@ class ResponseRun:
 
     def start(self) -> None:
         """Begin to write."""
+        self._store.note_begin(self._tenant_id, self.resource)
         self._writing = asyncio.create_task(self._write())
 
     def snapshot(self) -> bytes:
@@ -132,6 +133,7 @@ class ResponseRun:
             await self._generation.spoil(internal_error())
             self._append(self._renderer.end(self._generation))
         finally:
+            self._store.note_end(self._tenant_id, self.resource.id)
             self._stream.end()
             self._ended.set()
             if self._discarded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -12,23 +14,69 @@ from app.responses.suspension import SuspendedRun
 from app.wire.errors import response_not_found
 from app.wire.events import ResponseResource, encode_json
 from tenants.errors import StoreUnavailable
+from tenants.running import RunningResponses
 from tenants.suspended import SuspendedResponses
 
 _log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.02
 
 
 class ResponseStore:
     """Keeps a response with its tenant, with its socket, or nowhere, as the response says."""
 
     def __init__(
-        self, history: History, suspended: SuspendedResponses, suspended_ttl_seconds: float
+        self,
+        history: History,
+        suspended: SuspendedResponses,
+        running: RunningResponses,
+        suspended_ttl_seconds: float,
     ) -> None:
         self._history = history
         self._suspended = suspended
+        self._running = running
         self._suspended_ttl_seconds = suspended_ttl_seconds
 
+    def note_begin(self, tenant_id: str, resource: ResponseResource) -> None:
+        """A response runs here: other processes can show it, if it is one to be stored."""
+        if resource.store:
+            self._running.note_begin(tenant_id, resource.id, encode_json(resource))
+
+    def note_end(self, tenant_id: str, response_id: str) -> None:
+        """It runs no longer; to be told after `keep`, so that it is always found."""
+        self._running.note_end(tenant_id, response_id)
+
     async def load(self, tenant_id: str, response_id: str) -> bytes:
-        """A tenant's finished response as JSON. Raises `ApiError` 404 and `StoreUnavailable`."""
+        """A tenant's response as JSON, as it runs in another process or as it has ended.
+
+        Raises `ApiError` 404 and `StoreUnavailable`.
+        """
+        try:
+            running = await self._running.find(tenant_id, response_id)
+        except StoreUnavailable:
+            running = None  # what has ended may be known here
+        return running or await self._finished(tenant_id, response_id)
+
+    async def cancel_elsewhere(
+        self, tenant_id: str, response_id: str, patience_seconds: float
+    ) -> bytes:
+        """End a response that runs in another process; as it is then, or after so long.
+
+        One that runs nowhere is returned unchanged. Raises what `load` raises.
+        """
+        running = await self._running.find(tenant_id, response_id)
+        if running is None:
+            return await self._finished(tenant_id, response_id)
+        await self._running.ask_to_cancel(tenant_id, response_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                while await self._running.find(tenant_id, response_id) is not None:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_SECONDS)
+                # An earlier end of it, before it was gone on with, may be remembered here.
+                self._history.forget(tenant_id, response_id)
+                return await self._finished(tenant_id, response_id)
+        return running
+
+    async def _finished(self, tenant_id: str, response_id: str) -> bytes:
         turn = await self._history.load(tenant_id, response_id)
         if turn is None:
             raise response_not_found(response_id)

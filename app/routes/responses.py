@@ -17,8 +17,6 @@ from app.wire.errors import invalid_request
 from app.wire.events import event_type
 from app.wire.responses import CreateBody
 
-_CANCEL_SECONDS = 1.0
-
 
 async def create_response(request: Request) -> ASGIApp:
     """`POST /v1/responses`. A stream outlives its reader for a while; a whole answer does not."""
@@ -56,12 +54,7 @@ async def cancel_response(request: Request) -> ASGIApp:
     """`POST /v1/responses/{response_id}/cancel`: a finished response is returned unchanged."""
     service: Service = request.app.state.service
     tenant = (await authenticate(service.stores.tenants, request)).tenant
-    response_id = request.path_params["response_id"]
-    run = service.responses.running(tenant, response_id)
-    if run is None:
-        return json_response(await service.responses.retrieve(tenant, response_id))
-    run.cancel()
-    return json_response(await run.settled(_CANCEL_SECONDS))
+    return json_response(await service.responses.cancel(tenant, request.path_params["response_id"]))
 
 
 def _starting_after(request: Request) -> int | None:

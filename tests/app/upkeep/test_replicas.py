@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -148,3 +148,42 @@ async def test_without_limits_every_client_is_served(
         used = await asyncio.gather(*map(deployment.ask, range(CLIENTS)))
         assert all(used)
         await deployment.metered(sum(used))
+
+
+async def status_in_time(ask: Callable[[], Awaitable[httpx.Response]], status: str) -> None:
+    """Wait until the response has `status`; what another process knows is written behind."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await ask()
+            if answer.status_code == 200 and answer.json()["status"] == status:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_running_response_is_shown_and_cancelled_by_any_process(
+    urls: list[str], store_server: EmbeddedStore
+) -> None:
+    body = {"model": MODEL, "input": "x" * 40, "stream": True}
+    async with (
+        deployed(urls, store_server, "anywhere", TenantLimits()) as deployment,
+        deployed(urls, store_server, "stranger", TenantLimits()) as stranger,
+        deployment.processes[0].stream("POST", "/v1/responses", json=body) as answer,
+    ):
+        events = answer.aiter_lines()
+        while not (line := await anext(events)).startswith("data: "):
+            pass
+        path = f"/v1/responses/{json.loads(line[6:])['response']['id']}"
+        other = deployment.processes[1]
+        await status_in_time(lambda: other.get(path), "in_progress")
+        for process in stranger.processes:
+            assert (await process.get(path)).status_code == 404
+            assert (await process.post(f"{path}/cancel")).status_code == 404
+        assert (await other.get(path)).json()["status"] == "in_progress"
+        cancelled = await other.post(f"{path}/cancel")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+        *_, last, _, done, _ = [line async for line in events]
+        assert json.loads(last[6:])["response"]["status"] == "cancelled"
+        assert done == "data: [DONE]"
+        for process in deployment.processes:
+            assert (await process.get(path)).json() == cancelled.json()
+            assert (await process.post(f"{path}/cancel")).json() == cancelled.json()

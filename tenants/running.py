@@ -1,0 +1,98 @@
+"""Responses that run somewhere: every process over one Redis can show them and have them cancelled.
+
+A record is a lease that its process renews, so that what a process that died has left behind does
+not run for ever. Records are written behind the responses' backs, all that wait in one round trip:
+no stream waits for Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from tenants import changes, keyspace
+from tenants.connection import Command, GuardedRedis
+from tenants.conversations import is_response_id
+from tenants.errors import StoreUnavailable
+from tenants.records import Change
+
+_log = logging.getLogger(__name__)
+LEASE_SECONDS = 30.0
+_RENEW_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+
+
+class RunningResponses:
+    """The running responses of all processes; `run` writes what this one notes."""
+
+    def __init__(self, redis: GuardedRedis, lease_seconds: float = LEASE_SECONDS) -> None:
+        self._redis = redis
+        self._lease_milliseconds = int(lease_seconds * 1000)
+        self._running: dict[str, bytes | None] = {}
+        # What Redis does not know yet: a record, or `None` for one that is to go.
+        self._unwritten: dict[str, bytes | None] = {}
+        self._woken = asyncio.Event()
+
+    def note_begin(self, tenant_id: str, response_id: str, record: bytes) -> None:
+        """A response of this process runs; `record` is what others are to show of it."""
+        key = keyspace.running(tenant_id, response_id)
+        self._running[key] = self._unwritten[key] = record
+        self._woken.set()
+
+    def note_end(self, tenant_id: str, response_id: str) -> None:
+        """It runs no longer; harmless for one that never did."""
+        key = keyspace.running(tenant_id, response_id)
+        if self._running.pop(key, None) is not None:
+            self._unwritten[key] = None
+            self._woken.set()
+
+    async def find(self, tenant_id: str, response_id: str) -> bytes | None:
+        """The tenant's record of a response that runs in any process. Raises `StoreUnavailable`."""
+        if not is_response_id(response_id):
+            return None
+        key = keyspace.running(tenant_id, response_id)
+        record: bytes | None = await self._redis.execute("GET", key)
+        return record
+
+    async def ask_to_cancel(self, tenant_id: str, response_id: str) -> None:
+        """Have whoever runs a response cancel it. Raises `StoreUnavailable`."""
+        notice = Change(kind="cancel", tenant_id=tenant_id, name=response_id)
+        await self._redis.execute(*changes.publication(notice))
+
+    async def run(self) -> None:
+        """Write and renew records until cancelled; what has ended by then is written last."""
+        renew_at = time.monotonic() + _RENEW_SECONDS
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, renew_at - time.monotonic())):
+                        await self._woken.wait()
+                self._woken.clear()
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + _RENEW_SECONDS
+                    self._unwritten = self._running | self._unwritten
+                if not await self._write():
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    self._woken.set()
+        finally:
+            await self._write()
+
+    async def _write(self) -> bool:
+        """Write what Redis does not know yet; whether it could be."""
+        batch, self._unwritten = self._unwritten, {}
+        if not batch:
+            return True
+        try:
+            await self._redis.pipeline(*(self._command(*one) for one in batch.items()))
+        except StoreUnavailable as error:
+            _log.debug("running responses are not recorded: %s", error)
+            self._unwritten = batch | self._unwritten
+            return False
+        return True
+
+    def _command(self, key: str, record: bytes | None) -> Command:
+        if record is None:
+            return ("DEL", key)
+        return ("SET", key, record, "PX", self._lease_milliseconds)

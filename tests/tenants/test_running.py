@@ -1,0 +1,64 @@
+"""Responses that run somewhere: found by every process, for as long as somebody runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tenants import running
+from tenants.connection import GuardedRedis
+from tenants.running import RunningResponses
+from tests.tenants.conftest import Room
+
+
+@contextlib.asynccontextmanager
+async def a_process(redis: GuardedRedis, lease_seconds: float) -> AsyncIterator[RunningResponses]:
+    responses = RunningResponses(redis, lease_seconds)
+    loop = asyncio.create_task(responses.run())
+    yield responses
+    loop.cancel()
+    await asyncio.wait({loop})
+
+
+async def until(responses: RunningResponses, response_id: str, record: bytes | None) -> None:
+    async with asyncio.timeout(5):
+        while await responses.find("acme", response_id) != record:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_what_runs_is_found_by_others_until_it_ends(room: Room) -> None:
+    elsewhere = RunningResponses(room.redis)
+    async with a_process(room.redis, 30.0) as here:
+        here.note_begin("acme", "resp_1", b"one")
+        here.note_begin("acme", "resp_2", b"two")
+        await until(elsewhere, "resp_1", b"one")
+        await until(elsewhere, "resp_2", b"two")
+        assert await elsewhere.find("umbra", "resp_1") is None
+        here.note_end("acme", "resp_1")
+        await until(elsewhere, "resp_1", None)
+        assert await elsewhere.find("acme", "resp_2") == b"two"
+
+
+async def test_what_ends_with_its_process_is_written_last(room: Room) -> None:
+    async with a_process(room.redis, 30.0) as here:
+        here.note_begin("acme", "resp_1", b"one")
+        await until(here, "resp_1", b"one")
+        here.note_end("acme", "resp_1")
+    assert await here.find("acme", "resp_1") is None
+
+
+async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_RENEW_SECONDS", 0.05)
+    async with a_process(room.redis, 0.5) as alive:
+        alive.note_begin("acme", "alive", b"one")
+        async with a_process(room.redis, 0.5) as dying:
+            dying.note_begin("acme", "dead", b"two")
+            await until(alive, "dead", b"two")
+        await until(alive, "dead", None)
+        await asyncio.sleep(0.5)
+        assert await alive.find("acme", "alive") == b"one"
