@@ -103,7 +103,11 @@ async def run_service(
             resolve_model, settings.model, settings.cache_dir, progress
         )
         progress(f"loading {settings.model}")
-        engine = ProcessEngine(engine_config(settings, folder), settings.rebuild_seconds)
+        engine = ProcessEngine(
+            engine_config(settings, folder),
+            settings.rebuild_seconds,
+            settings.engine_silence_seconds,
+        )
         engine_started = _start(engine, stack)
         stores = await stack.enter_async_context(
             open_stores(

@@ -146,6 +146,11 @@ class Settings(BaseSettings):
     rebuild_seconds: Seconds = Field(
         60.0, description="How long the streams of a dead engine wait until it is back."
     )
+    engine_silence_seconds: Seconds = Field(
+        120.0,
+        description="An engine that is asked and says nothing for so long hangs, and is killed; "
+        "more than any step takes.",
+    )
     fairness: Literal["vtc", "fcfs"] = Field(
         "vtc",
         description="Who is served next: virtual token counters of tenants, or who came first.",

@@ -28,8 +28,13 @@ class ProcessEngine(RemoteEngine):
     program = "engine.serve.process"
     """The child's module; see its `main`."""
 
-    def __init__(self, config: EngineConfig, rebuild_seconds: float = 60.0) -> None:
-        super().__init__(self._spawn, rebuild_seconds)
+    def __init__(
+        self,
+        config: EngineConfig,
+        rebuild_seconds: float = 60.0,
+        silence_seconds: float = 120.0,
+    ) -> None:
+        super().__init__(self._spawn, rebuild_seconds, silence_seconds)
         self._config = config
 
     @property

@@ -8,6 +8,7 @@ import itertools
 import logging
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -64,17 +65,23 @@ class RemoteEngine:
 
     An engine that dies is started again, with growing delays while it does not come up, and gets
     its running requests back with what they have generated. They end with
-    `finish_reason="error"` if it stays away for `rebuild_seconds`, or dies again and again without
-    a token in between.
+    `finish_reason="error"` if it stays away for `rebuild_seconds`.
+
+    One of them may have killed it. So after a death requests come in one by one, each as soon as
+    the one before it has got further than ever: of one that kills the next engine, too, it is
+    known, and it alone ends. An engine that has been asked and says nothing for `silence_seconds`
+    is killed.
     """
 
     def __init__(
         self,
         launch: Callable[[str], Awaitable[RunningEngine]],
         rebuild_seconds: float = 60.0,
+        silence_seconds: float = 120.0,
     ) -> None:
         self._launch = launch
         self._rebuild_seconds = rebuild_seconds
+        self._silence_seconds = silence_seconds
         self._context = zmq.asyncio.Context()
         self._folder = tempfile.mkdtemp(prefix="partywall-")
         self._numbers = itertools.count()
@@ -84,6 +91,14 @@ class RemoteEngine:
         self._starts = 0
         self._started = asyncio.Condition()
         self._streams: dict[str, RunningStream] = {}
+        self._outside: deque[RunningStream] = deque()
+        """Streams that the engine has not been given yet."""
+        self._newest: RunningStream | None = None
+        """The stream that the engine was given last."""
+        self._is_careful = False
+        """Whether one of the streams may have killed an engine."""
+        self._num_heard = 0
+        """Messages from all engines."""
         self._probes: dict[int, asyncio.Future[EngineStats]] = {}
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -129,19 +144,25 @@ class RemoteEngine:
         if request.request_id in self._streams:
             raise EngineError(f"request id {request.request_id!r} is in use")
         stream = self._streams[request.request_id] = RunningStream(request)
+        self._outside.append(stream)
         try:
-            self._send(Submit(request))
+            self._let_in()
             while not stream.is_read:
                 yield await stream.next()
         finally:
             del self._streams[request.request_id]
-            if not stream.has_ended:
+            if stream in self._outside:
+                self._outside.remove(stream)
+            elif not stream.has_ended:
                 self._send_if_running(Abort(request.request_id))
+            if stream is self._newest:
+                self._newest = None
+                self._let_in()
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         """See `EngineClient.abort`."""
         stream = self._streams.get(request_id)
-        if stream is not None and self._info is None:
+        if stream is not None and (self._info is None or stream in self._outside):
             stream.end("aborted", index=index)
         elif stream is not None:
             stream.abort(index)
@@ -200,9 +221,7 @@ class RemoteEngine:
             raise EngineError(message.message)
         assert isinstance(message, Ready)
         self._info = message.info
-        for stream in self._streams.values():
-            if not stream.has_ended:
-                self._send(Submit(stream.resumption()))
+        self._let_in()
         async with self._started:
             self._starts += 1
             self._started.notify_all()
@@ -213,16 +232,70 @@ class RemoteEngine:
             assert self._engine is not None
             reader = asyncio.create_task(self._read())
             try:
-                status = await self._engine.wait()
+                reason = await self._death(self._engine)
             finally:
                 reader.cancel()
             await self._deliver()
-            _log.error("the engine died with status %s; starting it again", status)
+            _log.error("the engine %s; starting it again", reason)
             self._disconnect()
             self._close_socket()
-            for stream in self._streams.values():
-                stream.survive_death()
+            self._survive_death()
             await self._reopen()
+
+    async def _death(self, engine: RunningEngine) -> str:
+        """Wait for the engine's end, and bring it about if it hangs. Returns what happened."""
+        gone = asyncio.ensure_future(engine.wait())
+        silent = asyncio.ensure_future(self._silence())
+        try:
+            await asyncio.wait({gone, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                return f"died with status {gone.result()}"
+            engine.kill()
+            # What hangs in a driver may take its time to die; nobody has to wait for that.
+            await asyncio.wait({gone}, timeout=_SHUTDOWN_SECONDS)
+            return f"said nothing for {self._silence_seconds:g} seconds"
+        finally:
+            gone.cancel()
+            silent.cancel()
+
+    async def _silence(self) -> None:
+        """Return when the engine has been asked and has said nothing at all for too long."""
+        loop, patience = asyncio.get_running_loop(), self._silence_seconds
+        while True:
+            asked, num_heard = loop.time(), self._num_heard
+            self._send(Probe(next(self._numbers)))
+            while self._num_heard == num_heard:
+                await asyncio.sleep(patience / 10)
+                if loop.time() - asked >= patience:
+                    await self._deliver()  # it may be this loop that was held up
+                    if self._num_heard == num_heard:
+                        return
+            await asyncio.sleep(patience / 4)
+
+    def _survive_death(self) -> None:
+        """Let every stream that the engine had go on, or end, and come in again in its order."""
+        for stream in self._streams.values():
+            if stream not in self._outside:
+                self._is_careful = True
+                stream.survive_death()
+        self._outside = deque(self._streams.values())
+        self._newest = None
+
+    def _let_in(self) -> None:
+        """Give the engine the streams that it may have by now, the oldest first."""
+        while self._outside and self._info is not None and not self._must_wait:
+            stream = self._outside.popleft()
+            if not stream.has_ended:
+                self._newest = stream
+                self._send(Submit(stream.resumption()))
+        if not self._outside and not self._must_wait:
+            self._is_careful = False
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the newest stream in the engine has to show first that it does not kill it."""
+        newest = self._newest
+        return self._is_careful and newest is not None and not newest.has_progressed
 
     async def _reopen(self) -> None:
         """Start an engine in place of a dead one, however often it takes."""
@@ -256,11 +329,14 @@ class RemoteEngine:
                 message = decode_from_engine(await self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
+            self._num_heard += 1
             if isinstance(message, Deltas):
                 for delta in message.deltas:
                     stream = self._streams.get(delta.request_id)
                     if stream is not None:
                         stream.push(delta)
+                if self._is_careful:
+                    self._let_in()
             elif isinstance(message, ProbeReply):
                 reply = self._probes.get(message.probe_id)
                 if reply is not None and not reply.done():

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.api import EngineRequest, FinishReason, TokenDelta
 
-_DEATHS_WITHOUT_PROGRESS = 3
+_DEATHS_WITHOUT_PROGRESS = 2
 """Engine deaths in a row, without a token between them, after which a request gives up."""
 
 
@@ -26,6 +26,9 @@ class RunningStream:
         self._open = set(range(request.num_outputs)).difference(request.ended)
         self._aborted: set[int] = set()
         self._deaths = 0
+        self._num_searched = 0
+        self.has_progressed = False
+        """Whether the engine of now has got further with it than any before, or to its end."""
 
     @property
     def has_ended(self) -> bool:
@@ -51,9 +54,12 @@ class RunningStream:
         if delta.token_ids:
             self._generated[delta.index] += delta.token_ids
             self._cached_tokens = delta.cached_tokens
-            self._deaths = 0
         if delta.finish_reason is not None:
             self._open.remove(delta.index)
+        if delta.token_ids or delta.finish_reason or delta.searched_tokens > self._num_searched:
+            self.has_progressed = True
+            self._deaths = 0
+        self._num_searched = max(self._num_searched, delta.searched_tokens)
         self._deltas.append(delta)
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
@@ -75,8 +81,12 @@ class RunningStream:
         self._aborted |= self._chosen(index)
 
     def survive_death(self) -> None:
-        """The engine died. One that keeps dying of this request (or beside it) ends the stream."""
+        """The engine that had this request has died. A second one without progress ends it.
+
+        By then no other request was in the engine that had not got further; see `RemoteEngine`.
+        """
         self._deaths += 1
+        self.has_progressed = False
         for index in sorted(self._aborted):
             self.end("aborted", index=index)
         if self._deaths >= _DEATHS_WITHOUT_PROGRESS:

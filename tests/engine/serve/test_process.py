@@ -109,6 +109,26 @@ async def test_killed_in_the_middle_of_seeded_samples_it_finishes_each_as_if_und
     assert await engine.wait_started(1) == 2
 
 
+async def test_a_process_that_hangs_is_killed_and_its_streams_go_on(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    engine = ProcessEngine(config(tmp_path), silence_seconds=1.0)
+    await engine.start()
+    request = make_request("r", PROMPT, 300)
+    undisturbed = tokens([delta async for delta in engine.generate(request)])
+    stopped = engine.pid
+    generated: list[int] = []
+    async for delta in engine.generate(request):
+        if not generated:
+            assert stopped is not None
+            os.kill(stopped, signal.SIGSTOP)
+        generated += delta.token_ids
+    assert generated == undisturbed
+    assert stopped != engine.pid
+    assert stopped is not None
+    assert not psutil.pid_exists(stopped)
+    await engine.close()
+
+
 def requests() -> list[EngineRequest]:
     """Greedy ones, seeded ones, and some with penalties that look back over the output."""
     plain = [make_request(str(i), PROMPT[: 1 + i % 5], 60) for i in range(32)]
@@ -153,7 +173,7 @@ def test_the_engine_dies_with_its_service(tmp_path: Path) -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from engine.config import EngineConfig\n"
-        "from engine.process import ProcessEngine\n"
+        "from engine.serve.process import ProcessEngine\n"
         "async def main():\n"
         "    engine = ProcessEngine(EngineConfig(model_path=sys.argv[1], device='cpu',\n"
         "        dtype='float32', kv_memory_bytes=8 << 20, threads=1))\n"

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -102,19 +105,19 @@ async def test_streams_outlive_any_number_of_deaths_with_progress_between(
     engine: LocalEngine, fate: Fate
 ) -> None:
     waiting = {str(index) for index in range(12)}
-    hopeful: set[str] = set(waiting)
+    steps: Counter[str] = Counter()
     results: dict[str, list[TokenDelta]] = {name: [] for name in waiting}
 
     async def read(name: str) -> None:
         async for delta in engine.generate(request(name, 200)):
             results[name].append(delta)
-            hopeful.discard(name)
         waiting.remove(name)
 
     def dies(plan: StepPlan) -> bool:
-        if hopeful & waiting:
+        steps.update(sampler.request_id for sampler in plan.samplers)
+        if min(steps[name] for name in waiting) < 5:
             return False
-        hopeful.update(waiting)
+        steps.clear()
         return True
 
     fate.dies = dies
@@ -163,10 +166,126 @@ async def test_a_request_that_kills_every_engine_ends_with_an_error_and_later_on
     fate.dies = lambda plan: any(chunk.sequence.request_id == "7" for chunk in plan.chunks)
     deltas = await collect(engine, "7")
     assert [delta.finish_reason for delta in deltas] == ["error"]
-    assert "died 3 times" in (deltas[0].error or "")
-    await engine.wait_started(3)
-    assert fate.builds == 4
+    assert "died 2 times" in (deltas[0].error or "")
+    await engine.wait_started(2)
+    assert fate.builds == 3
     assert tokens(await collect(engine, "1")) == expected_output(request("1").prompt, 60)
+
+
+async def test_a_request_that_kills_engines_ends_alone(engine: LocalEngine, fate: Fate) -> None:
+    """Whoever is beside it, before it or behind it goes on as if undisturbed."""
+    deaths: list[set[str]] = []
+
+    def dies(plan: StepPlan) -> bool:
+        names = {chunk.sequence.request_id for chunk in plan.chunks}
+        if "7" not in names:
+            return False
+        deaths.append(names)
+        return True
+
+    fate.dies = dies
+    before = [asyncio.create_task(collect(engine, str(index))) for index in range(4)]
+    await asyncio.sleep(0.02)
+    killer = asyncio.create_task(collect(engine, "7"))
+    await engine.wait_started(1)
+    behind = [asyncio.create_task(collect(engine, str(index))) for index in range(10, 16)]
+    assert [delta.finish_reason for delta in await killer] == ["error"]
+    assert len(deaths) == 2
+    for name, run in zip([*range(4), *range(10, 16)], [*before, *behind], strict=True):
+        assert tokens(await run) == expected_output(request(str(name)).prompt, 60)
+    assert fate.builds == 3
+
+
+async def test_after_a_death_requests_come_in_as_others_have_shown_to_be_harmless(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    known: set[str] = set()
+
+    def dies(plan: StepPlan) -> bool:
+        names = {chunk.sequence.request_id for chunk in plan.chunks}
+        if fate.builds == 1:
+            return len(names) == 6
+        unknown = {
+            chunk.sequence.request_id
+            for chunk in plan.chunks
+            if chunk.sequence.request_id not in known
+        }
+        assert len(unknown) <= 1, "two that may each be a killer"
+        known.update(chunk.sequence.request_id for chunk in plan.chunks if chunk.samplers)
+        return False
+
+    fate.dies = dies
+    runs = await asyncio.gather(*(collect(engine, str(index)) for index in range(6)))
+    assert fate.builds == 2
+    assert known == set("012345")
+    for index, deltas in enumerate(runs):
+        assert tokens(deltas) == expected_output(request(str(index)).prompt, 60)
+    await collect(engine, "8")
+    assert not engine._is_careful
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_who_waits_for_others_to_be_harmless_can_leave(
+    engine: LocalEngine, fate: Fate, leaves: bool
+) -> None:
+    gate = threading.Event()
+
+    def dies(plan: StepPlan) -> bool:
+        if fate.builds == 2:
+            gate.wait(10)
+        return fate.builds == 1 and len(plan.chunks) == 3
+
+    fate.dies = dies
+    runs = [asyncio.create_task(collect(engine, str(index))) for index in range(3)]
+    await engine.wait_started(1)
+    for index in (1, 2):
+        if leaves:
+            runs[index].cancel()
+        else:
+            await engine.abort(str(index))
+    ends = await asyncio.gather(*runs[1:], return_exceptions=True)
+    gate.set()
+    for end in ends:
+        assert isinstance(end, asyncio.CancelledError if leaves else list)
+        assert leaves or [delta.finish_reason for delta in end][-1] == "aborted"
+    assert tokens(await runs[0]) == expected_output(request("0").prompt, 60)
+    stats = await engine.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert (await collect(engine, "4"))[-1].finish_reason == "length"
+
+
+async def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(
+    fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_RESTART_DELAYS_SECONDS", (0.01,))
+    monkeypatch.setattr(remote, "_SHUTDOWN_SECONDS", 0.05)
+    hangs = threading.Event()
+
+    def dies(plan: StepPlan) -> bool:
+        if fate.builds == 1 and plan.num_tokens == 1:
+            hangs.wait(30)
+            return True
+        return False
+
+    fate.dies = dies
+    local = LocalEngine(fate.build, silence_seconds=0.3)
+    await local.start()
+    deltas = await asyncio.wait_for(collect(local, "1"), 20)
+    hangs.set()
+    assert tokens(deltas) == expected_output(request("1").prompt, 60)
+    assert fate.builds == 2
+    await local.close()
+
+
+async def test_an_engine_with_nothing_to_do_and_one_that_works_are_left_alone(fate: Fate) -> None:
+    local = LocalEngine(fate.build, silence_seconds=0.2)
+    await local.start()
+    await asyncio.sleep(0.5)
+    time.sleep(0.4)  # noqa: ASYNC251  it is this loop that says nothing
+    deltas = [delta async for delta in local.generate(request("1", 250))]
+    assert tokens(deltas) == expected_output(request("1").prompt, 250)
+    assert fate.builds == 1
+    await local.close()
 
 
 async def test_streams_end_when_the_engine_stays_away(
