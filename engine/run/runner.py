@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.model.paged_model import PagedModel
 from engine.run.batch import Batch, BatchBuilder
 from engine.run.graphs import DecodeGraphs
+from engine.run.memory_errors import attempt
 from engine.run.padding import tensors_of, with_tensors
 from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
@@ -38,8 +39,11 @@ class LaunchedStep:
     _costs: CostModel | None
 
     def result(self) -> Sampled:
-        """Wait for the tokens. Tells the cost model what took how long."""
-        sampled = self._draws.result()
+        """Wait for the tokens. Tells the cost model what took how long.
+
+        Raises `StepOutOfMemory` as `execute` does: a device may say so late.
+        """
+        sampled = attempt(self._draws.result)
         if self._costs is not None:
             _observe(self._costs, self._plan, self._watch.seconds())
         return sampled
@@ -72,11 +76,17 @@ class ModelRunner:
         return self._batches.num_spared_keys
 
     def execute(self, plan: StepPlan) -> Sampled:
-        """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates."""
+        """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates.
+
+        Raises `StepOutOfMemory` where there is no room for what is computed on the way.
+        """
         return self._launch(plan).result()
 
-    @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
+        return attempt(lambda: self._begin(plan))
+
+    @torch.inference_mode()
+    def _begin(self, plan: StepPlan) -> LaunchedStep:
         model = self._model
         watch = Stopwatch(model.device)
         watch.mark()
