@@ -71,6 +71,6 @@ RUN --mount=type=bind,from=package,source=/wheel,target=/wheel \
     pip install --no-cache-dir --no-deps /wheel/*.whl
 USER 10001:10001
 WORKDIR /var/lib/partywall
-EXPOSE 8000
+EXPOSE 8000 8001
 ENTRYPOINT ["partywall"]
 CMD ["serve"]

@@ -1,4 +1,4 @@
-"""The one compiled part, built where there is a C compiler; see `kernels.native.library`."""
+"""The package's one compiled part, built where there is a C compiler; see `kernels.native.py`."""
 
 from __future__ import annotations
 

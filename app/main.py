@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.server import bind, run_server, service_url
-from app.settings import Settings
+from app.server import Listener, bind, local_url, run_server
+from app.settings import Settings, networks
 from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
+from app.transport.accepting import allow_files
 from app.transport.bounds import Bounds
+from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
 from engine.model.weights import resolve_model
 from engine.serve.process import ProcessEngine
@@ -38,6 +40,7 @@ class Welcome:
     """What an operator learns when the service is ready; only secrets that this start made."""
 
     url: str
+    admin_url: str
     pid: int
     tenant: str | None
     api_key: str | None
@@ -86,6 +89,20 @@ def service_limits(settings: Settings) -> Bounds:
     )
 
 
+def connection_bounds(settings: Settings) -> ConnectionBounds:
+    """The connections' part of the settings."""
+    return ConnectionBounds(
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+        trusted_proxies=networks(settings.trusted_proxies),
+        max_header_bytes=settings.max_header_bytes,
+        max_body_bytes=settings.max_message_bytes,
+        header_deadline_seconds=settings.header_deadline_seconds,
+        body_deadline_seconds=settings.body_deadline_seconds,
+        send_deadline_seconds=settings.send_deadline_seconds,
+    )
+
+
 async def run_service(
     settings: Settings, progress: Progress, welcome: Callable[[Welcome], None]
 ) -> None:
@@ -98,7 +115,14 @@ async def run_service(
     """
     async with contextlib.AsyncExitStack() as stack:
         starting = stack.enter_context(_cancelled_by_signals())
-        listener = stack.enter_context(contextlib.closing(bind(settings)))
+        sockets = [
+            stack.enter_context(contextlib.closing(bind(host, port)))
+            for host, port in (
+                (settings.host, settings.port),
+                (settings.admin_host, settings.resolved_admin_port),
+            )
+        ]
+        allow_files(settings.max_connections)
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )
@@ -118,7 +142,7 @@ async def run_service(
         )
         tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
         from app.admin.token import load_admin_token
-        from app.service import create_app
+        from app.service import create_admin_app, create_app
 
         await engine_started
         if settings.quantize != "none":
@@ -131,7 +155,6 @@ async def run_service(
             tokenizer,
             _model_id(settings.model, folder),
             service_limits(settings),
-            admin_token,
         )
 
         async def on_ready() -> None:
@@ -143,7 +166,8 @@ async def run_service(
                     stores.tenants, admin_token.created is not None
                 )
             what = Welcome(
-                url=service_url(settings, listener),
+                url=local_url(settings.host, sockets[0], settings.uses_tls),
+                admin_url=local_url(settings.admin_host, sockets[1], settings.uses_tls),
                 pid=os.getpid(),
                 tenant=tenant,
                 api_key=api_key,
@@ -153,10 +177,14 @@ async def run_service(
             welcome(what)
 
         starting.close()
+        apps = (app, create_admin_app(app.state.service, admin_token))
+        bounds = connection_bounds(settings)
         await run_server(
-            app,
+            [
+                Listener(socket=socket, app=served, bounds=bounds)
+                for socket, served in zip(sockets, apps, strict=True)
+            ],
             settings,
-            listener,
             on_ready=on_ready,
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )

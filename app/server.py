@@ -1,117 +1,83 @@
-"""The HTTP and WebSocket server: uvicorn, with the few behaviours that streaming needs.
-
-A reader that stops reading keeps `send` waiting for ever, and closing its transport politely waits
-for the same full buffer. So every scope carries a way to drop its transport:
-`scope["extensions"]["partywall.abort"]["abort"]()`. That of a WebSocket also carries a way to send
-a text message without waiting, `["partywall.write"]["write"](message: bytes) -> bool`: whether it
-was sent, which it is not where the reader is behind or the socket is not open.
-"""
+"""The server: uvicorn's, with acceptors and protocols of its own, and an end in good order."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from struct import Struct
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.http11 import Request
-from websockets.protocol import State
+from uvicorn.config import STARTUP_FAILURE
 
 from app.settings import Settings
+from app.transport.accepting import Acceptor
+from app.transport.connection_bounds import ConnectionBounds, Place, Places
+from app.transport.http_protocol import HttpProtocol
+from app.transport.websocket_protocol import WebSocketProtocol
 
-ABORT_EXTENSION = "partywall.abort"
-WRITE_EXTENSION = "partywall.write"
-_CLOSE_GRACE_SECONDS = 1.0
 _CLOSE_SECONDS = 5
-_TEXT_FRAME = 0x81
-"""A whole message, unmasked (RFC 6455, section 5.2): extensions are not negotiated."""
-_MEDIUM_HEADER = Struct("!BBH")
-_LONG_HEADER = Struct("!BBQ")
 
 Hook = Callable[[], Awaitable[None]]
 Drain = Callable[[asyncio.Event], Awaitable[None]]
 """Ends all work in good order; without waiting for anybody once the event is set."""
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """HTTP/1.1 whose requests can drop their transport."""
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """A bound socket, and what is served there; strangers are told apart by `bounds`."""
 
-    def on_message_begin(self) -> None:
-        """Offer the abort extension to the request that begins."""
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
-
-
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """WebSockets that can drop their transport, and that do so when the peer stops answering."""
-
-    def handle_connect(self, event: Request) -> None:
-        """Offer the abort extension; the application's task has not run yet."""
-        super().handle_connect(event)
-        if not self.close_sent:
-            extensions: dict[str, Any] = self.scope["extensions"]
-            extensions[ABORT_EXTENSION] = {"abort": self.transport.abort}
-            extensions[WRITE_EXTENSION] = {"write": self.write_text}
-
-    def write_text(self, message: bytes) -> bool:
-        """Send a text message (UTF-8) as one frame, if that needs no waiting."""
-        # It is OPEN from the end of the handshake to the first close frame.
-        if self.conn.state is not State.OPEN or not self.writable.is_set() or self.disconnected:
-            return False
-        length = len(message)
-        if length < 126:
-            header = bytes((_TEXT_FRAME, length))
-        elif length < 65536:
-            header = _MEDIUM_HEADER.pack(_TEXT_FRAME, 126, length)
-        else:
-            header = _LONG_HEADER.pack(_TEXT_FRAME, 127, length)
-        self.transport.write(header + message)
-        return True
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send; a refused upgrade is complete, which uvicorn would log as an error."""
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            self.handshake_complete = True
-
-    def keepalive_timeout(self) -> None:
-        """Close with 1011, then drop a transport whose buffer does not drain."""
-        super().keepalive_timeout()
-        self.loop.call_later(_CLOSE_GRACE_SECONDS, self.transport.abort)
+    socket: socket.socket
+    app: ASGIApp
+    bounds: ConnectionBounds
 
 
 class Server(uvicorn.Server):
     """A server that tells when it serves, and ends its streams before its sockets.
 
-    `on_ready` runs once requests are accepted. `drain` runs while they still are, so that whoever
-    asks can be told that the service is going down; it must make every stream reach its terminal
-    event.
+    The first listener's application has a lifespan. `on_ready` runs once requests are accepted.
+    `drain` runs while they still are, so that whoever asks can be told that the service is going
+    down; it must make every stream reach its terminal event.
     """
 
-    def __init__(self, config: uvicorn.Config, *, on_ready: Hook, drain: Drain) -> None:
-        super().__init__(config)
+    def __init__(
+        self, listeners: Sequence[Listener], settings: Settings, *, on_ready: Hook, drain: Drain
+    ) -> None:
+        configs = [
+            _config(listener.app, settings, number == 0)
+            for number, listener in enumerate(listeners)
+        ]
+        super().__init__(configs[0])
+        self._acceptors = [
+            self._acceptor(listener, config)
+            for listener, config in zip(listeners, configs, strict=True)
+        ]
         self._on_ready = on_ready
         self._drain = drain
         self._hurry = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Listen, then report readiness."""
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        self.servers = []
+        for acceptor in self._acceptors:
+            acceptor.open()
+        self.started = True
         await self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, stop listening, close the sockets, and drop those that stay."""
         await self._drain(self._hurry)
+        for acceptor in self._acceptors:
+            await acceptor.close()
         self._loop.call_later(_CLOSE_SECONDS * 0.5, self._abort_connections)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn skips this then, and the application's own tasks go on
@@ -136,55 +102,70 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._hurry.set)
         self.should_exit = True
 
+    def _acceptor(self, listener: Listener, config: uvicorn.Config) -> Acceptor:
+        config.load()
+        bounds = listener.bounds
+
+        def make_protocol(place: Place) -> HttpProtocol:
+            # The state of a lifespan; other applications have none.
+            state = self.lifespan.state if config is self.config else {}
+            return HttpProtocol(config, self.server_state, state, bounds=bounds, place=place)
+
+        return Acceptor(
+            listener.socket,
+            Places(bounds),
+            make_protocol,
+            config.ssl,
+            bounds.header_deadline_seconds,
+        )
+
     def _abort_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet, so that a taken port is known before a long start.
 
     Raises `OSError`, which names the address.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot_listen(settings, error) from error
+        raise _cannot_listen(host, port, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _cannot_listen(settings, error) from error
+        raise _cannot_listen(host, port, error) from error
     return listener
 
 
-def _cannot_listen(settings: Settings, error: OSError) -> OSError:
-    return OSError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}")
+def _cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    return OSError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
-def service_url(settings: Settings, listener: socket.socket) -> str:
-    """The URL at which a client on this machine reaches the service."""
-    scheme = "https" if settings.uses_tls else "http"
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    host = local.get(settings.host, settings.host)
+def local_url(host: str, listener: socket.socket, uses_tls: bool) -> str:
+    """The URL at which a client on this machine reaches what was bound to `host`."""
+    scheme = "https" if uses_tls else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 async def run_server(
-    app: ASGIApp,
-    settings: Settings,
-    listener: socket.socket,
-    *,
-    on_ready: Hook,
-    drain: Drain,
+    listeners: Sequence[Listener], settings: Settings, *, on_ready: Hook, drain: Drain
 ) -> None:
-    """Serve `app` on `listener` until SIGTERM or SIGINT."""
-    config = uvicorn.Config(
+    """Serve on all `listeners` until SIGTERM or SIGINT."""
+    await Server(listeners, settings, on_ready=on_ready, drain=drain).serve()
+
+
+def _config(app: ASGIApp, settings: Settings, is_first: bool) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         loop="none",
         http=HttpProtocol,
@@ -194,7 +175,7 @@ async def run_server(
         ws_ping_interval=settings.ping_interval_seconds,
         ws_ping_timeout=settings.ping_timeout_seconds,
         ws_per_message_deflate=False,
-        lifespan="on",
+        lifespan="on" if is_first else "off",
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -204,4 +185,3 @@ async def run_server(
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
     )
-    await Server(config, on_ready=on_ready, drain=drain).serve(sockets=[listener])

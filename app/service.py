@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Lifespan
 from transformers import PreTrainedTokenizerBase
 
 from app.admin.mount import admin_routes
@@ -26,13 +27,12 @@ from app.responses.store import ResponseStore
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.models import get_model, list_models
-from app.routes.ops import healthz, metrics, readyz
+from app.routes.ops import healthz, metrics, readyz, readyz_with_reason
 from app.routes.responses import cancel_response, create_response, get_response
 from app.routes.responses_ws import responses_socket
 from app.stores import Stores
 from app.transport.bounds import Bounds
-from app.transport.http import answering, routing_error
-from app.transport.request_ids import RequestIds
+from app.transport.http import RequestIds, answering, routing_error
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
@@ -48,9 +48,8 @@ def create_app(
     tokenizer: PreTrainedTokenizerBase,
     model_id: str,
     bounds: Bounds,
-    admin_token: AdminToken | None = None,
 ) -> Starlette:
-    """The ASGI application; with `/admin`, if there is a token that opens it.
+    """What the tenants reach.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
@@ -126,9 +125,29 @@ def create_app(
         supervisor=supervisor,
         started_at=int(time.time()),
     )
-    admin = [] if admin_token is None else admin_routes(service, admin_token)
+    return _application(service, _routes(), lifespan)
+
+
+def create_admin_app(service: Service, token: AdminToken) -> Starlette:
+    """What operators and their tools reach: `/admin`, `/metrics`, and the probes again.
+
+    It is served on an address of its own: figures about everybody are no tenant's business, and
+    whoever takes all connections of the tenants' port takes none here.
+    """
+    routes = [
+        Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
+        Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
+        Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
+        *admin_routes(service, token),
+    ]
+    return _application(service, routes)
+
+
+def _application(
+    service: Service, routes: list[BaseRoute], lifespan: Lifespan[Starlette] | None = None
+) -> Starlette:
     app = Starlette(
-        routes=[*_routes(), *admin],
+        routes=routes,
         middleware=[Middleware(RequestIds)],
         exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
@@ -159,5 +178,4 @@ def _routes() -> list[BaseRoute]:
         Route("/v1/models/{model:path}", answering(get_model, "models"), methods=["GET"]),
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz, "ops"), methods=["GET"]),
-        Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
     ]

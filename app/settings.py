@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
-from tenants.records import TenantLimits
 
 ENV_PREFIX = "PARTYWALL_"
+_LAST_PORT = 65_535
 _GIVEN_FILES = (
     "ssl_certfile",
     "ssl_keyfile",
@@ -39,10 +46,6 @@ def default_data_dir() -> Path:
     return Path(base).expanduser() / "partywall"
 
 
-def _none_if_unlimited(value: object) -> object:
-    return None if value == "unlimited" else value
-
-
 def _none_if_auto(value: object) -> object:
     return None if value == "auto" else value
 
@@ -51,15 +54,25 @@ def _expanded(value: object) -> object:
     return Path(value).expanduser() if isinstance(value, str | Path) else value
 
 
+def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Addresses and networks, with commas between them. Raises `ValueError`."""
+    parts = (part.strip() for part in text.split(","))
+    return tuple(ipaddress.ip_network(part) for part in parts if part)
+
+
+def _checked_networks(text: str) -> str:
+    networks(text)
+    return text
+
+
 Count = Annotated[int, Field(ge=1)]
 _AUTO = BeforeValidator(_none_if_auto)
-_UNLIMITED = BeforeValidator(_none_if_unlimited)
-DefaultCount = Annotated[Count | None, _UNLIMITED]
-DefaultSize = Annotated[ByteSize | None, _UNLIMITED]
 AutoCount = Annotated[Count | None, _AUTO]
 AutoSize = Annotated[ByteSize | None, _AUTO]
 Location = Annotated[Path, BeforeValidator(_expanded)]
 Seconds = Annotated[float, Field(gt=0)]
+AutoPort = Annotated[Annotated[int, Field(ge=0, le=_LAST_PORT)] | None, _AUTO]
+Networks = Annotated[str, AfterValidator(_checked_networks)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -86,7 +99,15 @@ class Settings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(
+        8000, ge=0, le=_LAST_PORT, description="Port to listen on; 0 takes a free one."
+    )
+    admin_host: str = Field(
+        "127.0.0.1", description="Address on which /admin and /metrics are served."
+    )
+    admin_port: AutoPort = Field(
+        None, description="Their port; 0 takes a free one, auto the one behind port."
+    )
     ssl_certfile: Location | None = Field(None, description="TLS certificate chain (PEM).")
     ssl_keyfile: Location | None = Field(None, description="TLS private key (PEM).")
     insecure: bool = Field(False, description="Accept clear text on an address beyond loopback.")
@@ -179,11 +200,6 @@ class Settings(BaseSettings):
         default_factory=default_data_dir,
         description="The embedded store, and the admin token's hash.",
     )
-    store_memory: ByteSize = Field(
-        ByteSize(1024**3),
-        ge=16 * 1024**2,
-        description="Memory of the embedded store; full, it refuses writes.",
-    )
     audit_max_entries: Count = Field(
         1_000_000, description="Admin writes that the audit keeps, about; older ones are dropped."
     )
@@ -195,22 +211,28 @@ class Settings(BaseSettings):
         None, description="File that holds the admin token; by default the first start makes one."
     )
 
-    default_requests_per_minute: DefaultCount = Field(
-        6000, description="Of a tenant with no limits of its own; counted in each replica."
+    max_connections: Count = Field(
+        4096, description="Connections open at once, WebSockets included."
     )
-    default_concurrent_streams: DefaultCount = Field(
-        256, description="Of a tenant with no limits of its own; counted in each replica."
+    max_connections_per_address: Count = Field(
+        256,
+        description="The same from one address; a WebSocket counts until its key has been checked.",
     )
-    default_sockets: DefaultCount = Field(
-        256, description="Of a tenant without a limit of its own; counted in each replica."
+    trusted_proxies: Networks = Field(
+        "127.0.0.0/8,::1",
+        description="Addresses and networks, with commas, that speak for many: the bound of one "
+        "address is not theirs.",
     )
-    default_queued_requests: DefaultCount = Field(
-        128, description="Requests of such a tenant that wait for their first token."
+    max_header_bytes: int = Field(
+        32 * 1024, ge=1024, description="Largest head of a request: its line and headers."
     )
-    default_stored_bytes: DefaultSize = Field(
-        ByteSize(128 * 1024**2),
-        description="Stored responses of such a tenant; the oldest make room for new ones.",
+    header_deadline_seconds: Seconds = Field(
+        10.0, description="How long a TLS handshake, and a request's head, may take."
     )
+    body_deadline_seconds: Seconds = Field(
+        60.0, description="How long a request's body may take, however much of it comes."
+    )
+
     default_max_output_tokens: AutoCount = Field(
         None,
         description="Output limit of requests that name none; auto is the rest of the context.",
@@ -265,17 +287,6 @@ class Settings(BaseSettings):
         return urlunsplit(parts._replace(netloc=f"{user}:{password}@{address}"))
 
     @property
-    def default_limits(self) -> TenantLimits:
-        """What holds for tenants that have no limits set."""
-        return TenantLimits(
-            requests_per_minute=self.default_requests_per_minute,
-            concurrent_streams=self.default_concurrent_streams,
-            sockets=self.default_sockets,
-            queued_requests=self.default_queued_requests,
-            stored_bytes=self.default_stored_bytes,
-        )
-
-    @property
     def uses_tls(self) -> bool:
         """Whether clients reach the service over TLS."""
         return self.ssl_certfile is not None
@@ -287,13 +298,31 @@ class Settings(BaseSettings):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the service."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        """Whether only this machine can reach the tenants' port."""
+        return _is_loopback(self.host)
+
+    @property
+    def exposed_hosts(self) -> list[str]:
+        """Where secrets may cross a network in clear text."""
+        hosts = dict.fromkeys((self.host, self.admin_host))
+        return [] if self.uses_tls else [host for host in hosts if not _is_loopback(host)]
+
+    @property
+    def resolved_admin_port(self) -> int:
+        """The port of `/admin` and `/metrics`; 0 takes a free one."""
+        if self.admin_port is not None:
+            return self.admin_port
+        return self.port + 1 if 0 < self.port < _LAST_PORT else 0
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def load_settings(**given: object) -> Settings:
@@ -337,6 +366,4 @@ def default_text(field: str) -> str:
         return str(default).replace(str(Path.home()), "~", 1)
     if default is None:
         return "auto" if _AUTO in Settings.model_fields[field].metadata else "none"
-    if isinstance(default, ByteSize) and default:
-        return default.human_readable(separator="")
     return str(default)

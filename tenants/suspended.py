@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tenants import keyspace
 from tenants.connection import GuardedRedis
-from tenants.conversations import check_response_id, is_response_id
-from tenants.stored_blobs import StoredBlobs
+from tenants.conversations import check_response_id, is_response_id, save_blob
 
 
 class SuspendedResponses:
@@ -14,28 +13,22 @@ class SuspendedResponses:
     All methods raise `StoreUnavailable` while Redis is down.
     """
 
-    def __init__(self, redis: GuardedRedis, default_bytes: int | None = None) -> None:
-        self._blobs = StoredBlobs(redis, default_bytes)
+    def __init__(self, redis: GuardedRedis) -> None:
+        self._redis = redis
 
-    async def save(
-        self,
-        tenant_id: str,
-        response_id: str,
-        blob: bytes,
-        ttl_seconds: float,
-        max_bytes: int | None = None,
-    ) -> None:
+    async def save(self, tenant_id: str, response_id: str, blob: bytes, ttl_seconds: float) -> None:
         """Keep a blob for `ttl_seconds`, unless the tenant was deleted meanwhile.
 
-        `max_bytes` is the tenant's own limit of what is kept of it. Raises `InvalidField`
-        ("response_id", "ttl_seconds"), `TooLargeToStore`.
+        Raises `InvalidField` ("response_id", "ttl_seconds").
         """
         check_response_id(response_id)
         key = keyspace.suspended(tenant_id, response_id)
-        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
+        await save_blob(self._redis, tenant_id, key, blob, ttl_seconds)
 
     async def take(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's blob, which is then nobody else's; `None` if it is gone."""
         if not is_response_id(response_id):
             return None
-        return await self._blobs.take(tenant_id, keyspace.suspended(tenant_id, response_id))
+        key = keyspace.suspended(tenant_id, response_id)
+        blob: bytes | None = await self._redis.execute("GETDEL", key)
+        return blob

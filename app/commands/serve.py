@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shlex
 import shutil
 import sys
@@ -26,13 +27,11 @@ def serve(**given: Any) -> None:
 
     Every option is also an environment variable, named beside it; the command line wins.
     """
-    from app.transport.request_ids import log_to
-
     try:
         settings = load_settings(**given)
     except SettingsError as error:
         raise CommandError(str(error)) from None
-    log_to(sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     _warn_if_exposed(settings)
     _serve(settings)
 
@@ -62,11 +61,12 @@ def _serve(settings: Settings) -> None:
 
 
 def _warn_if_exposed(settings: Settings) -> None:
-    if settings.is_exposed and not settings.insecure:
+    if settings.exposed_hosts and not settings.insecure:
+        demo = " The demo tenant is not served." if settings.is_exposed else ""
         print(
-            f"warning: {settings.host} is reachable from other machines, and API keys cross the "
-            "network in clear text; give --ssl-certfile and --ssl-keyfile, or --insecure where "
-            "something in front adds TLS. The demo tenant is not served.",
+            f"warning: {' and '.join(settings.exposed_hosts)} can be reached from other machines, "
+            "and keys cross the network in clear text; give --ssl-certfile and --ssl-keyfile, or "
+            f"--insecure where something in front adds TLS.{demo}",
             file=sys.stderr,
         )
 
@@ -93,6 +93,7 @@ def _welcome_text(what: Welcome, settings: Settings) -> str:
     from app.admin.token import token_path
 
     lines = ["", f"Partywall serves {settings.model} at {what.url}"]
+    lines.append(f"  for operators: {what.admin_url}/admin/docs, {what.admin_url}/metrics")
     if what.admin_token is not None:
         lines.append(f"  admin token: {what.admin_token}  (shown once)")
     if what.api_key is not None:

@@ -1,4 +1,4 @@
-"""What an operator's tools ask: `/healthz`, `/readyz`, `/metrics`. None of them needs a key."""
+"""What an operator's tools ask, without a key: `/healthz`, `/readyz`, and elsewhere `/metrics`."""
 
 from __future__ import annotations
 
@@ -21,28 +21,37 @@ async def healthz(_: Request) -> ASGIApp:
 
 
 async def readyz(request: Request) -> ASGIApp:
-    """Whether requests are served: a round trip through the engine loop.
+    """Whether requests are served, and no more than that: tenants' clients may ask."""
+    status, (word, _) = await _readiness(request.app.state.service)
+    return json_response({"status": word}, status)
+
+
+async def readyz_with_reason(request: Request) -> ASGIApp:
+    """The same for operators, who are told why not."""
+    status, (word, reason) = await _readiness(request.app.state.service)
+    return json_response({"status": word} | ({"reason": reason} if reason else {}), status)
+
+
+async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
+    """A status, a word for it, and the reason; it takes a round trip through the engine loop.
 
     A store that is down leaves the service ready, but degraded: known tenants chat on. So does a
     background loop that fails; it is named.
     """
-    service: Service = request.app.state.service
     if service.draining.begun:
-        return json_response({"status": "draining", "reason": "the service is stopping"}, 503)
-    stats = await _engine_stats(service)
-    if stats is None:
-        answer = {"status": "unavailable", "reason": "the engine loop does not answer"}
-        return json_response(answer, 503)
+        return 503, ("draining", "the service is stopping")
+    if await _engine_stats(service) is None:
+        return 503, ("unavailable", "the engine loop does not answer")
     try:
         async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
             await service.stores.tenants.ping()
     except (StoreUnavailable, TimeoutError):
-        return json_response({"status": "degraded", "reason": "the tenant store is down"})
+        return 200, ("degraded", "the tenant store is down")
     failing = service.supervisor.failing
     if failing:
-        reason = f"background loops have failed and start again: {', '.join(failing)}"
-        return json_response({"status": "degraded", "reason": reason})
-    return json_response({"status": "ready"})
+        names = ", ".join(failing)
+        return 200, ("degraded", f"background loops have failed and start again: {names}")
+    return 200, ("ready", None)
 
 
 async def metrics(request: Request) -> ASGIApp:

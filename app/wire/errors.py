@@ -11,7 +11,7 @@ Codes, by status:
   `message_too_large`
 - 401 `invalid_api_key`; 403 `tenant_disabled`
 - 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
-- 413 `body_too_large`; 415 `unsupported_media_type`
+- 408 `request_timeout`; 413 `body_too_large`; 431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
   tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
   `sockets_exceeded`

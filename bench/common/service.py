@@ -30,6 +30,7 @@ class Service:
     """A running service."""
 
     url: str
+    admin_url: str
     pid: int
     admin_token: str
     ready_seconds: float
@@ -57,7 +58,7 @@ class Service:
     def operator(self) -> httpx.AsyncClient:
         """A client that may ask `/admin`."""
         return httpx.AsyncClient(
-            base_url=self.url, headers=self._headers, timeout=30, trust_env=False
+            base_url=self.admin_url, headers=self._headers, timeout=30, trust_env=False
         )
 
     def metrics(self) -> dict[str, float]:
@@ -79,7 +80,9 @@ class Service:
             time.sleep(0.05)
 
     def _admin(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=self._headers, timeout=30, trust_env=False)
+        return httpx.Client(
+            base_url=self.admin_url, headers=self._headers, timeout=30, trust_env=False
+        )
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -104,9 +107,6 @@ def running_service(options: Sequence[str], program: str = "app.cli") -> Iterato
         log = Path(folder, "log")
         ready = Path(folder, "ready.json")
         command = [sys.executable, "-m", program, "serve", "--port", "0", "--no-demo-tenant"]
-        # One tenant may be a whole load here. Counted it is all the same, as in every service.
-        for name in ("requests-per-minute", "concurrent-streams", "sockets", "queued-requests"):
-            command += [f"--default-{name}", "1000000000"]
         command += ["--data-dir", str(Path(folder, "data")), "--ready-file", str(ready), *options]
         # Settings in the caller's environment must not change what is measured.
         environment = {
@@ -123,7 +123,7 @@ def running_service(options: Sequence[str], program: str = "app.cli") -> Iterato
             _wait_for(ready, process, log)
             seconds = time.monotonic() - started
             told = json.loads(ready.read_text())
-            yield Service(told["url"], process.pid, told["admin_token"], seconds)
+            yield Service(told["url"], told["admin_url"], process.pid, told["admin_token"], seconds)
         finally:
             _stop(process)
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-import httpx
 from rich.table import Table
 
 from bench.common.drivers import Driver, HttpDriver, WebSocketDriver
@@ -146,20 +144,13 @@ async def _measure(sides: Sequence[_Side], options: argparse.Namespace) -> None:
                 asks = round_of_asks(side.tenants, options, f"round {number}")
                 side.rounds.append(summary(*await send_round(driver, asks, options)))
         for side in sides:
-            side.peak_kv_blocks = await _peak_blocks(side.url)
             if side.service is not None:
+                # Other servers have no such figure.
+                side.peak_kv_blocks = side.service.metrics()["partywall_kv_blocks_peak_in_use"]
                 side.rss_mib = side.service.rss_mib()
     finally:
         for driver in drivers:
             await driver.close()
-
-
-async def _peak_blocks(url: str) -> float | None:
-    """From the service's metrics; other servers have no such figure."""
-    async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
-        text = (await client.get(f"{url}/metrics")).text
-    found = re.search(r"^partywall_kv_blocks_peak_in_use (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else None
 
 
 def _figures(sides: Sequence[_Side]) -> dict[str, float]:

@@ -12,7 +12,6 @@ from datetime import date
 import httpx
 import msgspec
 import pytest
-import uvicorn
 from openai import AsyncOpenAI, OpenAI
 from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -20,10 +19,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.admin.token import AdminToken
 from app.prompt.template import ChatTemplate
-from app.server import HttpProtocol, WebSocketProtocol
-from app.service import create_app
+from app.server import Listener, Server, bind
+from app.service import create_admin_app, create_app
+from app.settings import load_settings
 from app.stores import Stores
 from app.transport.bounds import Bounds
+from app.transport.connection_bounds import ConnectionBounds
 from app.upkeep.workers import Workers
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
@@ -84,6 +85,7 @@ class World:
     """A running service and everything behind it."""
 
     base_url: str
+    admin_url: str
     app: Starlette
     engine: ScriptedEngine
     redis: GuardedRedis
@@ -156,18 +158,26 @@ def limits() -> Bounds:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Starlette) -> AsyncIterator[str]:
-    """The app behind a real uvicorn on a free port of the loopback interface."""
-    config = uvicorn.Config(
-        app, port=0, log_level="warning", http=HttpProtocol, ws=WebSocketProtocol
+async def serving(*apps: Starlette) -> AsyncIterator[list[str]]:
+    """The apps behind the product's server, each on a free port of the loopback interface."""
+    sockets = [bind("127.0.0.1", 0) for _ in apps]
+
+    async def at_once(_: asyncio.Event | None = None) -> None:
+        pass
+
+    server = Server(
+        [
+            Listener(socket=socket, app=app, bounds=ConnectionBounds())
+            for socket, app in zip(sockets, apps, strict=True)
+        ],
+        load_settings(),
+        on_ready=at_once,
+        drain=at_once,
     )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
+    server.lifespan = server.config.lifespan_class(server.config)
     await server.startup()
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield [f"http://127.0.0.1:{socket.getsockname()[1]}" for socket in sockets]
     finally:
         await server.shutdown()
 
@@ -203,10 +213,10 @@ async def living(
     tenants, keys = {}, {}
     for name in ("acme", "umbra"):
         tenants[name], keys[name] = await stores.tenants.create_tenant(name)
-    token = AdminToken.of(ADMIN_TOKEN)
-    app = create_app(engine, stores, engine.tokenizer, MODEL, limits, token)
-    async with serving(app) as base_url:
-        world = World(base_url, app, engine, redis, stores, tenants, keys)
+    app = create_app(engine, stores, engine.tokenizer, MODEL, limits)
+    admin_app = create_admin_app(app.state.service, AdminToken.of(ADMIN_TOKEN))
+    async with serving(app, admin_app) as (base_url, admin_url):
+        world = World(base_url, admin_url, app, engine, redis, stores, tenants, keys)
         yield world
         for client in world.clients:
             await client.close()
@@ -227,6 +237,6 @@ async def admin(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """An operator of the world."""
     headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
     async with httpx.AsyncClient(
-        base_url=f"{world.base_url}/admin", headers=headers, trust_env=False, timeout=20
+        base_url=f"{world.admin_url}/admin", headers=headers, trust_env=False, timeout=20
     ) as client:
         yield client

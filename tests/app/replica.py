@@ -28,7 +28,7 @@ async def serve(redis_url: str) -> None:
     engine.hold_after = HOLD_AFTER
     redis = await open_redis(redis_url, _TIMEOUT_SECONDS)
     app = create_app(engine, Stores.over(redis, PEPPER), tokenizer, MODEL, Bounds())
-    async with serving(app) as url:
+    async with serving(app) as (url,):
         print(url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
     await redis.close()

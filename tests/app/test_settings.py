@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.main import engine_config, service_limits
+from app.main import connection_bounds, engine_config, service_limits
 from app.settings import (
     Settings,
     SettingsError,
@@ -17,12 +17,9 @@ from app.settings import (
     load_settings,
     option_name,
 )
-from app.stores import open_stores
 from app.transport.bounds import Bounds
+from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
-from tenants.errors import TooLargeToStore
-from tenants.limits import LimitExceeded
-from tenants.records import DEFAULTED, TenantLimits
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +50,9 @@ def test_memory_is_given_the_way_people_write_it() -> None:
     ("field", "value"),
     [
         ("port", "70000"),
+        ("admin_port", "70000"),
+        ("trusted_proxies", "nobody"),
+        ("max_header_bytes", "10"),
         ("device", "tpu"),
         ("kv_memory", "much"),
         ("block_size", "0"),
@@ -168,6 +168,17 @@ def test_swapping_needs_somewhere_to_swap_to() -> None:
 )
 def test_only_loopback_counts_as_private(host: str, expected: bool) -> None:
     assert load_settings(host=host).is_loopback is expected
+    assert load_settings(admin_host=host).exposed_hosts == ([] if expected else [host])
+
+
+@pytest.mark.parametrize(
+    ("port", "admin_port", "expected"),
+    [(8000, None, 8001), (0, None, 0), (65_535, None, 0), (8000, 9, 9), (8000, 0, 0)],
+)
+def test_operators_have_the_port_behind_the_tenants(
+    port: int, admin_port: int | None, expected: int
+) -> None:
+    assert load_settings(port=port, admin_port=admin_port).resolved_admin_port == expected
 
 
 ENGINE_SETTINGS = {
@@ -213,6 +224,17 @@ def test_the_service_is_given_every_limit_that_is_a_setting() -> None:
     assert limits.max_body_bytes == limits.max_message_bytes
 
 
+def test_connections_are_given_every_bound_that_is_a_setting() -> None:
+    own = Settings.model_fields.keys() & {field.name for field in fields(ConnectionBounds)}
+    given: dict[str, object] = {name: index for index, name in enumerate(sorted(own), 5000)}
+    proxies = {"trusted_proxies": "10.0.0.0/8, ::1"}
+    bounds = connection_bounds(load_settings(**given | proxies, max_message_bytes=7))
+    del given["trusted_proxies"]
+    assert {name: getattr(bounds, name) for name in given} == given
+    assert [str(network) for network in bounds.trusted_proxies] == ["10.0.0.0/8", "::1/128"]
+    assert bounds.max_body_bytes == 7
+
+
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
@@ -223,25 +245,3 @@ def test_the_docs_list_the_setting_with_its_default_and_meaning(field: str) -> N
     description = Settings.model_fields[field].description
     row = f"| `{option_name(field)}` | `{default_text(field)}` | {description}"
     assert row in documented
-
-
-def test_tenants_without_limits_are_bounded_unless_an_operator_says_otherwise() -> None:
-    bounds = load_settings().default_limits
-    protected = {name for name in DEFAULTED if getattr(bounds, name) is not None}
-    assert protected == DEFAULTED
-    unlimited = load_settings(**{f"default_{name}": "unlimited" for name in DEFAULTED})
-    assert unlimited.default_limits == TenantLimits()
-
-
-async def test_the_services_stores_hold_tenants_to_the_defaults(tmp_path: Path) -> None:
-    settings = load_settings(
-        data_dir=tmp_path, default_requests_per_minute=1, default_stored_bytes="1KiB"
-    )
-    async with open_stores(settings, owner=True) as stores:
-        tenant, _ = await stores.tenants.create_tenant("acme")
-        await stores.limiter.admit(tenant, "r1")
-        with pytest.raises(LimitExceeded):
-            await stores.limiter.admit(tenant, "r2")
-        for store in (stores.conversations, stores.suspended):
-            with pytest.raises(TooLargeToStore):
-                await store.save("acme", "resp_1", b"x" * 1024, 60)

@@ -80,7 +80,7 @@ def test_the_service_waits_for_a_healthy_redis(services: dict[str, Any]) -> None
 
 def test_only_the_service_is_published_and_on_loopback_only(services: dict[str, Any]) -> None:
     assert "ports" not in services["redis"]
-    assert [port["host_ip"] for port in services["partywall"]["ports"]] == ["127.0.0.1"]
+    assert [port["host_ip"] for port in services["partywall"]["ports"]] == ["127.0.0.1"] * 2
     assert services["redis"]["networks"].keys() == {"store"}
 
 

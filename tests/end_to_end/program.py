@@ -32,6 +32,10 @@ class Started:
     def url(self) -> str:
         return str(self.ready["url"])
 
+    @property
+    def admin_url(self) -> str:
+        return str(self.ready["admin_url"])
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(STOP_SECONDS)

@@ -41,7 +41,7 @@ def partywall(folder: Path) -> CommandLine:
 
 def test_the_ready_file_is_private_and_tells_all(service: Started) -> None:
     assert service.ready_mode == 0o600
-    told = {"url", "pid", "tenant", "api_key", "api_key_command", "admin_token"}
+    told = {"url", "admin_url", "pid", "tenant", "api_key", "api_key_command", "admin_token"}
     assert set(service.ready) == told
     assert service.ready["api_key_command"] is None  # the key itself is there
     assert service.ready["pid"] == service.process.pid

@@ -20,6 +20,7 @@ PROJECT = Path(__file__).parents[2]
 README = "README.md"
 OPERATING = "docs/operating.md"
 DOCUMENTED_URL = "http://127.0.0.1:8000"
+ADMIN_URL = "http://127.0.0.1:8001"
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -81,7 +82,7 @@ def test_the_operators_request_is_answered(service: Started, environment: dict[s
     url, header = shlex.split(line)[-1], shlex.split(line)[2]
     name, _, value = header.partition(": ")
     answer = httpx.get(
-        url.replace(DOCUMENTED_URL, service.url),
+        url.replace(ADMIN_URL, service.admin_url),
         headers={name: value.replace("pwadmin_...", service.ready["admin_token"])},
         trust_env=False,
     )
@@ -91,7 +92,7 @@ def test_the_operators_request_is_answered(service: Started, environment: dict[s
 def test_the_operators_chapter_works_from_its_first_command_to_its_last(
     service: Started, environment: dict[str, str]
 ) -> None:
-    script = "\n".join(blocks(OPERATING, "bash")).replace(DOCUMENTED_URL, service.url)
+    script = "\n".join(blocks(OPERATING, "bash")).replace(ADMIN_URL, service.admin_url)
     script = script.replace("pwadmin_...", service.ready["admin_token"])
     printed = run(["bash", "-euo", "pipefail", "-c", script], environment)
     answers = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
@@ -101,7 +102,7 @@ def test_the_operators_chapter_works_from_its_first_command_to_its_last(
     assert any(answer.get("warmed_at") for answer in answers)
     assert "day,requests,prompt_tokens" in printed
     gone = httpx.get(
-        f"{service.url}/admin/tenants/globex",
+        f"{service.admin_url}/admin/tenants/globex",
         headers={"authorization": f"Bearer {service.ready['admin_token']}"},
         trust_env=False,
     )

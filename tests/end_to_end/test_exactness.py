@@ -22,14 +22,11 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def expected(questions: list[str], tokenizer: Tokenizer, reference: PreTrainedModel) -> list[str]:
-    asked = ([{"role": "user", "content": question}] for question in questions)
-    return [generated(messages, tokenizer, reference) for messages in asked]
+    return [_generate(question, tokenizer, reference) for question in questions]
 
 
-def generated(
-    messages: list[dict[str, str]], tokenizer: Tokenizer, reference: PreTrainedModel
-) -> str:
-    """What `generate()` answers to a conversation."""
+def _generate(question: str, tokenizer: Tokenizer, reference: PreTrainedModel) -> str:
+    messages = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
     output = reference.generate(
@@ -67,7 +64,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 def metric(service: Service, name: str) -> float:
-    text = httpx.get(f"{service.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{service.admin_url}/metrics", trust_env=False).text
     return float(re.search(rf"^{re.escape(name)} (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
 
 

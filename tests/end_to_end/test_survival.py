@@ -87,7 +87,7 @@ async def test_streams_outlive_their_engine_word_for_word(service: Service, api_
 def usage_of(service: Started, admin_token: str) -> dict[str, int]:
     """What the demo tenant has been billed so far."""
     answer = httpx.get(
-        f"{service.url}/admin/tenants/demo/usage",
+        f"{service.admin_url}/admin/tenants/demo/usage",
         headers={"authorization": f"Bearer {admin_token}"},
         trust_env=False,
     )

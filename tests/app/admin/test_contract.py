@@ -53,12 +53,12 @@ async def world(engine: ScriptedEngine, store_server: EmbeddedStore) -> AsyncIte
         yield world
 
 
-async def schemathesis(base_url: str, folder: Path, *options: str) -> tuple[int, str]:
-    """The exit status of a run over the document at `base_url`, and what it printed."""
+async def schemathesis(admin_url: str, folder: Path, *options: str) -> tuple[int, str]:
+    """The exit status of a run over the document at `admin_url`, and what it printed."""
     config = folder / "schemathesis.toml"
     config.write_text(CONFIG)
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
-    command += [f"{base_url}/admin/openapi.json", "-H", f"Authorization: Bearer {ADMIN_TOKEN}"]
+    command += [f"{admin_url}/admin/openapi.json", "-H", f"Authorization: Bearer {ADMIN_TOKEN}"]
     command += ["--checks", "all", "--seed", "1", "--no-color", "--generation-database", "none"]
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -81,7 +81,8 @@ async def test_schemathesis_finds_nothing(
         for kind in ("tenants", "groups"):
             url = f"/{kind}/{one}/prompts/desk"
             assert (await admin.put(url, json={"text": "You are the support desk."})).is_success
-    status, printed = await schemathesis(world.base_url, tmp_path, "--max-examples", str(scaled(4)))
+    examples = str(scaled(4))
+    status, printed = await schemathesis(world.admin_url, tmp_path, "--max-examples", examples)
     assert status == 0, printed
     paths = (await admin.get("/openapi.json")).json()["paths"]
     count = sum(len(methods) for methods in paths.values())
@@ -98,7 +99,7 @@ async def test_schemathesis_would_find_an_answer_that_is_not_as_documented(
 
     monkeypatch.setattr(TenantDocument, "of", wrong)
     options = ["--include-path", "/tenants", "--phases", "coverage"]
-    status, printed = await schemathesis(world.base_url, tmp_path, *options)
+    status, printed = await schemathesis(world.admin_url, tmp_path, *options)
     assert status == 1
     assert "Response violates schema" in printed
 

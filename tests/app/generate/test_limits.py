@@ -305,5 +305,5 @@ async def test_refusals_are_counted_by_limit(world: World, http: httpx.AsyncClie
     await world.limit("acme", requests_per_minute=1)
     for _ in range(3):
         await http.post("/v1/responses", json=RESPONSE)
-    text = (await http.get("/metrics")).text
+    text = (await http.get(f"{world.admin_url}/metrics")).text
     assert 'partywall_limited_total{limit="requests"} 2.0' in text

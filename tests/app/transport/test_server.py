@@ -14,8 +14,10 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.server import ABORT_EXTENSION, WRITE_EXTENSION, bind, run_server, service_url
+from app.main import connection_bounds
+from app.server import Listener, bind, local_url, run_server
 from app.settings import Settings, load_settings
+from app.transport.websocket_protocol import ABORT_EXTENSION, WRITE_EXTENSION
 
 
 def settings(**given: Any) -> Settings:
@@ -97,19 +99,20 @@ class Probe:
 @contextlib.asynccontextmanager
 async def running(app: Probe, settings: Settings) -> AsyncIterator[str]:
     """Serve until the block ends, which happens the way an operator ends it: by SIGTERM."""
-    listener = bind(settings)
+    socket = bind(settings.host, settings.port)
+    listener = Listener(socket=socket, app=app, bounds=connection_bounds(settings))
     ready = asyncio.Event()
 
     async def on_ready() -> None:
         ready.set()
 
     serving = asyncio.create_task(
-        run_server(app, settings, listener, on_ready=on_ready, drain=app.drain)
+        run_server([listener], settings, on_ready=on_ready, drain=app.drain)
     )
     async with asyncio.timeout(10):
         await ready.wait()
     try:
-        yield service_url(settings, listener)
+        yield local_url(settings.host, socket, settings.uses_tls)
     finally:
         signal.raise_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
@@ -128,10 +131,10 @@ async def test_any_free_port_is_known_before_serving(probe: Probe) -> None:
 
 
 async def test_a_taken_port_is_an_error_at_once() -> None:
-    with contextlib.closing(bind(settings())) as taken:
+    with contextlib.closing(bind("127.0.0.1", 0)) as taken:
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            bind(load_settings(port=taken.getsockname()[1]))
+            bind("127.0.0.1", taken.getsockname()[1])
 
 
 async def test_an_http_request_can_drop_its_connection(probe: Probe) -> None:
@@ -224,15 +227,14 @@ async def test_shutdown_drains_before_it_closes_sockets(probe: Probe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("host", "expected"),
     [
-        ({"host": "127.0.0.1"}, "http://127.0.0.1:"),
-        ({"host": "::1"}, "http://[::1]:"),
-        ({"host": "0.0.0.0"}, "http://127.0.0.1:"),
-        ({"host": "localhost"}, "http://localhost:"),
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("::1", "http://[::1]:"),
+        ("0.0.0.0", "http://127.0.0.1:"),
+        ("localhost", "http://localhost:"),
     ],
 )
-def test_the_url_is_one_that_a_client_here_can_use(given: dict[str, Any], expected: str) -> None:
-    chosen = settings(**given)
-    with contextlib.closing(bind(chosen)) as listener:
-        assert service_url(chosen, listener).startswith(expected)
+def test_the_url_is_one_that_a_client_here_can_use(host: str, expected: str) -> None:
+    with contextlib.closing(bind(host, 0)) as listener:
+        assert local_url(host, listener, uses_tls=False).startswith(expected)

@@ -54,7 +54,7 @@ async def another(
     redis = await open_redis(store_server.url, timeout_seconds=STALL_SECONDS)
     stores = Stores.over(redis, PEPPER)
     app = create_app(engine, stores, engine.tokenizer, MODEL, Bounds())
-    async with serving(app) as url:
+    async with serving(app) as (url,):
         yield dataclasses.replace(world, base_url=url, app=app, engine=engine, stores=stores)
     await redis.close()
 

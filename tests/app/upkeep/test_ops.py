@@ -9,11 +9,11 @@ import openai
 import pytest
 
 from app.upkeep.metrics import Metrics
-from tests.app.conftest import MODEL, World, eventually
+from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 
 async def get(world: World, path: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=world.base_url) as client:
+    async with httpx.AsyncClient(base_url=world.admin_url) as client:
         return await client.get(path)
 
 
@@ -116,3 +116,24 @@ async def test_a_prompt_put_again_after_its_deletion_is_warmed_again(world: Worl
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
 async def test_operators_need_no_key(world: World, path: str) -> None:
     assert (await get(world, path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_the_tenants_port_answers_probes(world: World, path: str) -> None:
+    async with httpx.AsyncClient(base_url=world.base_url) as client:
+        assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/admin/tenants", "/admin/docs", "/admin/openapi.json", "/admin/live"]
+)
+async def test_the_tenants_port_shows_nothing_of_an_operators(world: World, path: str) -> None:
+    for token in (ADMIN_TOKEN, world.keys["acme"]):
+        headers = {"authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(base_url=world.base_url, headers=headers) as client:
+            assert (await client.get(path)).status_code == 404
+
+
+async def test_the_operators_port_serves_no_tenant(world: World) -> None:
+    async with httpx.AsyncClient(base_url=world.admin_url, headers=world.headers()) as client:
+        assert (await client.get("/v1/models")).status_code == 404

@@ -107,16 +107,20 @@ async def test_known_tenants_chat_on_and_everything_is_back_by_itself(
 
 
 async def test_admin_writes_are_refused_and_work_again_when_the_store_is_back(
-    http: httpx.AsyncClient, server: Server
+    world: World, http: httpx.AsyncClient, server: Server
 ) -> None:
     operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
     server.kill()
-    refused = await http.post("/admin/tenants", json={"id": "nova"}, headers=operator)
+    refused = await http.post(
+        f"{world.admin_url}/admin/tenants", json={"id": "nova"}, headers=operator
+    )
     assert refused.status_code == 503
     assert refused.json()["code"] == "store_unavailable"
     server.start()
     await back(http)
-    created = await http.post("/admin/tenants", json={"id": "nova"}, headers=operator)
+    created = await http.post(
+        f"{world.admin_url}/admin/tenants", json={"id": "nova"}, headers=operator
+    )
     assert created.status_code == 201
     fresh = {"authorization": f"Bearer {created.json()['api_key']}"}
     assert (await http.post("/v1/responses", json=RESPONSE, headers=fresh)).status_code == 200

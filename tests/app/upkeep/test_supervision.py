@@ -68,7 +68,7 @@ async def test_usage_is_metered_again_after_what_nobody_foresaw(world: World) ->
     assert answer.usage is not None
     supervisor = world.app.state.service.supervisor
     await eventually(lambda: supervisor.failing == ["usage"])
-    async with httpx.AsyncClient(base_url=world.base_url) as client:
+    async with httpx.AsyncClient(base_url=world.admin_url) as client:
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
         assert "usage" in ready.json()["reason"]

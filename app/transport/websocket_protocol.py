@@ -1,0 +1,178 @@
+"""WebSockets as uvicorn speaks them, for peers that send anything, and read or do not read.
+
+The scope carries a way to drop the transport, as that of HTTP does, and a way to send a text
+message without waiting, `["partywall.write"]["write"](message: bytes) -> bool`: whether it was
+sent, which it is not where the reader is behind or the socket is not open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from struct import Struct
+from typing import Any
+
+import uvicorn
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
+from websockets.protocol import State
+
+from app.transport.connection_bounds import Place
+
+ABORT_EXTENSION = "partywall.abort"
+WRITE_EXTENSION = "partywall.write"
+_CLOSE_GRACE_SECONDS = 1.0
+_MAX_FRAGMENTS = 1024
+_TEXT_FRAME = 0x81
+"""A whole message, unmasked (RFC 6455, section 5.2): extensions are not negotiated."""
+_MEDIUM_HEADER = Struct("!BBH")
+_LONG_HEADER = Struct("!BBQ")
+_HANDSHAKE_HEADERS = (b"connection", b"upgrade", b"origin")
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket. However it ends, its transport is dropped soon afterwards."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        place: Place | None,
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._place = place
+        self._request_headers: list[tuple[bytes, bytes]] = []
+        self._latest_pong = b""
+        self._drop: asyncio.TimerHandle | None = None
+
+    def open(self, url: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """Answer a handshake, whose head has been parsed already.
+
+        The library below gets what the handshake depends on: its own bounds are for servers that
+        parse with it, and shorter than a cookie may be.
+        """
+        self._request_headers = headers
+        needed = [
+            b"%s: %s\r\n" % (name, value)
+            for name, value in headers
+            if name in _HANDSHAKE_HEADERS or name.startswith(b"sec-websocket-")
+        ]
+        head = b"".join([b"GET ", url, b" HTTP/1.1\r\n", *needed, b"\r\n"])
+        if head.isascii():
+            self.data_received(head)
+        if not self.handshake_initiated:
+            self.handshake_complete = self.close_sent = True
+            self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
+            self.transport.close()
+            self._drop_soon(_CLOSE_GRACE_SECONDS)
+
+    def handle_connect(self, event: Request) -> None:
+        """Offer the extensions; the application's task has not run yet."""
+        super().handle_connect(event)
+        if self.close_sent:
+            self._drop_soon(_CLOSE_GRACE_SECONDS)
+            return
+        self.scope["headers"] = self._request_headers
+        extensions: dict[str, Any] = self.scope["extensions"]
+        extensions[ABORT_EXTENSION] = {"abort": self.transport.abort}
+        extensions[WRITE_EXTENSION] = {"write": self.write_text}
+        # No frame is looked at before the application has accepted the handshake.
+        self.read_paused = True
+        self.transport.pause_reading()
+
+    def write_text(self, message: bytes) -> bool:
+        """Send a text message (UTF-8) as one frame, if that needs no waiting."""
+        # It is OPEN from the end of the handshake to the first close frame.
+        if self.conn.state is not State.OPEN or not self.writable.is_set() or self.disconnected:
+            return False
+        length = len(message)
+        if length < 126:
+            header = bytes((_TEXT_FRAME, length))
+        elif length < 65536:
+            header = _MEDIUM_HEADER.pack(_TEXT_FRAME, 126, length)
+        else:
+            header = _LONG_HEADER.pack(_TEXT_FRAME, 127, length)
+        self.transport.write(header + message)
+        return True
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send; a refused upgrade is complete, which uvicorn would log as an error."""
+        await super().send(message)
+        kind = message["type"]
+        if kind == "websocket.accept" and self._place is not None:
+            self._place.vouch()
+        elif kind == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a part of a message, whose bytes are bounded elsewhere."""
+        if len(self.frames) >= _MAX_FRAGMENTS:
+            self._fail(CloseCode.MESSAGE_TOO_BIG, "too many fragments")
+        else:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over, unless it is a text that is none."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            data = b"".join(self.frames)
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                self._fail(CloseCode.INVALID_DATA, "a text message is UTF-8")
+                return
+            self.frames = [data]
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """Answer; for a peer that does not read, keep the answer to its latest ping only."""
+        pongs = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(pongs))
+        elif pongs:
+            self._latest_pong = pongs[-1]
+
+    def resume_writing(self) -> None:
+        """The peer has read what it was sent."""
+        super().resume_writing()
+        if self._latest_pong and self.conn.state is State.OPEN:
+            self.transport.write(self._latest_pong)
+        self._latest_pong = b""
+
+    def keepalive_timeout(self) -> None:
+        """Close with 1011, then drop a transport whose buffer does not drain."""
+        super().keepalive_timeout()
+        self._drop_soon(_CLOSE_GRACE_SECONDS)
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """The application is done: the peer has a while to read the rest and to close."""
+        super().on_task_complete(task)
+        self._drop_soon(self.close_timeout + _CLOSE_GRACE_SECONDS)
+
+    def shutdown(self) -> None:
+        """Close with 1012, or drop what is closing already."""
+        if self.handshake_complete and self.conn.state is not State.OPEN:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free everything."""
+        super().connection_lost(exc)
+        if self._drop is not None:
+            self._drop.cancel()
+        if self._place is not None:
+            self._place.leave()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        self.frames = []
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
+        self._drop_soon(_CLOSE_GRACE_SECONDS)
+
+    def _drop_soon(self, seconds: float) -> None:
+        if not self.disconnected and self._drop is None:
+            self._drop = self.loop.call_later(seconds, self.transport.abort)
