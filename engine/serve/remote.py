@@ -8,7 +8,6 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from engine.api import (
     FinishReason,
     TokenDelta,
 )
+from engine.serve.entrance import Entrance
 from engine.serve.messages import (
     Abort,
     Deltas,
@@ -67,10 +67,8 @@ class RemoteEngine:
     its running requests back with what they have generated. They end with
     `finish_reason="error"` if it stays away for `rebuild_seconds`.
 
-    One of them may have killed it. So after a death requests come in one by one, each as soon as
-    the one before it has got further than ever: of one that kills the next engine, too, it is
-    known, and it alone ends. An engine that has been asked and says nothing for `silence_seconds`
-    is killed.
+    A request that kills the next engine, too, ends alone (`engine.serve.entrance`). An engine that
+    has been asked and says nothing for `silence_seconds` is killed.
     """
 
     def __init__(
@@ -91,12 +89,7 @@ class RemoteEngine:
         self._starts = 0
         self._started = asyncio.Condition()
         self._streams: dict[str, RunningStream] = {}
-        self._outside: deque[RunningStream] = deque()
-        """Streams that the engine has not been given yet."""
-        self._newest: RunningStream | None = None
-        """The stream that the engine was given last."""
-        self._is_careful = False
-        """Whether one of the streams may have killed an engine."""
+        self._entrance = Entrance()
         self._num_heard = 0
         """Messages from all engines."""
         self._probes: dict[int, asyncio.Future[EngineStats]] = {}
@@ -144,25 +137,22 @@ class RemoteEngine:
         if request.request_id in self._streams:
             raise EngineError(f"request id {request.request_id!r} is in use")
         stream = self._streams[request.request_id] = RunningStream(request)
-        self._outside.append(stream)
+        self._entrance.queue(stream)
         try:
             self._let_in()
             while not stream.is_read:
                 yield await stream.next()
         finally:
             del self._streams[request.request_id]
-            if stream in self._outside:
-                self._outside.remove(stream)
-            elif not stream.has_ended:
+            if not (stream.has_ended or stream in self._entrance):
                 self._send_if_running(Abort(request.request_id))
-            if stream is self._newest:
-                self._newest = None
-                self._let_in()
+            self._entrance.leave(stream)
+            self._let_in()
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
         """See `EngineClient.abort`."""
         stream = self._streams.get(request_id)
-        if stream is not None and (self._info is None or stream in self._outside):
+        if stream is not None and (self._info is None or stream in self._entrance):
             stream.end("aborted", index=index)
         elif stream is not None:
             stream.abort(index)
@@ -239,7 +229,7 @@ class RemoteEngine:
             _log.error("the engine %s; starting it again", reason)
             self._disconnect()
             self._close_socket()
-            self._survive_death()
+            self._entrance.queue_again(self._streams.values())
             await self._reopen()
 
     async def _death(self, engine: RunningEngine) -> str:
@@ -272,30 +262,11 @@ class RemoteEngine:
                         return
             await asyncio.sleep(patience / 4)
 
-    def _survive_death(self) -> None:
-        """Let every stream that the engine had go on, or end, and come in again in its order."""
-        for stream in self._streams.values():
-            if stream not in self._outside:
-                self._is_careful = True
-                stream.survive_death()
-        self._outside = deque(self._streams.values())
-        self._newest = None
-
     def _let_in(self) -> None:
         """Give the engine the streams that it may have by now, the oldest first."""
-        while self._outside and self._info is not None and not self._must_wait:
-            stream = self._outside.popleft()
-            if not stream.has_ended:
-                self._newest = stream
+        if self._info is not None:
+            for stream in self._entrance.let_in():
                 self._send(Submit(stream.resumption()))
-        if not self._outside and not self._must_wait:
-            self._is_careful = False
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether the newest stream in the engine has to show first that it does not kill it."""
-        newest = self._newest
-        return self._is_careful and newest is not None and not newest.has_progressed
 
     async def _reopen(self) -> None:
         """Start an engine in place of a dead one, however often it takes."""
@@ -335,8 +306,7 @@ class RemoteEngine:
                     stream = self._streams.get(delta.request_id)
                     if stream is not None:
                         stream.push(delta)
-                if self._is_careful:
-                    self._let_in()
+                self._let_in()
             elif isinstance(message, ProbeReply):
                 reply = self._probes.get(message.probe_id)
                 if reply is not None and not reply.done():

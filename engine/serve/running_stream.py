@@ -83,7 +83,7 @@ class RunningStream:
     def survive_death(self) -> None:
         """The engine that had this request has died. A second one without progress ends it.
 
-        By then no other request was in the engine that had not got further; see `RemoteEngine`.
+        By then no other request was in the engine that had not got further; see `Entrance`.
         """
         self._deaths += 1
         self.has_progressed = False

@@ -221,7 +221,7 @@ async def test_after_a_death_requests_come_in_as_others_have_shown_to_be_harmles
     for index, deltas in enumerate(runs):
         assert tokens(deltas) == expected_output(request(str(index)).prompt, 60)
     await collect(engine, "8")
-    assert not engine._is_careful
+    assert not engine._entrance._is_careful
 
 
 @pytest.mark.parametrize("leaves", [True, False])
