@@ -5,8 +5,10 @@ All of it happens in one script, or nothing does; and whoever keeps copies hears
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
 
 from tenants import audit, changes
 from tenants.connection import Command, GuardedRedis, Script
@@ -39,6 +41,24 @@ return 1
 """)
 
 
+class _Guard(NamedTuple):
+    check: Check
+    mark: Command
+
+
+_guard: ContextVar[_Guard | None] = ContextVar("guard", default=None)
+
+
+@contextlib.contextmanager
+def guarding(check: Check, mark: Command) -> Iterator[None]:
+    """Every commit of this task within the block is made only if `check` holds, and with `mark`."""
+    token = _guard.set(_Guard(check, mark))
+    try:
+        yield
+    finally:
+        _guard.reset(token)
+
+
 class Writes:
     """Commits writes to one Redis; the audit stream keeps about `audit_max_entries` of them."""
 
@@ -55,6 +75,9 @@ class Writes:
             audit.appending(note, self._audit_max_entries),
             changes.publication(change),
         )
+        guard = _guard.get()
+        if guard is not None:
+            checks, everything = [guard.check, *checks], (guard.mark, *everything)
         groups = [*((*command, reply) for command, reply in checks), *everything]
         words = [word for group in groups for word in (len(group), *group)]
         committed = await self._redis.run_script(_COMMIT, [], [len(checks), *words])

@@ -132,21 +132,24 @@ class Endpoint:
         """The answer that the first request under `key` had, or that this one has as the first."""
         store = call.service.stores.idempotency
         try:
-            kept = await store.begin(call.actor, key, fingerprint)
+            begun = await store.begin(call.actor, key, fingerprint)
         except InvalidField as error:
             # A key that names another request already: what is there does not allow this one.
             raise clash(complaint(error)) from error
-        if kept is not None:
-            return _replayed(kept)
+        if isinstance(begun, bytes):
+            return _replayed(begun)
+        # Deleting twice is deleting once, and a deletion that was cut off must be able to go on.
+        repeatable = self.operation.method == "DELETE"
         try:
-            response = await self._perform(call)
+            with contextlib.nullcontext() if repeatable else begun.guarding():
+                response = await self._perform(call)
         except BaseException:
-            # Nothing was done, or nobody knows: it may be tried again under the same key.
+            # Nothing was done, or nobody heard of it: what was made stays made.
             with contextlib.suppress(StoreUnavailable):
-                await store.abandon(call.actor, key)
+                await store.abandon(begun)
             raise
         try:
-            await store.finish(call.actor, key, _kept(response))
+            await store.finish(begun, _kept(response))
         except StoreUnavailable:
             # It is done all the same, and its answer may hold a secret that is shown but once.
             _log.warning("an answer could not be kept: a retry of it will not find it")

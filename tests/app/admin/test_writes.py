@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
 
 from app.admin.mount import ENDPOINTS
+from tenants import writes
+from tenants.connection import Script
+from tenants.errors import StoreUnavailable
 from tests.app.admin.problem import fields, problem
 from tests.app.conftest import World
 
@@ -54,6 +58,46 @@ async def test_a_refused_write_may_be_mended_under_the_same_key(admin: httpx.Asy
     problem(await admin.post("/tenants", json=body, headers=ONCE), 409)
     await admin.post("/groups", json={"id": "law"})
     assert (await admin.post("/tenants", json=body, headers=ONCE)).status_code == 201
+
+
+async def test_a_write_whose_reply_timed_out_is_not_made_again_under_its_key(
+    admin: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = world.redis.run_script
+    lose = True
+
+    async def lost(script: Script, *arguments: Any) -> Any:
+        reply = await real(script, *arguments)
+        if lose and script is writes._COMMIT:
+            raise StoreUnavailable("timeout")
+        return reply
+
+    monkeypatch.setattr(world.redis, "run_script", lost)
+    answer = await admin.post("/tenants/acme/keys", json={"name": "ci"}, headers=ONCE)
+    assert answer.status_code == 503
+    lose = False
+    for _ in range(2):
+        again = await admin.post("/tenants/acme/keys", json={"name": "ci"}, headers=ONCE)
+        assert "has made its change" in problem(again, 409)["detail"]
+    names = [key["name"] for key in (await admin.get("/tenants/acme/keys")).json()["keys"]]
+    assert names.count("ci") == 1
+
+
+async def test_a_deletion_that_was_cut_off_goes_on_under_its_key(
+    admin: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = world.redis.run_script
+
+    async def lost(script: Script, *arguments: Any) -> Any:
+        reply = await real(script, *arguments)
+        if script is writes._COMMIT:
+            raise StoreUnavailable("timeout")
+        return reply
+
+    monkeypatch.setattr(world.redis, "run_script", lost)
+    assert (await admin.delete("/tenants/acme", headers=ONCE)).status_code == 503
+    monkeypatch.undo()
+    assert (await admin.delete("/tenants/acme", headers=ONCE)).is_success
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "two words", "ümlaut".encode()])
