@@ -1,4 +1,4 @@
-"""The package's one compiled part, built where there is a C compiler; see `kernels.native.py`."""
+"""The one compiled part, built where there is a C compiler; see `kernels.native.library`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ from app.routes.responses import cancel_response, create_response, get_response
 from app.routes.responses_ws import responses_socket
 from app.stores import Stores
 from app.transport.bounds import Bounds
-from app.transport.http import RequestIds, answering, routing_error
+from app.transport.http import answering, routing_error
+from app.transport.request_ids import RequestIds
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics

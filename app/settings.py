@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
+from tenants.records import TenantLimits
 
 ENV_PREFIX = "PARTYWALL_"
 _LAST_PORT = 65_535
@@ -44,6 +45,10 @@ def default_data_dir() -> Path:
     """Where the embedded store lives: `partywall` in the user's data folder (XDG)."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "partywall"
+
+
+def _none_if_unlimited(value: object) -> object:
+    return None if value == "unlimited" else value
 
 
 def _none_if_auto(value: object) -> object:
@@ -67,6 +72,9 @@ def _checked_networks(text: str) -> str:
 
 Count = Annotated[int, Field(ge=1)]
 _AUTO = BeforeValidator(_none_if_auto)
+_UNLIMITED = BeforeValidator(_none_if_unlimited)
+DefaultCount = Annotated[Count | None, _UNLIMITED]
+DefaultSize = Annotated[ByteSize | None, _UNLIMITED]
 AutoCount = Annotated[Count | None, _AUTO]
 AutoSize = Annotated[ByteSize | None, _AUTO]
 Location = Annotated[Path, BeforeValidator(_expanded)]
@@ -200,6 +208,11 @@ class Settings(BaseSettings):
         default_factory=default_data_dir,
         description="The embedded store, and the admin token's hash.",
     )
+    store_memory: ByteSize = Field(
+        ByteSize(1024**3),
+        ge=16 * 1024**2,
+        description="Memory of the embedded store; full, it refuses writes.",
+    )
     audit_max_entries: Count = Field(
         1_000_000, description="Admin writes that the audit keeps, about; older ones are dropped."
     )
@@ -211,6 +224,22 @@ class Settings(BaseSettings):
         None, description="File that holds the admin token; by default the first start makes one."
     )
 
+    default_requests_per_minute: DefaultCount = Field(
+        6000, description="Of a tenant with no limits of its own; counted in each replica."
+    )
+    default_concurrent_streams: DefaultCount = Field(
+        256, description="Of a tenant with no limits of its own; counted in each replica."
+    )
+    default_sockets: DefaultCount = Field(
+        256, description="Of a tenant without a limit of its own; counted in each replica."
+    )
+    default_queued_requests: DefaultCount = Field(
+        128, description="Requests of such a tenant that wait for their first token."
+    )
+    default_stored_bytes: DefaultSize = Field(
+        ByteSize(128 * 1024**2),
+        description="Stored responses of such a tenant; the oldest make room for new ones.",
+    )
     max_connections: Count = Field(
         4096, description="Connections open at once, WebSockets included."
     )
@@ -285,6 +314,17 @@ class Settings(BaseSettings):
         parts = urlsplit(self.redis_url)
         user, _, address = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{user}:{password}@{address}"))
+
+    @property
+    def default_limits(self) -> TenantLimits:
+        """What holds for tenants that have no limits set."""
+        return TenantLimits(
+            requests_per_minute=self.default_requests_per_minute,
+            concurrent_streams=self.default_concurrent_streams,
+            sockets=self.default_sockets,
+            queued_requests=self.default_queued_requests,
+            stored_bytes=self.default_stored_bytes,
+        )
 
     @property
     def uses_tls(self) -> bool:
@@ -366,4 +406,6 @@ def default_text(field: str) -> str:
         return str(default).replace(str(Path.home()), "~", 1)
     if default is None:
         return "auto" if _AUTO in Settings.model_fields[field].metadata else "none"
+    if isinstance(default, ByteSize) and default:
+        return default.human_readable(separator="")
     return str(default)

@@ -13,9 +13,9 @@ from tenants.conversations import Conversations
 from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
-from tenants.limits import Limiter
+from tenants.limits import NO_LIMITS, Limiter
 from tenants.pepper import load_or_create_pepper
-from tenants.records import Principal
+from tenants.records import Principal, TenantLimits
 from tenants.running import RunningResponses
 from tenants.store import TenantStore
 from tenants.suspended import SuspendedResponses
@@ -48,18 +48,20 @@ class Stores:
         *,
         tenant_store: type[TenantStore] = TenantStore,
         audit_max_entries: int = MAX_ENTRIES,
+        default_limits: TenantLimits = NO_LIMITS,
     ) -> Stores:
         """The stores of one service process or command."""
+        most = default_limits.stored_bytes
         return cls(
             tenants=tenant_store(redis, pepper, audit_max_entries=audit_max_entries),
             groups=ShareGroups(redis, audit_max_entries=audit_max_entries),
             prompts=SystemPrompts(redis, audit_max_entries=audit_max_entries),
             audit=Audit(redis),
             idempotency=Idempotency(redis, pepper),
-            conversations=Conversations(redis),
-            suspended=SuspendedResponses(redis),
+            conversations=Conversations(redis, most),
+            suspended=SuspendedResponses(redis, most),
             running=RunningResponses(redis),
-            limiter=Limiter(redis),
+            limiter=Limiter(redis, defaults=default_limits),
             usage=UsageMeter(redis),
         )
 
@@ -87,7 +89,8 @@ async def open_stores(
     async with contextlib.AsyncExitStack() as stack:
         url = settings.store_url
         if url is None and owner:
-            url = stack.enter_context(EmbeddedStore(settings.data_dir)).url
+            embedded = EmbeddedStore(settings.data_dir, max_memory_bytes=settings.store_memory)
+            url = stack.enter_context(embedded).url
         elif url is None:
             url = stack.enter_context(attach_or_start(settings.data_dir))
         redis = await open_redis(url)
@@ -97,6 +100,7 @@ async def open_stores(
             load_or_create_pepper(settings.data_dir, settings.pepper_file),
             tenant_store=tenant_store,
             audit_max_entries=settings.audit_max_entries,
+            default_limits=settings.default_limits,
         )
         await stores.tenants.check_pepper()
         yield stores

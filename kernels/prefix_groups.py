@@ -52,7 +52,7 @@ def rule_for(device: torch.device) -> GroupingRule | None:
 
 @dataclass(frozen=True, slots=True)
 class HostGroups:
-    """`kernels.attention.PrefixGroups` in the host's memory, int32 throughout."""
+    """`kernels.types.PrefixGroups` in the host's memory, int32 throughout."""
 
     begins: Integers
     ends: Integers
@@ -87,22 +87,6 @@ class HostGroups:
         )
 
 
-def find_groups(
-    block_tables: Integers,
-    query_lens: Integers,
-    context_lens: Integers,
-    block_size: int,
-    rule: GroupingRule,
-) -> HostGroups | None:
-    """The groups of a batch, or `None` where none pays.
-
-    `block_tables` is [num_seqs, max_blocks], `query_lens` and `context_lens` are [num_seqs]. The
-    cost is linear in the blocks that decoding sequences hold, but for sorting the sequences.
-    """
-    shareable = _shareable(query_lens, context_lens, block_size)
-    return _find(block_tables, shareable, block_size, rule)[0]
-
-
 class GroupFinder:
     """Finds the groups of one step after the other, and looks closer only where something changed.
 
@@ -119,7 +103,11 @@ class GroupFinder:
     def find(
         self, block_tables: Integers, query_lens: Integers, context_lens: Integers
     ) -> HostGroups | None:
-        """What `find_groups` returns for the same arguments."""
+        """The groups of a batch, or `None` where none pays.
+
+        `block_tables` is [num_seqs, max_blocks], `query_lens` and `context_lens` are [num_seqs].
+        The cost is linear in the blocks that decoding sequences hold, but for sorting them.
+        """
         shareable = _shareable(query_lens, context_lens, self._block_size)
         if not self._seen.still_tells(block_tables, shareable):
             self._groups, depths = _find(block_tables, shareable, self._block_size, self._rule)

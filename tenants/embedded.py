@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _LOCK_FILE = "store.lock"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
+MAX_MEMORY_BYTES = 1024**3
 _HANDOVER_SECONDS = 3.0
 _POLL_SECONDS = 0.01
 _RESTART_SECONDS = 0.5
@@ -66,12 +67,19 @@ class EmbeddedStore:
     does not come up.
     """
 
-    def __init__(self, data_dir: Path, *, handover_seconds: float = _HANDOVER_SECONDS) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        max_memory_bytes: int = MAX_MEMORY_BYTES,
+        handover_seconds: float = _HANDOVER_SECONDS,
+    ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._spawning = threading.Lock()
         self._ready = False
         self._closing = threading.Event()
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._max_memory_bytes = max_memory_bytes
         self._data_dir = data_dir.resolve()
         self._store_dir = self._data_dir / "store"
         self._store_dir.mkdir(mode=0o700, exist_ok=True)
@@ -190,6 +198,9 @@ class EmbeddedStore:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
+            # Full, it refuses writes; it must never drop a tenant to make room.
+            "maxmemory": str(self._max_memory_bytes),
+            "maxmemory-policy": "noeviction",
             "daemonize": "no",
             "loglevel": "warning",
         }

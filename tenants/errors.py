@@ -42,6 +42,13 @@ class StoreConflict(StoreError):
     """What is there does not allow this, or others keep changing it; nothing was changed."""
 
 
+class TooLargeToStore(StoreError):
+    """A blob is larger than all that its tenant may keep."""
+
+    def __init__(self, tenant_id: str, num_bytes: int) -> None:
+        super().__init__(f"{num_bytes} bytes are more than tenant {tenant_id!r} may keep")
+
+
 class TenantExists(StoreError):
     """A tenant with this id is there already."""
 

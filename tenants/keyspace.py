@@ -118,6 +118,16 @@ def running(tenant_id: str, response_id: str) -> str:
     return f"pw:{{{tenant_id}}}:running:{response_id}"
 
 
+def stored(tenant_id: str) -> str:
+    """Sorted set with expiry: the keys of what is kept of responses, by when they expire."""
+    return f"pw:{{{tenant_id}}}:stored"
+
+
+def stored_bytes(tenant_id: str) -> str:
+    """Hash with expiry: key of what is kept of a response to its bytes, and "total"."""
+    return f"pw:{{{tenant_id}}}:stored-bytes"
+
+
 def suspended(tenant_id: str, response_id: str) -> str:
     """String with expiry: a response that a stopping service could not finish."""
     return f"pw:{{{tenant_id}}}:suspended:{response_id}"

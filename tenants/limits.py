@@ -35,6 +35,7 @@ from tenants.records import Tenant, TenantLimits
 __all__ = ["Admission", "LimitExceeded", "Limiter", "Quota"]
 
 _log = logging.getLogger(__name__)
+NO_LIMITS = TenantLimits()
 LEASE_SECONDS = 30.0
 """How long a stream or a socket counts without being renewed."""
 
@@ -42,6 +43,7 @@ LEASE_SECONDS = 30.0
 class Admission(msgspec.Struct, frozen=True):
     """A request that was counted, and the tokens that were reserved for it.
 
+    `limits` are those that hold, `shared` says whether they do over all replicas.
     `requests` and `tokens` are what is left of the tenant's limits a minute, if it has them. `day`
     is the UTC day that its tokens count to, `None` while Redis is not known to have taken them.
     """
@@ -49,6 +51,7 @@ class Admission(msgspec.Struct, frozen=True):
     tenant_id: str
     request_id: str
     limits: TenantLimits
+    shared: bool
     requests: Quota | None
     tokens: Quota | None
     taken_tokens: int = 0
@@ -59,16 +62,19 @@ class Limiter:
     """Holds tenants to their limits, over all processes that share a Redis.
 
     While Redis is down this process goes by its own estimate (see `tenants.local_limits`); nothing
-    here raises `StoreUnavailable`. A tenant without a limit costs no round trip.
+    here raises `StoreUnavailable`. `defaults` of requests a minute, streams and sockets are for
+    tenants that have no limit of their own, which cost no round trip: they hold in each process.
     """
 
     def __init__(
         self,
         redis: GuardedRedis,
         *,
+        defaults: TenantLimits = NO_LIMITS,
         lease_seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.defaults = defaults
         self._redis = redis
         self._lease = int(lease_seconds * 1e6)
         self._clock = clock
@@ -83,9 +89,12 @@ class Limiter:
         To be asked before any work is done for it. Who is admitted must `settle`, whatever becomes
         of the request. Raises `LimitExceeded`; nothing is counted then.
         """
-        limits = tenant.limits
+        limits = tenant.limits.over(self.defaults)
+        shared = _counts(tenant.limits.over(NO_LIMITS))
         verdict = Verdict("", 0, 0, 0, 0)
-        if _counts_requests(limits):
+        if _counts_requests(limits) and not shared:
+            verdict = self._local.admit(tenant.id, limits, request_id, 1)
+        elif _counts_requests(limits):
             try:
                 verdict = await self._admit_in_redis(tenant.id, limits, request_id)
             except StoreUnavailable:
@@ -99,6 +108,7 @@ class Limiter:
             tenant_id=tenant.id,
             request_id=request_id,
             limits=limits,
+            shared=shared,
             requests=verdict.requests(limits),
             tokens=verdict.tokens(limits),
         )
@@ -109,7 +119,7 @@ class Limiter:
         Raises `LimitExceeded`; the request is then no stream any more, but it stays counted.
         """
         limits, tenant_id, request_id = admission.limits, admission.tenant_id, admission.request_id
-        if not _counts_tokens(limits):
+        if not admission.shared or not _counts_tokens(limits):
             return replace(admission, taken_tokens=tokens)
         day = None
         try:
@@ -136,9 +146,10 @@ class Limiter:
 
         What Redis does not take now is handed in with a later `renew`.
         """
-        if not _counts(admission.limits):
+        if _counts(admission.limits):
+            self._local.note_settled(admission.tenant_id, admission.request_id, used_tokens)
+        if not admission.shared:
             return
-        self._local.note_settled(admission.tenant_id, admission.request_id, used_tokens)
         try:
             await self._settle_in_redis(admission, used_tokens)
         except StoreUnavailable:
@@ -147,20 +158,24 @@ class Limiter:
 
     async def open_socket(self, tenant: Tenant, socket_id: str) -> None:
         """Count a socket, until it is closed. Raises `LimitExceeded`."""
-        most = tenant.limits.sockets
+        limits = tenant.limits.over(self.defaults)
+        most = limits.sockets
         if most is None:
             return
         mine = self._local.sockets(tenant.id)
         try:
-            opened = await self._redis.run_script(
-                OPEN_SOCKET,
-                [keyspace.meta(tenant.id), keyspace.sockets(tenant.id)],
-                [socket_id, self._lease, most],
-            )
+            if tenant.limits.sockets is None:
+                opened = len(mine) < most
+            else:
+                opened = await self._redis.run_script(
+                    OPEN_SOCKET,
+                    [keyspace.meta(tenant.id), keyspace.sockets(tenant.id)],
+                    [socket_id, self._lease, most],
+                )
         except StoreUnavailable:
             opened = len(mine) < most and len(mine) < max(1, most // self._replicas)
         if not opened:
-            raise Verdict("sockets", STREAM_RETRY, 0, 0, 0).error(tenant.limits, 0)
+            raise Verdict("sockets", STREAM_RETRY, 0, 0, 0).error(limits, 0)
         mine.add(socket_id)
 
     async def close_socket(self, tenant: Tenant, socket_id: str) -> None:
@@ -168,6 +183,8 @@ class Limiter:
         mine = self._local.sockets(tenant.id)
         if socket_id in mine:
             mine.remove(socket_id)
+            if tenant.limits.sockets is None:
+                return
             try:
                 await self._redis.execute("ZREM", keyspace.sockets(tenant.id), socket_id)
             except StoreUnavailable as error:
@@ -181,7 +198,7 @@ class Limiter:
         self._local.forget_idle()
         leases: dict[str, list[str]] = defaultdict(list)
         for admission in admissions:
-            if _counts(admission.limits):
+            if admission.shared:
                 leases[keyspace.streams(admission.tenant_id)].append(admission.request_id)
         for tenant_id, socket_ids in self._local.all_sockets().items():
             leases[keyspace.sockets(tenant_id)] += socket_ids

@@ -67,7 +67,7 @@ class LocalLimits:
         verdict = self._verdict(tenant, waits, now)
         if not verdict.limited:
             self.note_admitted(tenant_id, mine, request_id)
-        return self._verdict(tenant, waits, now)
+        return self._verdict(tenant, waits, self._now())
 
     def reserve(
         self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int, replicas: int
@@ -85,7 +85,7 @@ class LocalLimits:
         verdict = self._verdict(tenant, waits, now)
         if not verdict.limited:
             self.note_reserved(tenant_id, mine, request_id, tokens)
-        return self._verdict(tenant, waits, now)
+        return self._verdict(tenant, waits, self._now())
 
     def note_admitted(self, tenant_id: str, limits: TenantLimits, request_id: str) -> None:
         """Count a request that somebody else has admitted. A bucket is at worst empty."""

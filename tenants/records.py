@@ -14,6 +14,8 @@ from tenants.errors import InvalidField
 SECRET_BYTES = 32
 MAX_LIMIT = 10**12
 """The greatest limit: what a double, all that Lua knows, still counts exactly."""
+UNLIMITED = MAX_LIMIT
+"""Set on a tenant, this says that it has no such limit, not even the service's default one."""
 MAX_WEIGHT = 1000.0
 ID_PATTERN = r"[a-z0-9-]{1,63}"
 PROMPT_NAME_PATTERN = r"[A-Za-z0-9_-]{1,64}"
@@ -24,11 +26,11 @@ _PROMPT_NAME = re.compile(PROMPT_NAME_PATTERN)
 # Lone surrogates come from a command line with broken UTF-8, and cannot be written.
 _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
 # A tenant may be kept from sockets and pins; nothing at all of the rest is `status: disabled`.
-_MAY_BE_ZERO = ("sockets", "pinned_blocks")
+_MAY_BE_ZERO = ("sockets", "pinned_blocks", "stored_bytes")
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant may take; `None` is no limit."""
+    """What a tenant may take; `None` is the service's default, where it has one, else no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -44,6 +46,23 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int | None = None
     """KV blocks that running requests may hold, in one replica."""
     pinned_blocks: int | None = None
+    stored_bytes: int | None = None
+    """Of responses that are kept to go on from; the oldest make room for new ones."""
+
+    def over(self, defaults: TenantLimits) -> TenantLimits:
+        """What holds: these, and `defaults` where nothing is set; `None` is now no limit."""
+        found = {
+            name: default if mine is None else None if mine == UNLIMITED else mine
+            for name in self.__struct_fields__
+            for mine, default in [(getattr(self, name), getattr(defaults, name))]
+        }
+        return TenantLimits(**found)
+
+
+DEFAULTED = frozenset(
+    {"requests_per_minute", "concurrent_streams", "sockets", "queued_requests", "stored_bytes"}
+)
+"""The limits that a service has defaults for."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

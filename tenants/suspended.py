@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tenants import keyspace
 from tenants.connection import GuardedRedis
-from tenants.conversations import check_response_id, is_response_id, save_blob
+from tenants.conversations import check_response_id, is_response_id
+from tenants.stored_blobs import StoredBlobs
 
 
 class SuspendedResponses:
@@ -13,22 +14,28 @@ class SuspendedResponses:
     All methods raise `StoreUnavailable` while Redis is down.
     """
 
-    def __init__(self, redis: GuardedRedis) -> None:
-        self._redis = redis
+    def __init__(self, redis: GuardedRedis, default_bytes: int | None = None) -> None:
+        self._blobs = StoredBlobs(redis, default_bytes)
 
-    async def save(self, tenant_id: str, response_id: str, blob: bytes, ttl_seconds: float) -> None:
+    async def save(
+        self,
+        tenant_id: str,
+        response_id: str,
+        blob: bytes,
+        ttl_seconds: float,
+        max_bytes: int | None = None,
+    ) -> None:
         """Keep a blob for `ttl_seconds`, unless the tenant was deleted meanwhile.
 
-        Raises `InvalidField` ("response_id", "ttl_seconds").
+        `max_bytes` is the tenant's own limit of what is kept of it. Raises `InvalidField`
+        ("response_id", "ttl_seconds"), `TooLargeToStore`.
         """
         check_response_id(response_id)
         key = keyspace.suspended(tenant_id, response_id)
-        await save_blob(self._redis, tenant_id, key, blob, ttl_seconds)
+        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
 
     async def take(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's blob, which is then nobody else's; `None` if it is gone."""
         if not is_response_id(response_id):
             return None
-        key = keyspace.suspended(tenant_id, response_id)
-        blob: bytes | None = await self._redis.execute("GETDEL", key)
-        return blob
+        return await self._blobs.take(tenant_id, keyspace.suspended(tenant_id, response_id))

@@ -14,11 +14,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from tenants.audit import AuditEntry
 from tenants.records import (
+    DEFAULTED,
     ID_PATTERN,
     MAX_LIMIT,
     MAX_WEIGHT,
     NAME_PATTERN,
     PROMPT_NAME_PATTERN,
+    UNLIMITED,
     ApiKey,
     PromptIndex,
     ShareGroup,
@@ -44,6 +46,7 @@ Blocks = Annotated[int, Field(ge=0, le=MAX_LIMIT), WHOLE]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), WHOLE]
 LimitOrNone = Annotated[int, Field(ge=0, le=MAX_LIMIT), WHOLE]
+Unlimited = Literal["unlimited"]
 Status = Literal["active", "disabled"]
 Cache = Literal["on", "off"]
 
@@ -64,16 +67,20 @@ class Versioned(Document):
 
 
 class Limits(Document):
-    """What a tenant may take; null is no limit."""
+    """What a tenant may take.
 
-    requests_per_minute: Limit | None = None
+    Null is the service's default where it has one (requests, streams, sockets, queued requests and
+    stored bytes; "unlimited" has none there either), else no limit.
+    """
+
+    requests_per_minute: Limit | Unlimited | None = None
     tokens_per_minute: Limit | None = Field(
         None, description="Prompt and output tokens together; also the most that one request takes."
     )
     tokens_per_day: Limit | None = Field(None, description="The day begins at midnight UTC.")
-    concurrent_streams: Limit | None = None
-    sockets: LimitOrNone | None = None
-    queued_requests: Limit | None = Field(
+    concurrent_streams: Limit | Unlimited | None = None
+    sockets: LimitOrNone | Unlimited | None = None
+    queued_requests: Limit | Unlimited | None = Field(
         None, description="Requests that wait for their first token, in one replica."
     )
     context_tokens: Limit | None = Field(None, description="Prompt plus output of one request.")
@@ -84,11 +91,18 @@ class Limits(Document):
     pinned_blocks: LimitOrNone | None = Field(
         None, description="KV blocks that pinned prompts may hold, in one replica."
     )
+    stored_bytes: LimitOrNone | Unlimited | None = Field(
+        None, description="Kept of its responses; the oldest make room for new ones."
+    )
 
     @classmethod
     def of(cls, limits: TenantLimits) -> Limits:
         """The limits as a document."""
-        return cls(**msgspec.structs.asdict(limits))
+        shown: dict[str, Any] = {
+            name: "unlimited" if limit == UNLIMITED and name in DEFAULTED else limit
+            for name, limit in msgspec.structs.asdict(limits).items()
+        }
+        return cls(**shown)
 
 
 class TenantDocument(Versioned):

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from app.admin.documents import Blocks, Cache, Id, Limits, Name, Status, Weight
-from tenants.records import Tenant
+from tenants.records import UNLIMITED, Tenant
 
 
 class TenantPatch(TypedDict, total=False):
@@ -36,5 +36,7 @@ def edited(tenant: Tenant, patch: TenantPatch) -> Tenant:
         name: value for name, value in patch.items() if name not in ("id", "limits")
     }
     if "limits" in patch:
-        changes["limits"] = replace(tenant.limits, **patch["limits"].model_dump(exclude_unset=True))
+        given = patch["limits"].model_dump(exclude_unset=True)
+        limits = {name: UNLIMITED if one == "unlimited" else one for name, one in given.items()}
+        changes["limits"] = replace(tenant.limits, **limits)
     return replace(tenant, **changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shlex
 import shutil
 import sys
@@ -27,11 +26,13 @@ def serve(**given: Any) -> None:
 
     Every option is also an environment variable, named beside it; the command line wins.
     """
+    from app.transport.request_ids import log_to
+
     try:
         settings = load_settings(**given)
     except SettingsError as error:
         raise CommandError(str(error)) from None
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to(sys.stderr)
     _warn_if_exposed(settings)
     _serve(settings)
 

@@ -78,7 +78,7 @@ def set_(
         typer.Argument(
             metavar="FIELD=VALUE...",
             help="As 'show' names them: status=disabled weight=2 limits.tokens_per_minute=10000; "
-            "'none' lifts a limit, and leaves a share group.",
+            "'none' lifts a limit, and leaves a share group; 'unlimited' lifts a default one too.",
         ),
     ],
     as_json: AsJson = False,

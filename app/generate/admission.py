@@ -81,7 +81,7 @@ class Gate:
             await asyncio.wait(self._unfinished)
 
     def _enqueue(self, tenant: Tenant) -> None:
-        most = tenant.limits.queued_requests
+        most = tenant.limits.over(self._limiter.defaults).queued_requests
         if most is not None and self._queued[tenant.id] >= most:
             message = f"{most} requests are waiting for their first token already."
             raise self._full("queue", message)

@@ -15,8 +15,8 @@ import msgspec
 from app.prompt.sealing import PromptOrigin
 from app.wire.errors import ApiError
 from tenants.conversations import Conversations
-from tenants.records import Change
-from tenants.store import StoreUnavailable
+from tenants.errors import StoreUnavailable, TooLargeToStore
+from tenants.records import Change, Tenant
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +60,16 @@ class History:
         self._cached: OrderedDict[tuple[str, str], Turn] = OrderedDict()
         self._tokens_held = 0
 
-    async def save(self, tenant_id: str, response_id: str, turn: Turn) -> None:
-        """Keep a turn. While the store is down it is kept in memory only."""
-        self._remember((tenant_id, response_id), turn)
+    async def save(self, tenant: Tenant, response_id: str, turn: Turn) -> None:
+        """Keep a turn. While the store is down, or it is too large, it is kept in memory only."""
+        self._remember((tenant.id, response_id), turn)
         blob = msgspec.msgpack.encode(turn)
         try:
-            await self._conversations.save(tenant_id, response_id, blob, self._ttl_seconds)
-        except StoreUnavailable:
-            _log.warning("response %s is kept in memory only: the store is down", response_id)
+            await self._conversations.save(
+                tenant.id, response_id, blob, self._ttl_seconds, tenant.limits.stored_bytes
+            )
+        except (StoreUnavailable, TooLargeToStore) as error:
+            _log.warning("response %s is kept in memory only: %s", response_id, error)
 
     async def load(self, tenant_id: str, response_id: str) -> Turn | None:
         """A tenant's turn, or `None`. Raises `StoreUnavailable` where only the store could know."""

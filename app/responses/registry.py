@@ -125,7 +125,7 @@ class Responses:
             check_position(after, len(suspended.events))
             generation = await self._generations.go_on(principal, suspended.asked)
         except BaseException:
-            await self._store.put_back(tenant.id, response_id, blob)
+            await self._store.put_back(tenant, response_id, blob)
             raise
         return self._run(tenant, suspended.renderer, generation, suspended.events)
 
@@ -139,7 +139,7 @@ class Responses:
     ) -> ResponseRun:
         key = tenant.id, renderer.resource.id
         run = ResponseRun(
-            tenant.id,
+            tenant,
             renderer,
             generation,
             self._store,

@@ -16,6 +16,7 @@ from app.responses.store import ResponseStore
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, internal_error, invalid_request
 from app.wire.events import Event, ResponseResource, encode_json
+from tenants.records import Tenant
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class ResponseRun:
 
     def __init__(
         self,
-        tenant_id: str,
+        tenant: Tenant,
         renderer: ResponseRenderer,
         generation: Generation,
         store: ResponseStore,
@@ -39,7 +40,7 @@ class ResponseRun:
         forget: Callable[[], None],
         events: Sequence[bytes | None] = (),
     ) -> None:
-        self._tenant_id = tenant_id
+        self._tenant = tenant
         self._renderer = renderer
         self._generation = generation
         self._store = store
@@ -73,7 +74,7 @@ class ResponseRun:
 
     def start(self) -> None:
         """Begin to write."""
-        self._store.note_begin(self._tenant_id, self.resource)
+        self._store.note_begin(self._tenant.id, self.resource)
         self._writing = asyncio.create_task(self._write())
 
     def snapshot(self) -> bytes:
@@ -133,7 +134,7 @@ class ResponseRun:
             await self._generation.spoil(internal_error())
             self._append(self._renderer.end(self._generation))
         finally:
-            self._store.note_end(self._tenant_id, self.resource.id)
+            self._store.note_end(self._tenant.id, self.resource.id)
             self._stream.end()
             self._ended.set()
             if self._discarded:
@@ -149,7 +150,7 @@ class ResponseRun:
     async def _finish(self) -> None:
         generation = self._generation
         suspended = generation.outcome == "suspended" and await self._store.suspend(
-            self._tenant_id, self._renderer, generation, self._stream.events
+            self._tenant, self._renderer, generation, self._stream.events
         )
         # A message that will go on elsewhere is not closed: nobody sees it end twice.
         if not suspended:
@@ -158,7 +159,7 @@ class ResponseRun:
             self._append(*self._renderer.closing(generation))
         terminal = self._renderer.end(generation)
         self._metrics.requests.labels("responses", self.resource.status).inc()
-        await self._store.keep(self._tenant_id, self.resource, generation, self._on_socket)
+        await self._store.keep(self._tenant, self.resource, generation, self._on_socket)
         self._append(terminal)
 
     def _append(self, *events: Event) -> None:

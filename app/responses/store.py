@@ -13,7 +13,8 @@ from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
 from app.wire.errors import response_not_found
 from app.wire.events import ResponseResource, encode_json
-from tenants.errors import StoreUnavailable
+from tenants.errors import StoreUnavailable, TooLargeToStore
+from tenants.records import Tenant
 from tenants.running import RunningResponses
 from tenants.suspended import SuspendedResponses
 
@@ -84,7 +85,7 @@ class ResponseStore:
 
     async def keep(
         self,
-        tenant_id: str,
+        tenant: Tenant,
         resource: ResponseResource,
         generation: Generation,
         on_socket: SocketHistory | None,
@@ -101,13 +102,13 @@ class ResponseStore:
             origin=prompt.origin,
         )
         if resource.store:
-            await self._history.save(tenant_id, resource.id, turn)
+            await self._history.save(tenant, resource.id, turn)
         elif on_socket is not None:
             on_socket.save(resource.id, turn)
 
     async def suspend(
         self,
-        tenant_id: str,
+        tenant: Tenant,
         renderer: ResponseRenderer,
         generation: Generation,
         events: Sequence[bytes | None],
@@ -117,9 +118,9 @@ class ResponseStore:
             return False
         blob = SuspendedRun.of(renderer, generation, events).encode()
         try:
-            await self.put_back(tenant_id, renderer.resource.id, blob)
-        except StoreUnavailable:
-            _log.warning("response %s cannot be resumed: the store is down", renderer.resource.id)
+            await self.put_back(tenant, renderer.resource.id, blob)
+        except (StoreUnavailable, TooLargeToStore) as error:
+            _log.warning("response %s cannot be resumed: %s", renderer.resource.id, error)
             return False
         return True
 
@@ -127,6 +128,8 @@ class ResponseStore:
         """A suspended response's blob, which is then nobody else's. Raises `StoreUnavailable`."""
         return await self._suspended.take(tenant_id, response_id)
 
-    async def put_back(self, tenant_id: str, response_id: str, blob: bytes) -> None:
-        """Let somebody else go on with a suspended response. Raises `StoreUnavailable`."""
-        await self._suspended.save(tenant_id, response_id, blob, self._suspended_ttl_seconds)
+    async def put_back(self, tenant: Tenant, response_id: str, blob: bytes) -> None:
+        """Let somebody else go on with a suspended response. Raises `StoreError`."""
+        await self._suspended.save(
+            tenant.id, response_id, blob, self._suspended_ttl_seconds, tenant.limits.stored_bytes
+        )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from app.context import Service
 from app.transport.bounds import INLINE_BYTES
@@ -127,24 +125,3 @@ async def routing_error(_: Request, error: Exception) -> Response:
     return error_response(
         ApiError(error.status_code, error.detail, code=code, headers=error.headers)
     )
-
-
-class RequestIds:
-    """Plain ASGI middleware: an `x-request-id` on every HTTP response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything through; add the header to the start of a response."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = f"req_{uuid.uuid4().hex}"
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> Result:
         threads=options.threads,
         prefix_cache=False,
     )
-    with StepBench(config, options.steps) as bench:
+    with StepBench(config, options.steps, PARTS) as bench:
         cases = {
             f"decode_{batch}": bench.decode(batch, options.context) for batch in options.batches
         }

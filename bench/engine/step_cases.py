@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import fmean
@@ -15,7 +15,6 @@ import torch
 import zmq
 
 from bench.common.stopwatch import PartTimes, replaced
-from bench.engine.step import PARTS
 from bench.registry import BenchError
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
@@ -75,14 +74,15 @@ class _Runner:
 class StepBench:
     """One loaded model, brought to each case by an engine of its own."""
 
-    def __init__(self, config: EngineConfig, num_steps: int) -> None:
-        """Steps that are measured are `num_steps` of each of two kinds."""
+    def __init__(self, config: EngineConfig, num_steps: int, part_names: Iterable[str]) -> None:
+        """Measured are `num_steps` steps of each of two kinds, and in them the parts named."""
         parts = load_parts(config)
         self.info = parts.info
         self.is_fused = parts.model.weights.is_fused
         self._config = parts.config
         self._model = parts.model
         self._num_steps = num_steps
+        self._part_names = list(part_names)
         self._times = PartTimes(self._synchronise)
         self._stack = ExitStack()
 
@@ -156,7 +156,7 @@ class StepBench:
             while self._service.poll(0):
                 self._service.recv()
         middle = _middle_half(apart[_WARM_UP_STEPS:], lambda step: sum(step.values()))
-        seconds = {part: fmean(step.get(part, 0.0) for step in middle) for part in PARTS}
+        seconds = {part: fmean(step.get(part, 0.0) for step in middle) for part in self._part_names}
         seconds["total"] = fmean(sum(step.values()) for step in middle)
         alone: list[float] = _middle_half(plain[_WARM_UP_STEPS:], float)
         seconds["plain"] = fmean(alone)

@@ -131,6 +131,15 @@ class EvictionQueue:
         self._demote(owner, segment)
         self._drop_empty(owner, segment)
 
+    def is_cached(self, block: int, owner: str) -> bool:
+        """Whether this block of `owner` is here, and not free."""
+        segment = self._segments.get(owner)
+        return segment is not None and (block in segment.surplus or block in segment.protected)
+
+    def free_blocks(self, start: int, end: int) -> list[int]:
+        """Numbers `start ... end` of the free blocks."""
+        return self._free[start:end]
+
     def contents(self) -> tuple[list[int], dict[int, str]]:
         """The free blocks, and every cached block's owner. Verifies the books on the way.
 

@@ -55,16 +55,27 @@ def extend_block_hashes(
     block_size: int,
     namespaces: Namespaces,
     extras: bytes = b"",
+    most: int | None = None,
 ) -> None:
-    """Append to `hashes` the hash of every full block of `token_ids` that it does not hold yet."""
+    """Append to `hashes` the hash of every full block of `token_ids` that it does not hold yet.
+
+    Only of `most` more blocks, if that is given.
+    """
     first = len(hashes)
-    packed = array("I", token_ids[first * block_size :]).tobytes()
+    end = None if most is None else (first + most) * block_size
+    packed = array("I", token_ids[first * block_size : end]).tobytes()
     width = block_size * 4
     prefix = len(extras).to_bytes(8, "little") + extras
     parent = parent_hash(hashes, first)
+    # A hash that has taken in its key is copied in a third of the time of a new one.
+    keyed = {
+        key: blake2b(key=key, digest_size=HASH_BYTES)
+        for key in (namespaces.shared_key, namespaces.private_key)
+    }
     for index, start in enumerate(range(0, len(packed) - width + 1, width), first):
-        key = block_key(namespaces, index, block_size)
-        parent = _hash(key, parent + prefix + packed[start : start + width])
+        digest = keyed[block_key(namespaces, index, block_size)].copy()
+        digest.update(parent + prefix + packed[start : start + width])
+        parent = digest.digest()
         hashes.append(parent)
 
 
@@ -83,7 +94,8 @@ def tail_hash(
     prefix = len(extras).to_bytes(8, "little") + extras
     packed = array("I", token_ids[index * block_size :]).tobytes()
     key = block_key(namespaces, index, block_size)
-    return _hash(key, parent_hash(hashes, index) + prefix + packed)
+    data = parent_hash(hashes, index) + prefix + packed
+    return blake2b(data, key=key, digest_size=HASH_BYTES).digest()
 
 
 def block_hashes(
@@ -93,7 +105,3 @@ def block_hashes(
     hashes: list[bytes] = []
     extend_block_hashes(hashes, token_ids, block_size, namespaces, extras)
     return hashes
-
-
-def _hash(key: bytes, data: bytes) -> bytes:
-    return blake2b(data, key=key, digest_size=HASH_BYTES).digest()

@@ -90,6 +90,10 @@ class HostTier:
         """Verify every invariant in O(slots). Raises `InvariantError`."""
         self._slots.check()
 
+    def check_some(self, first: int, end: int) -> None:
+        """See `BlockPool.check_some`."""
+        self._slots.check_some(first, end)
+
     def references(self) -> list[int]:
         """How many hold each slot."""
         return self._slots.references()

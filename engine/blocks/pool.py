@@ -230,6 +230,21 @@ class BlockPool:
         except AssertionError as error:
             raise InvariantError(str(error)) from error
 
+    def check_some(self, first: int, end: int) -> None:
+        """Verify what can be told of blocks number `first ... end` alone, and of as many free ones.
+
+        Raises `InvariantError`.
+        """
+        for block in range(first, min(end, self.num_blocks)):
+            refs, key = self._refs[block], self._hashes[block]
+            _require(refs >= 0, f"block {block}: negative references")
+            is_cached = self._queue.is_cached(block, self._owners[block])
+            _require(is_cached == (refs == 0 and key is not None), f"block {block}: wrong queue")
+            _require(key is None or self._by_hash.get(key) == block, f"block {block}: wrong hash")
+        for block in self._queue.free_blocks(first, end):
+            is_free = self._refs[block] == 0 and self._hashes[block] is None
+            _require(is_free, f"block {block} is not free")
+
     def references(self) -> list[int]:
         """A copy of all reference counts, by block."""
         return list(self._refs)

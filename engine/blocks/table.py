@@ -70,6 +70,23 @@ class BlockTable:
         present = len(self.blocks) if num_present is None else num_present
         return -(-num_tokens // self._block_size) - present
 
+    def num_unhashed(self, token_ids: Sequence[int]) -> int:
+        """How many full blocks of `token_ids` are still to be hashed before any is looked up."""
+        return max(0, len(token_ids) // self._block_size - len(self._hashes)) if self.cache else 0
+
+    def hash_ahead(self, token_ids: Sequence[int], most: int) -> int:
+        """Hash up to `most` more full blocks of `token_ids`; returns how many."""
+        count = min(self.num_unhashed(token_ids), most)
+        if count:
+            self._extend_hashes(token_ids, count)
+        return count
+
+    def share_hashes(self, other: BlockTable, num_tokens: int) -> None:
+        """Take over what `other` has hashed: both begin with the same `num_tokens` tokens."""
+        count = num_tokens // self._block_size
+        if self._extras == other._extras and len(self._hashes) < count:
+            self._hashes = other._hashes[:count]
+
     def prefix_hashes(self, token_ids: Sequence[int]) -> list[bytes]:
         """The hashes of the blocks that a sequence of `token_ids` could start with.
 
@@ -233,7 +250,7 @@ class BlockTable:
             token_ids[start : start + self._block_size],
         )
 
-    def _extend_hashes(self, token_ids: Sequence[int]) -> None:
+    def _extend_hashes(self, token_ids: Sequence[int], most: int | None = None) -> None:
         extend_block_hashes(
-            self._hashes, token_ids, self._block_size, self._namespaces, self._extras
+            self._hashes, token_ids, self._block_size, self._namespaces, self._extras, most
         )

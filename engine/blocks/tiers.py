@@ -15,7 +15,8 @@ class Tiers:
         self.host = host
         self.block_size = block_size
         self.transfers = TransferQueue(pool, host)
-        pool.on_evict = self._keep
+        if host.num_slots:
+            pool.on_evict = self._keep
 
     def _keep(self, block: int, block_hash: bytes, owner: str) -> None:
         """Move a block that the pool evicts to the host tier."""

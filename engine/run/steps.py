@@ -117,7 +117,8 @@ class Steps:
                 progress.ended += plan.failed
                 self._awaits_tokens = plan.awaits_tokens
                 if not plan.chunks:
-                    assert self._started or plan.failed, "requests, but nothing to compute"
+                    may_be_empty = self._started or plan.failed or plan.is_hashing
+                    assert may_be_empty, "requests, but nothing to compute"
                     break
                 self._start(runner, plan)
         except Exception as raised:  # noqa: BLE001
@@ -142,12 +143,14 @@ class Steps:
         of the one before it. Beams cannot do without theirs, and a plan may find that it has to
         wait for them.
         """
+        if self._scheduler.is_idle:
+            return False
         if not self._started:
             return True
         if len(self._started) > 1 or not isinstance(runner, Launcher) or self._awaits_tokens:
             return False
         is_search = any(one.request.beam is not None for one in self._planned[0].samplers)
-        return not (is_search or self._scheduler.is_idle)
+        return not is_search
 
     def _start(self, runner: Runner, plan: StepPlan) -> None:
         self._planned.append(plan)

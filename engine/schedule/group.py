@@ -133,6 +133,21 @@ class SequenceGroup:
         return max(0, prompt // block_size + self.width * own - num_held)
 
     @property
+    def num_unhashed(self) -> int:
+        """Blocks of known tokens that are still to be hashed before any is looked up."""
+        return sum(one.table.num_unhashed(one.token_ids) for one in self.unfinished)
+
+    def hash_ahead(self, most: int) -> int:
+        """Hash up to `most` more blocks; returns how many. The prompt is hashed once for all."""
+        left = most
+        first, *others = self.unfinished
+        left -= first.table.hash_ahead(first.token_ids, left)
+        for other in others if left else ():
+            other.table.share_hashes(first.table, len(self.request.prompt))
+            left -= other.table.hash_ahead(other.token_ids, left)
+        return most - left
+
+    @property
     def blocks(self) -> list[list[int]]:
         """The blocks of each sequence."""
         return [sequence.table.blocks for sequence in self.sequences]

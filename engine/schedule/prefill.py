@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.blocks.pins import Pins
 from engine.schedule.admission import Admission, ComputeAdmission
 from engine.schedule.group import SequenceGroup
+from engine.schedule.hash_ahead import HashAllowance
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.plan import ScheduledChunk
 from engine.schedule.preemption import victims_of_admission
@@ -27,6 +28,8 @@ class Prefill:
     """They have ended, because there will be no room for them."""
     awaits_tokens: bool = False
     """Whether somebody is to be preempted once the tokens that are under way are known."""
+    is_hashing: bool = False
+    """Whether somebody is passed over because not all of its prompt is hashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,15 @@ class PrefillPlanner:
         left = self._budget.num_tokens - len(decoding)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
+        allowance = HashAllowance()
         is_blocked = False
         # Without a budget all slots are decoding, and a new request may still take one's place.
         while left > 0 or not step.chunks:
             first = None if is_blocked else self.next_waiting(passed)
+            if first is not None and not allowance.hash(first):
+                passed.add(first.tenant)
+                step.is_hashing = True
+                continue
             candidates = prefilling if first is None else [*prefilling, first]
             if not candidates:
                 break
@@ -85,7 +93,10 @@ class PrefillPlanner:
         return step
 
     def next_waiting(self, passed: set[str]) -> SequenceGroup | None:
-        """The group to be admitted next. Tenants at their own limit are `passed` over."""
+        """The group to be admitted next, of tenants that are not `passed` over.
+
+        Those at their own limit are, from now on.
+        """
         fairness = self._lifecycle.fairness
         while True:
             ranks = {

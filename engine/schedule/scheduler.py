@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from engine.api import EngineRequest
@@ -36,6 +37,9 @@ from engine.schedule.prefill import PrefillPlanner
 from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
 from engine.schedule.swap_or_recompute import SwapOrRecompute
+
+_CHECKED_BLOCKS = 1024
+"""By one call: about a millisecond."""
 
 
 class Scheduler:
@@ -65,6 +69,8 @@ class Scheduler:
         self._extras = hash_extras
         self._rotary_switch = rotary_switch
         self._num_arrived = 0
+        self._num_checked = 0
+        """Of the blocks and slots, by `check_some`."""
         self._under_way: deque[StepPlan] = deque()
 
     @property
@@ -184,12 +190,16 @@ class Scheduler:
             return StepPlan([], awaits_tokens=True)
         prefill = self.prefill.plan(growth.sequences, may_preempt=may_preempt)
         chunks = list(map(_next_token, prefill.decoding)) + prefill.chunks
-        failed = growth.failed + prefill.failed
+        plan = StepPlan(
+            chunks,
+            failed=growth.failed + prefill.failed,
+            awaits_tokens=prefill.awaits_tokens,
+            is_hashing=prefill.is_hashing,
+        )
         if not chunks:
-            # There is no step; what is to be moved waits for the next one.
-            return StepPlan([], failed=failed, awaits_tokens=prefill.awaits_tokens)
+            return plan  # there is no step; what is to be moved waits for the next one
         transfers, findable = self.lifecycle.transfers.take(), self.pool.take_fresh()
-        return StepPlan(chunks, transfers, findable, failed, prefill.awaits_tokens)
+        return replace(plan, transfers=transfers, findable=findable)
 
     def launched(self, plan: StepPlan) -> None:
         """A step is under way: what is planned from now on comes after it.
@@ -261,6 +271,23 @@ class Scheduler:
             waiting += len(account.waiting)
             running += len(account.running)
         assert (waiting, running) == (self.lifecycle.num_waiting, len(self.running))
+
+    def check_some(self) -> None:
+        """Verify, of an idle scheduler, that nothing but pins is held, and some blocks and slots.
+
+        Every call takes the next ones, always as many, however many there are. Raises
+        `InvariantError` or `AssertionError`.
+        """
+        transfers, host = self.lifecycle.transfers, self.tiers.host
+        held = len(self.pins.references.keys() | set(transfers.held_blocks))
+        assert self.pool.num_in_use == held, "an idle engine holds blocks"
+        assert host.num_held == len(set(transfers.held_slots)), "an idle engine holds slots"
+        assert not self.accounts.waiting, "a tenant waits for nothing"
+        assert not self.accounts.running, "a tenant runs nothing"
+        first, end = self._num_checked, self._num_checked + _CHECKED_BLOCKS
+        self._num_checked = end if end < max(self.pool.num_blocks, host.num_slots) else 0
+        self.pool.check_some(first, end)
+        host.check_some(first, end)
 
     def _new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:
         return partial(

@@ -102,8 +102,8 @@ class EngineCore:
         fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
         after step fails: running requests have not ended then.
         """
-        self._steps += 1
         progress = self._order.advance(self._runner)
+        self._steps += progress.computed is not None
         news = list(map(_last_delta, progress.ended))
         if progress.computed is not None:
             news += self._take_over(*progress.computed)
@@ -113,9 +113,12 @@ class EngineCore:
         return news
 
     def check(self) -> None:
-        """Verify the books; a violation is logged and counted, it never stops the engine."""
+        """Verify some of the books, when idle; the next call takes others.
+
+        A violation is logged and counted, it never stops the engine.
+        """
         try:
-            self.scheduler.check()
+            self.scheduler.check_some()
         except (InvariantError, AssertionError):
             self._violations += 1
             _log.exception("block accounting is broken")

@@ -17,9 +17,13 @@ from app.settings import (
     load_settings,
     option_name,
 )
+from app.stores import open_stores
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
+from tenants.errors import TooLargeToStore
+from tenants.limits import LimitExceeded
+from tenants.records import DEFAULTED, TenantLimits
 
 
 @pytest.fixture(autouse=True)
@@ -245,3 +249,25 @@ def test_the_docs_list_the_setting_with_its_default_and_meaning(field: str) -> N
     description = Settings.model_fields[field].description
     row = f"| `{option_name(field)}` | `{default_text(field)}` | {description}"
     assert row in documented
+
+
+def test_tenants_without_limits_are_bounded_unless_an_operator_says_otherwise() -> None:
+    bounds = load_settings().default_limits
+    protected = {name for name in DEFAULTED if getattr(bounds, name) is not None}
+    assert protected == DEFAULTED
+    unlimited = load_settings(**{f"default_{name}": "unlimited" for name in DEFAULTED})
+    assert unlimited.default_limits == TenantLimits()
+
+
+async def test_the_services_stores_hold_tenants_to_the_defaults(tmp_path: Path) -> None:
+    settings = load_settings(
+        data_dir=tmp_path, default_requests_per_minute=1, default_stored_bytes="1KiB"
+    )
+    async with open_stores(settings, owner=True) as stores:
+        tenant, _ = await stores.tenants.create_tenant("acme")
+        await stores.limiter.admit(tenant, "r1")
+        with pytest.raises(LimitExceeded):
+            await stores.limiter.admit(tenant, "r2")
+        for store in (stores.conversations, stores.suspended):
+            with pytest.raises(TooLargeToStore):
+                await store.save("acme", "resp_1", b"x" * 1024, 60)

@@ -22,11 +22,14 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def expected(questions: list[str], tokenizer: Tokenizer, reference: PreTrainedModel) -> list[str]:
-    return [_generate(question, tokenizer, reference) for question in questions]
+    asked = ([{"role": "user", "content": question}] for question in questions)
+    return [generated(messages, tokenizer, reference) for messages in asked]
 
 
-def _generate(question: str, tokenizer: Tokenizer, reference: PreTrainedModel) -> str:
-    messages = [{"role": "user", "content": question}]
+def generated(
+    messages: list[dict[str, str]], tokenizer: Tokenizer, reference: PreTrainedModel
+) -> str:
+    """What `generate()` answers to a conversation."""
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
     output = reference.generate(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.prefix_groups import GroupingRule, find_groups
+from kernels.prefix_groups import GroupFinder, GroupingRule
 from kernels.types import AttentionBatch
 
 EVERY_RUN = GroupingRule()
@@ -25,12 +25,10 @@ class Paged:
     def grouped(self, rule: GroupingRule = EVERY_RUN) -> Paged:
         """The same batch with the groups that `rule` lets it have."""
         batch = self.batch
-        groups = find_groups(
+        groups = GroupFinder(self.kv.shape[3], rule).find(
             batch.block_tables.numpy(),
             batch.query_starts.diff().numpy(),
             batch.context_lens.numpy(),
-            self.kv.shape[3],
-            rule,
         )
         assert groups is not None, "nothing is shared"
         return replace(self, batch=replace(batch, groups=groups.to(batch.slots.device)))

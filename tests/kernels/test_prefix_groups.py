@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, find_groups
+from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups
 from tests.effort import scaled
 from tests.kernels.batches import EVERY_RUN
 
@@ -28,7 +28,9 @@ class Batch:
         self.query_lens = np.array([count for _, _, count in rows], np.int32)
 
     def find(self, rule: GroupingRule = EVERY_RUN) -> HostGroups | None:
-        return find_groups(self.tables, self.query_lens, self.context_lens, BLOCK_SIZE, rule)
+        """Without having seen any other batch."""
+        finder = GroupFinder(BLOCK_SIZE, rule)
+        return finder.find(self.tables, self.query_lens, self.context_lens)
 
     def shareable(self, row: int) -> list[int]:
         """The blocks of a decoding sequence that this step leaves alone."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import redis
 
-from tenants.errors import InvalidField
+from tenants.conversations import Conversations
+from tenants.errors import InvalidField, TooLargeToStore
+from tenants.suspended import SuspendedResponses
 from tests.tenants.conftest import Room, eventually, everything
 
 
@@ -74,3 +78,53 @@ async def test_a_response_cannot_be_kept_for_no_time(room: Room, ttl_seconds: fl
     with pytest.raises(InvalidField) as caught:
         await room.conversations.save("acme", "resp_1", b"blob", ttl_seconds)
     assert caught.value.field == "ttl_seconds"
+
+
+async def test_the_oldest_responses_make_room_for_new_ones(room: Room) -> None:
+    small = Conversations(room.redis, default_bytes=10_000)
+    for number in range(5):
+        await small.save("acme", f"resp_{number}", b"x" * 2500, 60 + number)
+        await small.save("umbra", f"resp_{number}", b"x" * 500, 60)
+    kept = [number for number in range(5) if await small.load("acme", f"resp_{number}")]
+    assert kept == [2, 3, 4]
+    assert all([await small.load("umbra", f"resp_{number}") for number in range(5)])
+    # What is given back, or replaced, is room again.
+    assert await small.delete("acme", "resp_2")
+    for _ in range(3):
+        await small.save("acme", "resp_4", b"y" * 2500, 60)
+    await small.save("acme", "resp_5", b"x" * 2500, 60)
+    assert all([await small.load("acme", f"resp_{number}") for number in (3, 4, 5)])
+
+
+async def test_a_tenants_own_limit_of_stored_bytes_goes_before_the_default(room: Room) -> None:
+    store = Conversations(room.redis, default_bytes=1000)
+    with pytest.raises(TooLargeToStore):
+        await store.save("acme", "resp_1", b"x" * 2000, 60)
+    await store.save("acme", "resp_1", b"x" * 2000, 60, max_bytes=5000)
+    with pytest.raises(TooLargeToStore):
+        await store.save("acme", "resp_2", b"x" * 2000, 60, max_bytes=0)
+    assert await store.load("acme", "resp_1") is not None
+
+
+async def test_what_has_expired_takes_no_room(room: Room) -> None:
+    store = Conversations(room.redis, default_bytes=10_000)
+    await store.save("acme", "resp_old", b"x" * 4000, 60)
+    for number in range(3):
+        await store.save("acme", f"resp_{number}", b"x" * 4000, 0.05)
+
+        async def gone(number: int = number) -> bool:
+            return await store.load("acme", f"resp_{number}") is None
+
+        await eventually(gone)
+    assert await store.load("acme", "resp_old") is not None
+
+
+async def test_nobody_passes_the_limit_of_stored_bytes_however_many_save_at_once(
+    room: Room, raw: redis.Redis
+) -> None:
+    stores = (Conversations(room.redis, 20_000), SuspendedResponses(room.redis, 20_000))
+    await asyncio.gather(
+        *(store.save("acme", f"r{n}", b"x" * 1000, 60) for n in range(100) for store in stores)
+    )
+    held = sum(raw.strlen(key) for key in raw.scan_iter("pw:{acme}:[rs]*:*"))
+    assert 10_000 < held <= 20_000

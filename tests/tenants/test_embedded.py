@@ -289,3 +289,20 @@ def test_a_socket_folder_of_somebody_elses_making_is_not_trusted(
     with pytest.raises(StoreFailed):
         EmbeddedStore(data_dir)
     assert data_dir.exists()
+
+
+def fill(client: redis.Redis) -> None:
+    for number in range(64):
+        client.set(f"pw:{number}", b"x" * 2**20, ex=60)
+
+
+def test_a_full_store_refuses_writes_and_keeps_what_it_has(tmp_path: Path) -> None:
+    with (
+        EmbeddedStore(tmp_path, max_memory_bytes=16 * 1024**2) as store,
+        redis.Redis.from_url(store.url) as client,
+    ):
+        client.set("pw:tenant", "kept")
+        with pytest.raises(redis.OutOfMemoryError):
+            fill(client)
+        assert client.get("pw:tenant") == b"kept"
+        assert client.exists("pw:0")

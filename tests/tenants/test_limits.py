@@ -13,7 +13,7 @@ import redis
 from msgspec.structs import replace
 
 from tenants.limits import Admission, Limiter, LimitExceeded, Quota
-from tenants.records import Tenant, TenantLimits
+from tenants.records import UNLIMITED, Tenant, TenantLimits
 from tests.tenants.conftest import OpenRoom, Room, everything, take
 
 ROOT = Path(__file__).parents[2]
@@ -410,3 +410,50 @@ async def test_idle_buckets_leave_the_store(
     await limiter.open_socket(tenant, "s1")
     for name in ("limits", "streams", "sockets"):
         assert raw.pttl(f"pw:{{acme}}:{name}") > 0
+
+
+DEFAULTS = TenantLimits(requests_per_minute=3, concurrent_streams=2, sockets=1)
+
+
+async def test_a_tenant_without_limits_has_the_services_defaults_and_costs_no_round_trip(
+    room: Room, make: MakeTenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await make(context_tokens=10)
+    limiter = Limiter(room.redis, defaults=DEFAULTS)
+    monkeypatch.setattr(room.redis, "execute", None)
+    first = await take(limiter, tenant, "r1", 10**9)
+    assert first.requests is not None
+    assert (first.requests.limit, first.requests.remaining) == (3, 2)
+    await take(limiter, tenant, "r2", 10)
+    error = await exceeded(limiter.admit(tenant, "r3"))
+    assert (error.limit, error.retry_after_seconds) == ("streams", 1)
+    await limiter.settle(first, 5)
+    await take(limiter, tenant, "r3", 10)
+    error = await exceeded(limiter.admit(tenant, "r4"))
+    assert error.limit == "requests"
+    assert error.retry_after_seconds is not None
+    await limiter.open_socket(tenant, "s1")
+    assert (await exceeded(limiter.open_socket(tenant, "s2"))).limit == "sockets"
+    await limiter.close_socket(tenant, "s1")
+    await limiter.open_socket(tenant, "s2")
+
+
+async def test_a_tenants_own_limits_go_before_the_defaults(room: Room, make: MakeTenant) -> None:
+    limiter = Limiter(room.redis, defaults=DEFAULTS)
+    free = await make(
+        "free",
+        requests_per_minute=UNLIMITED,
+        concurrent_streams=UNLIMITED,
+        sockets=UNLIMITED,
+    )
+    wide = await make("wide", requests_per_minute=5, sockets=2)
+    for number in range(10):
+        assert (await limiter.admit(free, f"r{number}")).requests is None
+        await limiter.open_socket(free, f"s{number}")
+    running = [await limiter.admit(wide, f"w{number}") for number in range(2)]
+    assert (await exceeded(limiter.admit(wide, "w2"))).limit == "streams"
+    await limiter.settle(running[0], 0)
+    assert (await limiter.admit(wide, "w2")).requests == Quota(5, 2, pytest.approx(36, abs=2))
+    for number in range(2):
+        await limiter.open_socket(wide, f"s{number}")
+    await exceeded(limiter.open_socket(wide, "s2"))

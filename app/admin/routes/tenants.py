@@ -8,7 +8,7 @@ from typing import Annotated, Any, Required
 from pydantic import Field
 
 from app.admin.declaration import endpoint
-from app.admin.documents import Document, Id, TenantDocument, UsageDay
+from app.admin.documents import Document, Id, Limits, TenantDocument, UsageDay
 from app.admin.endpoint import Call
 from app.admin.lists import Next, PageSize, Query, page
 from app.admin.problems import Complaint, clash, complaint
@@ -83,6 +83,17 @@ async def show_tenant(call: Call[None, None]) -> TenantDocument:
     return TenantDocument.of(await call.service.stores.tenants.get_tenant(call.path["tenant"]))
 
 
+@endpoint("GET", "/tenants/{tenant}/effective-limits", _TAG)
+async def show_limits(call: Call[None, None]) -> Limits:
+    """Show what holds for a tenant.
+
+    Its own limits, and this replica's defaults where it has none; null is no limit.
+    """
+    stores = call.service.stores
+    tenant = await stores.tenants.get_tenant(call.path["tenant"])
+    return Limits.of(tenant.limits.over(stores.limiter.defaults))
+
+
 @endpoint("PATCH", "/tenants/{tenant}", _TAG)
 async def update_tenant(call: Call[TenantPatch, None]) -> TenantDocument:
     """Change a tenant.
@@ -144,4 +155,4 @@ def _claim(tenant: Tenant) -> int:
     return tenant.reserved_blocks + (tenant.limits.pinned_blocks or 0)
 
 
-ENDPOINTS = [create_tenant, list_tenants, show_tenant, update_tenant, delete_tenant]
+ENDPOINTS = [create_tenant, list_tenants, show_tenant, show_limits, update_tenant, delete_tenant]

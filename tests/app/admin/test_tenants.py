@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tenants.records import TenantLimits
 from tests.app.admin.problem import fields, problem
 from tests.app.conftest import ADMIN_TOKEN, World
 
@@ -52,6 +53,24 @@ async def test_tenants_are_listed_page_by_page(admin: httpx.AsyncClient) -> None
         assert len(page["tenants"]) == 2
         after = {"after": page["next"]}
     assert found == ["acme", "t0", "t1", "t2", "t3", "t4", "umbra"]
+
+
+async def test_what_holds_for_a_tenant_is_its_own_limits_over_the_services_defaults(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    limiter = world.stores.limiter
+    limiter.defaults = TenantLimits(sockets=5, requests_per_minute=9, stored_bytes=1000)
+    given = {"limits": {"sockets": "unlimited", "requests_per_minute": 3, "blocks": 7}}
+    patched = (await admin.patch("/tenants/acme", json=given)).json()["limits"]
+    assert (patched["sockets"], patched["stored_bytes"]) == ("unlimited", None)
+    effective = (await admin.get("/tenants/acme/effective-limits")).json()
+    assert {name: limit for name, limit in effective.items() if limit is not None} == {
+        "requests_per_minute": 3,
+        "stored_bytes": 1000,
+        "blocks": 7,
+    }
+    refused = await admin.patch("/tenants/acme", json={"limits": {"blocks": "unlimited"}})
+    assert refused.status_code == 422
 
 
 async def test_a_patch_changes_what_it_names_and_nothing_else(admin: httpx.AsyncClient) -> None:

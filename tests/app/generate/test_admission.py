@@ -25,6 +25,7 @@ class SlowLimiter(Limiter):
     """Grants everything, once it may, and notes what it was asked."""
 
     def __init__(self) -> None:
+        self.defaults = TenantLimits()
         self.may = asyncio.Event()
         self.may.set()
         self.admitted = 0
@@ -39,6 +40,7 @@ class SlowLimiter(Limiter):
             tenant_id=tenant.id,
             request_id=request_id,
             limits=tenant.limits,
+            shared=True,
             requests=None,
             tokens=None,
         )
@@ -281,3 +283,14 @@ async def test_all_tenants_together_wait_in_one_queue_that_has_an_end(gate: Gate
     waiting[0].first_token()
     await waiting[1].release()
     assert [await gate.admit(principal()) for _ in range(2)]
+
+
+async def test_a_tenant_without_a_limit_of_waiting_requests_has_the_services_default(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    limiter.defaults = TenantLimits(queued_requests=1)
+    await gate.admit(principal())
+    with pytest.raises(ApiError) as refused:
+        await gate.admit(principal())
+    assert (refused.value.status, refused.value.code) == (429, "queue_full")
+    await gate.admit(principal(queued_requests=2))

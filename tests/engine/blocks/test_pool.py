@@ -110,6 +110,29 @@ def test_check_sees_damage(damage: str) -> None:
         pool.check()
 
 
+@pytest.mark.parametrize("damage", ["reference", "queue", "hash", "free"])
+def test_a_part_of_the_blocks_can_be_checked_alone(damage: str) -> None:
+    pool = BlockPool(6)
+    blocks = pool.allocate(4, "a")
+    for block in blocks:
+        pool.register(block, b"h%d" % block)
+    pool.release(blocks[1:])
+    target = blocks[1]
+    if damage == "reference":
+        pool._refs[target] = -1
+    elif damage == "queue":
+        pool._queue.remove_cached(target, "a")
+    elif damage == "hash":
+        pool._hashes[target] = b"other"
+    else:
+        pool._refs[pool._queue._free[target]] = 1
+    for block in range(6):
+        if block != target:
+            pool.check_some(block, block + 1)
+    with pytest.raises(InvariantError):
+        pool.check_some(target, target + 1)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Sequences come, share, grow and go; the pool must agree with a simple model of them."""
 

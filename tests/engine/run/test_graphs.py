@@ -3,13 +3,15 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
 from engine.model.load import load_model
@@ -22,7 +24,7 @@ from engine.run.sampler import sample
 from engine.run.staging import num_bytes, refill, upload, views
 from engine.serve.core import EngineCore
 from kernels.types import PrefixGroups
-from tests.engine.model.test_model import generate, make_config, save_model
+from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_sampler import sequence
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
 
@@ -205,22 +207,39 @@ def test_only_decode_batches_that_fit_are_replayed(folder: Path) -> None:
     assert graphs.run(decode_batch(rng, [5] * 8, 60), lambda _: None) is not None
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3"])
-def test_nothing_of_a_pass_is_read_before_its_end(family: str) -> None:
-    """Otherwise it could not be recorded. Tensors without data refuse to be read."""
-    AttentionInterface.register("nothing", attend_to_nothing)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(make_config(family), dtype=torch.float32)
-        row = torch.zeros(1, 5, dtype=torch.int64)
-    model.set_attn_implementation("nothing")
+class Unread(TorchDispatchMode):
+    """Refuses what reads a tensor's values on the host, which no recording can hold."""
+
+    READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "resolve_conj")
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        assert name not in self.READS, f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("family", "is_fused"),
+    [("llama", True), ("qwen3", True), ("gemma3_text", True), ("phi3", False), ("olmo2", False)],
+)
+def test_nothing_of_a_pass_is_read_before_its_end(
+    family: str, is_fused: bool, tmp_path: Path
+) -> None:
+    """Otherwise it could not be recorded."""
+    save_model(family, tmp_path)
+    model = load(tmp_path).model
+    assert model.weights.is_fused is is_fused, "it is the pass that the engine takes"
+    batch = decode_batch(random.Random(1), [5] * 4, 60)
     with torch.inference_mode():
-        model(input_ids=row, position_ids=row, use_cache=False, logits_to_keep=row[0])
-
-
-def attend_to_nothing(
-    module: object, query: Tensor, *rest: object, **options: object
-) -> tuple[Tensor, None]:
-    return torch.zeros_like(query).transpose(1, 2), None
+        expected = model.forward(batch)
+        with Unread():
+            unread = model.forward(batch)
+            for read in (Tensor.item, Tensor.tolist, Tensor.nonzero, bool):
+                with pytest.raises(AssertionError, match="waits for the device"):
+                    read(unread[0, 0])
+    assert torch.equal(unread, expected)
 
 
 def test_a_shape_is_recorded_once_and_short_ones_at_start(folder: Path) -> None:

@@ -155,6 +155,35 @@ def test_a_failing_step_ends_its_requests_and_leaves_a_working_engine(monkeypatc
     run_to_end(core)
 
 
+def test_an_idle_moment_checks_a_bounded_number_of_blocks_and_in_time_all(monkeypatch) -> None:
+    core = simulated_core(num_blocks=5000)
+    pool, checked = core.scheduler.pool, []
+    check_some = pool.check_some
+
+    def spy(first: int, end: int) -> None:
+        checked.append(range(first, min(end, 5000)))
+        check_some(first, end)
+
+    monkeypatch.setattr(pool, "check_some", spy)
+    for _ in range(6):
+        core.check()
+    assert max(map(len, checked)) == 1024
+    assert set().union(*checked[:5]) == set(range(5000))
+    assert checked[5] == checked[0], "then from the beginning"
+    assert core.stats().invariant_violations == 0
+    pool._hashes[4321] = b"unheard of"
+    for _ in range(5):
+        core.check()
+    assert core.stats().invariant_violations == 2, "seen among the blocks and among the free ones"
+
+
+def test_an_idle_engine_that_holds_a_block_is_noticed_at_once() -> None:
+    core = simulated_core(num_blocks=5000)
+    core.scheduler.pool.allocate(1, "a")
+    core.check()
+    assert core.stats().invariant_violations == 1
+
+
 class FailingStep(Exception):
     pass
 
@@ -306,6 +335,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.core.scheduler.check()
+        if self.core.is_idle:
+            self.core.scheduler.check_some()
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):

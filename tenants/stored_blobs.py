@@ -1,0 +1,105 @@
+"""What is kept of a tenant's responses: blobs with an end, of so many bytes together."""
+
+from __future__ import annotations
+
+from tenants import keyspace
+from tenants.connection import GuardedRedis, Script
+from tenants.errors import InvalidField, TooLargeToStore
+
+_OVERHEAD_BYTES = 512
+"""What a blob takes besides its content, about: its key, and its place in the books."""
+
+# Shared by the scripts. KEYS: the blob's, stored, stored-bytes.
+_BOOKS = """
+local blob_key, stored, sizes = KEYS[1], KEYS[2], KEYS[3]
+local function strike(key)
+  local size = redis.call('HGET', sizes, key)
+  if not size then return end
+  redis.call('HINCRBY', sizes, 'total', -size)
+  redis.call('HDEL', sizes, key)
+  redis.call('ZREM', stored, key)
+end
+"""
+
+# KEYS: and meta. ARGV: the blob, milliseconds to keep it, how many bytes there may be (empty is no
+# limit). Those that expire first make room.
+_SAVE = Script(
+    _BOOKS
+    + f"""
+if redis.call('EXISTS', KEYS[4]) == 0 then return 1 end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local size, ttl, most = #ARGV[1] + {_OVERHEAD_BYTES}, tonumber(ARGV[2]), tonumber(ARGV[3])
+if most and size > most then return 0 end
+strike(blob_key)
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', stored, '-inf', now)) do strike(key) end
+while most and tonumber(redis.call('HGET', sizes, 'total') or 0) + size > most do
+  local oldest = redis.call('ZRANGE', stored, 0, 0)[1]
+  if not oldest then break end
+  redis.call('DEL', oldest)
+  strike(oldest)
+end
+redis.call('SET', blob_key, ARGV[1], 'PX', ttl)
+redis.call('ZADD', stored, now + ttl, blob_key)
+redis.call('HSET', sizes, blob_key, size)
+redis.call('HINCRBY', sizes, 'total', size)
+for _, key in ipairs({{stored, sizes}}) do
+  if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
+end
+return 1
+"""
+)
+
+# Gives the blob.
+_TAKE = Script(
+    _BOOKS
+    + """
+local blob = redis.call('GET', blob_key)
+redis.call('DEL', blob_key)
+strike(blob_key)
+return blob
+"""
+)
+
+
+class StoredBlobs:
+    """Blobs under keys in their tenants' slots. All methods raise `StoreUnavailable`.
+
+    `default_bytes` is what a tenant may keep that has no limit of its own; `None` is no limit.
+    """
+
+    def __init__(self, redis: GuardedRedis, default_bytes: int | None) -> None:
+        self._redis = redis
+        self._default_bytes = default_bytes
+
+    async def save(
+        self, tenant_id: str, key: str, blob: bytes, ttl_seconds: float, max_bytes: int | None
+    ) -> None:
+        """Keep a blob, unless the tenant was deleted meanwhile; its oldest ones may have to go.
+
+        `max_bytes` is the tenant's own limit, if it has one. Raises `InvalidField` ("ttl_seconds"),
+        `TooLargeToStore`.
+        """
+        milliseconds = int(ttl_seconds * 1000)
+        if milliseconds <= 0:
+            raise InvalidField("ttl_seconds", "must be greater than 0")
+        most = self._default_bytes if max_bytes is None else max_bytes
+        keys = [*_keys(tenant_id, key), keyspace.meta(tenant_id)]
+        if not await self._redis.run_script(
+            _SAVE, keys, [blob, milliseconds, "" if most is None else most]
+        ):
+            raise TooLargeToStore(tenant_id, len(blob))
+
+    async def load(self, key: str) -> bytes | None:
+        """A blob that is still kept."""
+        blob: bytes | None = await self._redis.execute("GET", key)
+        return blob
+
+    async def take(self, tenant_id: str, key: str) -> bytes | None:
+        """A blob, which is then nobody else's; `None` if it is gone."""
+        blob: bytes | None = await self._redis.run_script(_TAKE, _keys(tenant_id, key))
+        return blob
+
+
+def _keys(tenant_id: str, key: str) -> list[str]:
+    return [key, keyspace.stored(tenant_id), keyspace.stored_bytes(tenant_id)]
