@@ -4,6 +4,7 @@ passes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -32,6 +33,11 @@ def calibrate(model: PagedModel, step_tokens: int, max_context_tokens: int) -> C
     )
 
 
+def calibrate_replay(costs: CostModel, model: PagedModel, replay: Callable[[], object]) -> None:
+    """Where decode steps are replayed they cost what `replay` takes, which does one of them."""
+    costs.compute = replace(costs.compute, per_decode_step=_fastest(model, replay))
+
+
 def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]) -> CopyCost:
     """From one block, and from as many as are quickly copied, scattered as they are in use."""
     block_bytes = model.memory[:1].nbytes
@@ -56,13 +62,13 @@ def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) 
         shallow = _pass_seconds(model, 0, count)
     context = min(_CONTEXT, max_context_tokens - count)
     if count == 1 or context < 1:
-        return ComputeCost(alone, 0.0, 0.0, step_tokens)
+        return ComputeCost(alone, 0.0, 0.0, step_tokens, alone)
     deeper = _pass_seconds(model, context, count)
     # Once more: had another process disturbed it, a token would seem to cost next to nothing.
     alone = min(alone, _pass_seconds(model, 0, 1))
     per_pair = max(0.0, deeper - shallow) / (context * count)
     rest = shallow - alone - per_pair * count * (count + 1) / 2
-    return ComputeCost(alone, max(0.0, rest) / (count - 1), per_pair, step_tokens)
+    return ComputeCost(alone, max(0.0, rest) / (count - 1), per_pair, step_tokens, alone)
 
 
 def _pass_seconds(model: PagedModel, start: int, count: int) -> float:

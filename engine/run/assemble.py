@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError, EngineInfo
 from engine.config import EngineConfig
-from engine.model.calibration import calibrate
+from engine.model.calibration import calibrate, calibrate_replay
 from engine.model.fingerprint import model_fingerprint
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
@@ -67,6 +67,8 @@ def make_runner(parts: Parts) -> ModelRunner:
         return ModelRunner(parts.model, costs, grouping)
     graphs = make_graphs(parts)
     graphs.warm_up(_RECORDING_SECONDS)
+    if costs is not None and len(graphs):
+        calibrate_replay(costs, parts.model, graphs.replay_smallest)
     # Compiled now, so that the first request which is sampled does not wait for a compiler.
     gumbel(torch.zeros(1, dtype=torch.int64, device=parts.model.device), parts.info.vocab_size)
     return AheadRunner(parts.model, costs, grouping, graphs)

@@ -98,6 +98,11 @@ class DecodeGraphs:
                 return
             self._replay(shape, self._padder.nothing(shape), lambda _: None)
 
+    def replay_smallest(self) -> None:
+        """Compute the smallest decode step, of nothing: for measurements, where it is recorded."""
+        shape = self._padder.smallest_shapes()[0]
+        self._replay(shape, self._padder.nothing(shape), lambda _: None)
+
     def run(self, batch: Batch, complete: Callable[[Tensor], None]) -> tuple[Batch, Tensor] | None:
         """Compute a batch that lies in the host's memory; `None` if no graph can do that.
 

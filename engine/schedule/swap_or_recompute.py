@@ -1,8 +1,9 @@
 """Two ways back for what lost its blocks: copy them from the host, or compute them again.
 
 Both costs are predicted: a copy from its bandwidth, a computation from the time of a step, a token
-and an attended pair of tokens. The predictions are calibrated at start (`engine.model.calibration`)
-and corrected by what is observed since. Kwon et al., SOSP 2023, section 4.5, compares the two ways.
+and an attended pair of tokens. Steps are of two kinds, since a GPU replays those that only decode.
+The predictions are calibrated at start (`engine.model.calibration`) and corrected by what is
+observed since. Kwon et al., SOSP 2023, section 4.5, compares the two ways.
 """
 
 from __future__ import annotations
@@ -40,21 +41,30 @@ class ComputeCost:
     """Seconds of forward passes of at most `step_tokens` tokens each."""
 
     per_step: float
+    """Of a step that prefills, besides its tokens."""
     per_token: float
     per_pair: float
     """Of a token and one that it attends to."""
     step_tokens: int
+    per_decode_step: float
+    """Of a step in which every sequence computes one token, besides these."""
 
     def parts(self, spans: Sequence[Span]) -> tuple[float, float]:
         """Predicted for computing `spans`, chunked into full steps: for the steps, and the rest."""
         tokens = sum(count for _, count in spans)
         pairs = sum(count * start + count * (count + 1) / 2 for start, count in spans)
         steps = -(-tokens // self.step_tokens)
-        return self.per_step * steps, self.per_token * tokens + self.per_pair * pairs
+        per_step = self.per_decode_step if is_decode(spans) else self.per_step
+        return per_step * steps, self.per_token * tokens + self.per_pair * pairs
 
     def seconds(self, spans: Sequence[Span]) -> float:
         """Predicted for both together."""
         return sum(self.parts(spans))
+
+
+def is_decode(spans: Sequence[Span]) -> bool:
+    """Whether a step of these computes one token of each sequence."""
+    return all(count == 1 for _, count in spans)
 
 
 @dataclass(slots=True)
@@ -97,6 +107,7 @@ class CostModel:
     _swap_out_correction: _Correction = field(default_factory=_Correction)
     _swap_in_correction: _Correction = field(default_factory=_Correction)
     _step_correction: _Correction = field(default_factory=_Correction)
+    _decode_step_correction: _Correction = field(default_factory=_Correction)
     _token_correction: _Correction = field(default_factory=_Correction)
 
     def swap_out_seconds(self, num_blocks: int) -> float:
@@ -110,7 +121,8 @@ class CostModel:
     def compute_seconds(self, spans: Sequence[Span]) -> float:
         """To compute tokens."""
         steps, tokens = self.compute.parts(spans)
-        return self._step_correction.factor * steps + self._token_correction.factor * tokens
+        correction = self._correction_of_steps(spans)
+        return correction.factor * steps + self._token_correction.factor * tokens
 
     def observe_swap_out(self, num_blocks: int, seconds: float) -> None:
         """A batch has been copied to the host."""
@@ -123,21 +135,24 @@ class CostModel:
     def observe_compute(self, spans: Sequence[Span], seconds: float) -> None:
         """A step has been computed.
 
-        One of few tokens says what a step costs, one that mostly prefills what a token does; one
-        that decodes many says little about either.
+        One of few tokens says what a step of its kind costs, one that mostly prefills what a token
+        does; one that decodes many says little about either.
         """
         steps, tokens = self.compute.parts(spans)
         total = sum(count for _, count in spans)
         prefill = sum(count for _, count in spans if count > 1)
         if total <= _FEW_TOKENS:
             rest = self._token_correction.factor * tokens
-            self._step_correction.observe(steps, seconds - rest)
+            self._correction_of_steps(spans).observe(steps, seconds - rest)
         elif 2 * prefill > total:
             rest = self._step_correction.factor * steps
             self._token_correction.observe(tokens, seconds - rest)
 
+    def _correction_of_steps(self, spans: Sequence[Span]) -> _Correction:
+        return self._decode_step_correction if is_decode(spans) else self._step_correction
 
-FREE_COPIES = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), ComputeCost(1.0, 1.0, 0.0, 1))
+
+FREE_COPIES = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), ComputeCost(1.0, 1.0, 0.0, 1, 1.0))
 """For engines whose model was not measured; it is never corrected."""
 
 

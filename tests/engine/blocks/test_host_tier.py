@@ -100,7 +100,7 @@ def test_what_came_back_is_as_it_was() -> None:
 def test_blocks_come_back_only_where_computing_them_takes_longer() -> None:
     for block_cost, cached in ((3.0, 40), (5.0, 0)):
         copy = CopyCost(0.0, block_cost)
-        core = small_core(CostModel(copy, copy, ComputeCost(0.0, 1.0, 0.0, 32)))
+        core = small_core(CostModel(copy, copy, ComputeCost(0.0, 1.0, 0.0, 32, 0.0)))
         evicted(core)
         assert cached_tokens(core, make_request("again", PROMPT, 4)) == cached
 

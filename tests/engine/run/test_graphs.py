@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
+from engine.model.calibration import calibrate_replay
 from engine.model.load import load_model
 from engine.run.assemble import Parts, load_parts, make_graphs
 from engine.run.batch import Batch, pack
@@ -22,6 +24,7 @@ from engine.run.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.sampler import sample
 from engine.run.staging import num_bytes, refill, upload, views
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from kernels.types import PrefixGroups
 from tests.engine.model.test_model import generate, save_model
@@ -254,6 +257,17 @@ def test_a_shape_is_recorded_once_and_short_ones_at_start(folder: Path) -> None:
     late = make_graphs(parts, Again)
     late.warm_up(seconds=-1)
     assert len(late) == 0
+    late.replay_smallest()
+    assert len(late) == 1
+
+
+def test_a_decode_step_costs_what_its_replay_takes(folder: Path) -> None:
+    parts = load(folder)
+    eager = ComputeCost(9.0, 1.0, 0.0, 32, 9.0)
+    costs = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), eager)
+    calibrate_replay(costs, parts.model, make_graphs(parts, Again).replay_smallest)
+    assert 0 < costs.compute.per_decode_step < 9
+    assert replace(costs.compute, per_decode_step=9.0) == eager, "prefill is not replayed"
 
 
 def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:

@@ -232,7 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=self.rng.choice([0, 2, 10, 60]),
             recovery=self.rng.choice(["auto", "swap", "recompute"]),
             min_run_tokens=self.rng.randint(1, 8),
-            costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget)),
+            costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget, 1.0)),
             runs_ahead=self.runs_ahead,
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]

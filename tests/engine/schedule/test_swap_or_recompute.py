@@ -14,7 +14,7 @@ def costs(step_tokens: int = 100) -> CostModel:
     return CostModel(
         swap_out=CopyCost(1.0, 1.0),
         swap_in=CopyCost(1.0, 1.0),
-        compute=ComputeCost(per_step=2.0, per_token=1.0, per_pair=0.0, step_tokens=step_tokens),
+        compute=ComputeCost(2.0, 1.0, per_pair=0.0, step_tokens=step_tokens, per_decode_step=2.0),
     )
 
 
@@ -43,9 +43,10 @@ def test_a_policy_other_than_auto_is_followed_whatever_it_costs(policy: str) -> 
 
 
 def test_computing_is_predicted_by_steps_tokens_and_attended_pairs() -> None:
-    cost = ComputeCost(per_step=5.0, per_token=1.0, per_pair=0.5, step_tokens=4)
+    cost = ComputeCost(5.0, 1.0, per_pair=0.5, step_tokens=4, per_decode_step=2.0)
     assert cost.seconds([(0, 3)]) == 5 + 3 + 0.5 * (1 + 2 + 3)
     assert cost.seconds([(10, 1), (0, 4)]) == 2 * 5 + 5 + 0.5 * (11 + 10)
+    assert cost.seconds([(10, 1), (3, 1)]) == 2 + 2 + 0.5 * (11 + 4), "one step that decodes"
     assert cost.seconds([]) == 0
 
 
@@ -68,7 +69,7 @@ def test_predictions_follow_what_is_observed() -> None:
         model.observe_compute([(0, 100)], 2.0 + 3 * 100.0)
     assert model.compute_seconds([(0, 8)]) == pytest.approx(2.0 + 3 * 8.0, rel=0.05)
     for _ in range(50):
-        model.observe_compute([(50, 1)], 4.0 + 3.0)
+        model.observe_compute([(50, 2)], 4.0 + 6.0)
     assert model.compute_seconds([(0, 8)]) == pytest.approx(4.0 + 3 * 8.0, rel=0.05)
     assert recovery.way_back(request) == "swap"
     for _ in range(50):
@@ -89,3 +90,19 @@ def test_decoding_steps_say_nothing_about_prefill() -> None:
     for _ in range(50):
         model.observe_compute([(40, 1)] * 8 + [(0, 4)], 100.0)
     assert model.compute_seconds([(0, 8)]) == 10
+
+
+def test_replayed_decode_steps_do_not_make_prefill_look_cheap_or_dear() -> None:
+    """A GPU's costs: an eager step takes 15 ms whatever it computes, a replayed one 2 ms."""
+    model = CostModel(
+        swap_out=CopyCost(0.0, 0.001),
+        swap_in=CopyCost(0.0, 0.001),
+        compute=ComputeCost(0.015, 5e-6, 0.0, step_tokens=2048, per_decode_step=0.003),
+    )
+    prefill = [(0, 4096)]
+    for turn in range(400):
+        model.observe_compute([(50 + turn, 1)] * 3, 0.002)
+        if turn % 20 == 0:
+            model.observe_compute([(0, 100)], 0.015 + 100 * 5e-6)
+    assert model.compute_seconds(prefill) == pytest.approx(2 * 0.015 + 4096 * 5e-6, rel=0.1)
+    assert model.compute_seconds([(1000, 1)]) == pytest.approx(0.002, rel=0.1)

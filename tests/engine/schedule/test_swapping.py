@@ -179,7 +179,7 @@ def test_an_aborted_swapped_request_gives_its_slots_back() -> None:
 
 def test_auto_swaps_long_requests_and_recomputes_short_ones() -> None:
     copy = CopyCost(10.0, 0.1)
-    costs = CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, 32))
+    costs = CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, 32, 1.0))
     for length, recomputed in ((12, 1), (60, 0)):
         core = simulated_core(num_host_blocks=40, costs=costs)
         core.submit(make_request("r", lasting_prompt(length, 12), 12))
@@ -190,7 +190,7 @@ def test_auto_swaps_long_requests_and_recomputes_short_ones() -> None:
 
 def test_a_prefix_that_others_hold_makes_recomputing_cheap() -> None:
     copy = CopyCost(10.0, 0.5)
-    costs = CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, 32))
+    costs = CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, 32, 1.0))
     for pinned, recomputed in ((False, 0), (True, 1)):
         core = simulated_core(num_host_blocks=40, costs=costs)
         prompt = lasting_prompt(60, 12)
@@ -251,7 +251,7 @@ def test_every_request_ends_as_if_undisturbed_in_whatever_pool_holds_the_largest
         num_host_blocks=num_host_blocks,
         recovery=recovery,
         min_run_tokens=min_run_tokens,
-        costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.01, budget)),
+        costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.01, budget, 1.0)),
     )
     Watch(core, min_run_tokens)
     outputs: dict[str, dict[int, list[int]]] = {}
