@@ -8,7 +8,7 @@ expected makes a model `Unfamiliar`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class Description:
 
 
 def describe(
-    model: PreTrainedModel, calls: Rows[AttentionCall], max_positions: int | None = None
+    model: PreTrainedModel, calls: Sequence[AttentionCall], max_positions: int | None = None
 ) -> Description:
     """Read `model`, whose layers were seen to ask `calls` of their attention.
 
@@ -104,7 +104,7 @@ class _Reader:
         self._name = name
         self._family = _FAMILIES[name]
 
-    def description(self, calls: Rows[AttentionCall], num_positions: int) -> Description:
+    def description(self, calls: Sequence[AttentionCall], num_positions: int) -> Description:
         _require_children(self._model, {"model", "lm_head"})
         inner = self._model.model
         _require_children(inner, {"embed_tokens", "layers", "norm", "rotary_emb"})

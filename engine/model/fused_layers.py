@@ -9,7 +9,7 @@ has; the arithmetic is in `kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ def _normed(update: Tensor, norm: Norm | None) -> Tensor:
 
 def fuse(
     model: PreTrainedModel,
-    calls: Rows[AttentionCall],
+    calls: Sequence[AttentionCall],
     max_positions: int | None = None,
     *,
     quantization: Quantization = "none",
@@ -141,7 +141,7 @@ class _Packer:
         self._quantization = quantization
         self._batch_invariant = batch_invariant
 
-    def product(self, parts: Rows[nn.Linear]) -> Linear:
+    def product(self, parts: Sequence[nn.Linear]) -> Linear:
         packed = pack(
             [part.weight.detach() for part in parts],
             [None if part.bias is None else part.bias.detach() for part in parts],

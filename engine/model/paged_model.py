@@ -8,7 +8,7 @@ What computes is `engine.model.fused_layers` for the families that it knows and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -147,12 +147,12 @@ class PagedModel:
             _pin(self.host_memory)
 
     @torch.inference_mode()
-    def swap_out(self, moves: Rows[tuple[int, int]]) -> None:
+    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to the host: (block, slot) pairs. Each is one contiguous copy."""
         _copy_runs(self.memory, self.host_memory, moves)
 
     @torch.inference_mode()
-    def swap_in(self, moves: Rows[tuple[int, int]]) -> None:
+    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy blocks from the host: (slot, block) pairs. Each is one contiguous copy."""
         _copy_runs(self.host_memory, self.memory, moves)
 
@@ -168,7 +168,7 @@ class PagedModel:
         )
 
     @torch.inference_mode()
-    def copy_blocks(self, copies: Rows[tuple[int, int]]) -> None:
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy the KV of whole blocks, all (source, target) pairs in one call."""
         (pairs,) = upload([np.array(copies, dtype=np.int64)], self.device)
         sources, targets = pairs.unbind(1)
@@ -212,7 +212,7 @@ def _pin(memory: Tensor) -> None:
         raise EngineError(f"host_memory_bytes: {memory.nbytes} bytes cannot be pinned ({status})")
 
 
-def _copy_runs(source: Tensor, target: Tensor, moves: Rows[tuple[int, int]]) -> None:
+def _copy_runs(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     """Copy rows of `source` to rows of `target`; neighbours that stay neighbours go as one."""
     start = 0
     for end in range(1, len(moves) + 1):

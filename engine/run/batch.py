@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -68,7 +67,7 @@ class BatchBuilder:
         batch = pack(parts, rows, self._block_size, self._device, self._group)
         return replace(batch, is_long=self._is_long(chunks))
 
-    def _is_long(self, chunks: Rows[ScheduledChunk]) -> Tensor | None:
+    def _is_long(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
         """See `Batch`; a sequence counts with the tokens that its plan knows of."""
         switch = self._rotary_switch
         if switch is None:
@@ -90,8 +89,8 @@ class BatchBuilder:
 
 
 def pack(
-    parts: Rows[tuple[Rows[int], int, int, Rows[int] | Integers]],
-    logit_rows: Rows[int],
+    parts: Sequence[tuple[Sequence[int], int, int, Sequence[int] | Integers]],
+    logit_rows: Sequence[int],
     block_size: int,
     device: torch.device,
     group: Callable[[Integers, Integers, Integers], PrefixGroups | None] | None = None,
@@ -160,11 +159,13 @@ class _Unknown(list[int]):
         return [0]
 
 
-def _token_ids(chunk: ScheduledChunk) -> Rows[int]:
+def _token_ids(chunk: ScheduledChunk) -> Sequence[int]:
     return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids
 
 
-def _block_tables(blocks: Rows[Rows[int] | Integers], used: Integers) -> npt.NDArray[np.int32]:
+def _block_tables(
+    blocks: Sequence[Sequence[int] | Integers], used: Integers
+) -> npt.NDArray[np.int32]:
     """The first `used` blocks of every row, padded with 0."""
     tables = np.zeros((len(blocks), int(used.max())), np.int32)
     for row, own, count in zip(tables, blocks, used.tolist(), strict=True):

@@ -7,7 +7,7 @@ token's, so that it is computed where the scores are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +20,7 @@ _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
 
 
-def noise_states(seeds: Rows[int], positions: Rows[int]) -> npt.NDArray[np.int64]:
+def noise_states(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.int64]:
     """What the noise of each (seed, position) starts from: [num_rows], the bits of uint64."""
     golden = np.uint64(_GOLDEN)
     seed = np.array([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)

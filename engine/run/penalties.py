@@ -4,7 +4,6 @@ tokens that are there already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import chain
 
@@ -24,7 +23,7 @@ class _Tokens:
     tokens: Array  # [num_entries] int64
 
     @classmethod
-    def of(cls, lists: Rows[Rows[int]]) -> _Tokens:
+    def of(cls, lists: list[list[int]]) -> _Tokens:
         counts = [len(tokens) for tokens in lists]
         flat = np.fromiter(chain.from_iterable(lists), np.int64, sum(counts))
         return cls(np.arange(len(lists)).repeat(counts), flat)
@@ -45,7 +44,7 @@ class Adjustments:
     """Each row's newest token, where the host knows it; 0 where not."""
 
     @classmethod
-    def of(cls, sequences: Rows[Sequence]) -> Adjustments | None:
+    def of(cls, sequences: list[Sequence]) -> Adjustments | None:
         """What `sequences` want; `None` if that is nothing."""
         params = [seq.sampling for seq in sequences]
         repeats = [p.repetition_penalty != 1 for p in params]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +60,7 @@ class Draws:
         return Sampled(token_ids, logprobs, candidates)
 
 
-def sample(logits: Tensor, sequences: Rows[Sequence], newest: Tensor | None = None) -> Draws:
+def sample(logits: Tensor, sequences: list[Sequence], newest: Tensor | None = None) -> Draws:
     """Draw one token a row, or list the candidates of a beam's row.
 
     `logits` is [num_rows, vocab_size] in any float dtype; row i belongs to `sequences[i]`.
@@ -107,7 +106,7 @@ def _argmax(scores: Tensor) -> Tensor:
 
 
 def _with_drawn(
-    tokens: Tensor, scores: Tensor, rows: list[int], sequences: Rows[Sequence]
+    tokens: Tensor, scores: Tensor, rows: list[int], sequences: list[Sequence]
 ) -> Tensor:
     """`tokens`, with those of `rows`, which belong to `sequences`, drawn. Source: Maddison, Tarlow
     and Minka, "A* sampling", 2014 (the Gumbel-max trick).
@@ -131,7 +130,7 @@ def _with_drawn(
     return tokens.index_copy(0, index, drawn)
 
 
-def _filtered(scores: Tensor, numbers: Tensor, params: Rows[SamplingParams]) -> Tensor:
+def _filtered(scores: Tensor, numbers: Tensor, params: list[SamplingParams]) -> Tensor:
     """The scores of the tokens that top_k, then top_p, then min_p allow; the others' are -inf.
 
     The rows of `numbers` hold for each sequence: temperature, top_k, top_p, logarithm of min_p.
