@@ -76,7 +76,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
     )
 
 
-def service_limits(settings: Settings) -> Bounds:
+def service_bounds(settings: Settings) -> Bounds:
     """The service's part of the settings."""
     return Bounds(
         send_deadline_seconds=settings.send_deadline_seconds,
@@ -154,7 +154,7 @@ async def run_service(
             stores,
             tokenizer,
             _model_id(settings.model, folder),
-            service_limits(settings),
+            service_bounds(settings),
         )
 
         async def on_ready() -> None:

@@ -31,7 +31,7 @@ class _Follower:
         self.behind = asyncio.Event()
 
 
-class StreamLog:
+class EventLog:
     """Encoded events, numbered from 0. Any number of readers follow, each at a pace of its own.
 
     Once nobody has followed for `grace_seconds`, `abandoned` is called; it may be called again

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
-from app.responses.event_log import Reader, StreamLog
+from app.responses.event_log import EventLog, Reader
 from app.responses.render import ResponseRenderer
 from app.responses.store import ResponseStore
 from app.upkeep.metrics import Metrics
@@ -49,7 +49,7 @@ class ResponseRun:
         self._forget = forget
         self._discarded = False
         self._ended = asyncio.Event()
-        self._stream = StreamLog(grace_seconds, self._abandoned, events)
+        self._stream = EventLog(grace_seconds, self._abandoned, events)
         self._writing: asyncio.Task[None] | None = None
 
     @property

@@ -16,7 +16,7 @@ class ReaderFlooded(Exception):
     """The client keeps causing errors and does not read them."""
 
 
-class Outbox:
+class SocketWriter:
     """Sends to one socket; nothing runs and nothing is queued here while nobody sends.
 
     Streams wait in `send` for their turn and for the reader, in the order in which they came.

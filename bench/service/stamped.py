@@ -10,17 +10,17 @@ import time
 
 from app import cli
 from app.responses import run as response_run
-from app.responses.event_log import StreamLog
+from app.responses.event_log import EventLog
 
 
-class StampedLog(StreamLog):
+class StampedLog(EventLog):
     """A stream's events, stamped."""
 
     def append(self, event: bytes) -> None:
-        """See `StreamLog.append`."""
+        """See `EventLog.append`."""
         super().append(b'%s,"made_at":%.6f}' % (event.removesuffix(b"}"), time.monotonic()))
 
 
 if __name__ == "__main__":
-    response_run.StreamLog = StampedLog  # type: ignore[attr-defined]
+    response_run.EventLog = StampedLog  # type: ignore[attr-defined]
     cli.main()

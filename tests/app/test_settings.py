@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.main import connection_bounds, engine_config, service_limits
+from app.main import connection_bounds, engine_config, service_bounds
 from app.settings import (
     Settings,
     SettingsError,
@@ -223,7 +223,7 @@ def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
 def test_the_service_is_given_every_limit_that_is_a_setting() -> None:
     own = Settings.model_fields.keys() & {field.name for field in fields(Bounds)}
     given = {name: index for index, name in enumerate(sorted(own), 1)}
-    limits = service_limits(load_settings(**given))
+    limits = service_bounds(load_settings(**given))
     assert {name: getattr(limits, name) for name in own} == given
     assert limits.max_body_bytes == limits.max_message_bytes
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from app.responses.event_log import StreamLog
+from app.responses.event_log import EventLog
 
 LONG = 60.0
 
 
-async def read(log: StreamLog, after: int = -1) -> list[bytes]:
+async def read(log: EventLog, after: int = -1) -> list[bytes]:
     async with aclosing(log.follow(after)) as events:
         return [event async for event in events]
 
 
 async def test_every_reader_gets_every_event_after_its_own_number() -> None:
-    log = StreamLog(LONG, lambda: None)
+    log = EventLog(LONG, lambda: None)
     early = asyncio.create_task(read(log))
     log.append(b"0")
     await asyncio.sleep(0)
@@ -50,7 +50,7 @@ class Taker:
 
 
 async def test_a_reader_that_keeps_up_has_an_event_before_append_returns() -> None:
-    log, taker = StreamLog(LONG, lambda: None, [b"0", None]), Taker()
+    log, taker = EventLog(LONG, lambda: None, [b"0", None]), Taker()
     log.append(b"2")
     feeding = asyncio.create_task(log.feed(-1, taker))
     await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_a_reader_that_keeps_up_has_an_event_before_append_returns() -> No
 
 
 async def test_a_reader_that_is_behind_gets_every_event_in_order_once_it_can() -> None:
-    log, taker, other = StreamLog(LONG, lambda: None), Taker(), Taker()
+    log, taker, other = EventLog(LONG, lambda: None), Taker(), Taker()
     feeding = [asyncio.create_task(log.feed(-1, one)) for one in (taker, other)]
     await asyncio.sleep(0)
     log.append(b"0")
@@ -83,7 +83,7 @@ async def test_a_reader_that_is_behind_gets_every_event_in_order_once_it_can() -
 
 
 async def test_a_reader_that_leaves_is_offered_nothing_more() -> None:
-    log, taker = StreamLog(LONG, lambda: None), Taker()
+    log, taker = EventLog(LONG, lambda: None), Taker()
     feeding = asyncio.create_task(log.feed(-1, taker))
     await asyncio.sleep(0)
     feeding.cancel()
@@ -93,7 +93,7 @@ async def test_a_reader_that_leaves_is_offered_nothing_more() -> None:
 
 
 async def test_what_is_not_for_replay_keeps_its_number() -> None:
-    log = StreamLog(LONG, lambda: None, [b"0", None])
+    log = EventLog(LONG, lambda: None, [b"0", None])
     assert log.next_number == 2
     log.append(b"2")
     log.end()
@@ -102,7 +102,7 @@ async def test_what_is_not_for_replay_keeps_its_number() -> None:
 
 
 async def test_a_long_replay_lets_others_run() -> None:
-    log = StreamLog(LONG, lambda: None, [b"x"] * 1000)
+    log = EventLog(LONG, lambda: None, [b"x"] * 1000)
     log.end()
     ran: list[int] = []
     taken = 0
@@ -116,7 +116,7 @@ async def test_a_long_replay_lets_others_run() -> None:
 
 async def test_it_is_abandoned_once_nobody_has_followed_for_the_grace() -> None:
     abandoned = asyncio.Semaphore(0)
-    log = StreamLog(0.05, abandoned.release)
+    log = EventLog(0.05, abandoned.release)
     first, second = (asyncio.create_task(read(log)) for _ in range(2))
     await asyncio.sleep(0.2)
     assert abandoned.locked()
@@ -134,7 +134,7 @@ async def test_it_is_abandoned_once_nobody_has_followed_for_the_grace() -> None:
 
 async def test_it_is_abandoned_as_well_where_nobody_ever_came() -> None:
     abandoned = asyncio.Event()
-    log = StreamLog(0.01, abandoned.set)
+    log = EventLog(0.01, abandoned.set)
     async with asyncio.timeout(10):
         await abandoned.wait()
     log.close()

@@ -14,7 +14,7 @@ from app.prompt.history import SocketHistory
 from app.responses.registry import Responses
 from app.responses.run import ResponseRun
 from app.transport.bounds import Bounds
-from app.transport.socket_writer import Outbox, ReaderLeft
+from app.transport.socket_writer import ReaderLeft, SocketWriter
 from app.upkeep.connections import Connection
 from app.wire.errors import ApiError, as_api_error, internal_error
 from app.wire.events import on_lane
@@ -31,7 +31,7 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
     return msgspec.json.encode(event)
 
 
-class _Entry:
+class _LaneResponse:
     """One response in its lane: waiting, starting or running.
 
     Only what waits is kept as it came, in `num_bytes` bytes.
@@ -56,20 +56,20 @@ class _Entry:
             self.run.cancel()
 
 
-class _Lane:
-    """A reader of streams: the outbox, with the lane's name on every event."""
+class _LaneReader:
+    """A reader of streams: the writer, with the lane's name on every event."""
 
-    def __init__(self, outbox: Outbox, stream_id: str | None) -> None:
-        self._outbox = outbox
+    def __init__(self, writer: SocketWriter, stream_id: str | None) -> None:
+        self._writer = writer
         self._stream_id = stream_id
 
     def offer(self, event: bytes) -> bool:
         """See `app.responses.event_log.Reader`."""
-        return self._outbox.offer(on_lane(event, self._stream_id))
+        return self._writer.offer(on_lane(event, self._stream_id))
 
     async def send(self, event: bytes) -> None:
         """See `app.responses.event_log.Reader`. Raises `ReaderLeft`."""
-        await self._outbox.send(on_lane(event, self._stream_id))
+        await self._writer.send(on_lane(event, self._stream_id))
 
 
 class Lanes:
@@ -82,18 +82,18 @@ class Lanes:
         self,
         responses: Responses,
         connection: Connection,
-        outbox: Outbox,
-        limits: Bounds,
+        writer: SocketWriter,
+        bounds: Bounds,
         on_idle: Callable[[], None],
     ) -> None:
         self._responses = responses
         self._connection = connection
-        self._outbox = outbox
-        self._limits = limits
+        self._writer = writer
+        self._bounds = bounds
         self._on_idle = on_idle
-        self._history = SocketHistory(limits.socket_history_responses)
-        self._active = asyncio.Semaphore(limits.max_active_responses_per_socket)
-        self._lanes: dict[str | None, deque[_Entry]] = {}
+        self._history = SocketHistory(bounds.socket_history_responses)
+        self._active = asyncio.Semaphore(bounds.max_active_responses_per_socket)
+        self._lanes: dict[str | None, deque[_LaneResponse]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusal: ApiError | None = None
 
@@ -110,31 +110,31 @@ class Lanes:
         if self._refusal is not None:
             raise self._refusal
         lane = self._lanes.get(message.stream_id)
-        if lane is None and len(self._lanes) >= self._limits.max_lanes_per_socket:
+        if lane is None and len(self._lanes) >= self._bounds.max_lanes_per_socket:
             raise ApiError(
                 400,
-                f"A socket holds {self._limits.max_lanes_per_socket} lanes at once.",
+                f"A socket holds {self._bounds.max_lanes_per_socket} lanes at once.",
                 code="websocket_stream_limit_reached",
                 param="stream_id",
             )
-        if sum(map(len, self._lanes.values())) >= self._limits.inbox_messages:
+        if sum(map(len, self._lanes.values())) >= self._bounds.inbox_messages:
             raise ApiError(
                 429,
-                f"{self._limits.inbox_messages} responses are waiting on this socket already.",
+                f"{self._bounds.inbox_messages} responses are waiting on this socket already.",
                 code="inbox_full",
             )
         waiting_bytes = sum(entry.num_bytes for entry in self._entries())
-        if waiting_bytes and waiting_bytes + num_bytes > self._limits.max_message_bytes:
+        if waiting_bytes and waiting_bytes + num_bytes > self._bounds.max_message_bytes:
             raise ApiError(
                 429,
                 f"{waiting_bytes} bytes are waiting on this socket already; it holds "
-                f"{self._limits.max_message_bytes}.",
+                f"{self._bounds.max_message_bytes}.",
                 code="inbox_full",
             )
         if lane is not None:
-            lane.append(_Entry(message, num_bytes))
+            lane.append(_LaneResponse(message, num_bytes))
             return
-        self._lanes[message.stream_id] = deque([_Entry(message, num_bytes)])
+        self._lanes[message.stream_id] = deque([_LaneResponse(message, num_bytes)])
         task = asyncio.create_task(self._run_lane(message.stream_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -176,7 +176,7 @@ class Lanes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _entries(self) -> list[_Entry]:
+    def _entries(self) -> list[_LaneResponse]:
         return [entry for lane in self._lanes.values() for entry in lane]
 
     async def _run_lane(self, stream_id: str | None) -> None:
@@ -194,7 +194,7 @@ class Lanes:
             if self.idle:
                 self._on_idle()
 
-    async def _serve(self, entry: _Entry) -> None:
+    async def _serve(self, entry: _LaneResponse) -> None:
         """Send the events of one response, or why there are none. Raises `ReaderLeft`."""
         message = entry.take()
         stream_id = message.stream_id
@@ -203,7 +203,7 @@ class Lanes:
             after = await self._begin(entry, message)
             del message  # its texts have become tokens
             assert entry.run is not None
-            await entry.run.feed(after, _Lane(self._outbox, stream_id))
+            await entry.run.feed(after, _LaneReader(self._writer, stream_id))
             failed = entry.run.resource.status == "failed"
         except ReaderLeft:
             raise
@@ -214,11 +214,11 @@ class Lanes:
                 _log.exception("a response on a socket failed")
                 known = internal_error()
             self._responses.metrics.count_refused("responses", known.status)
-            await self._outbox.send(error_event(known, stream_id))
+            await self._writer.send(error_event(known, stream_id))
         if failed and previous:
             self.evict(previous)
 
-    async def _begin(self, entry: _Entry, message: CreateMessage | ResumeMessage) -> int:
+    async def _begin(self, entry: _LaneResponse, message: CreateMessage | ResumeMessage) -> int:
         """Start or find the response; returns the number of the event that it has been read to."""
         if self._refusal is not None:
             raise self._refusal

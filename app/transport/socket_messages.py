@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from app.transport.bounds import INLINE_BYTES
-from app.transport.lanes import Lanes, error_event
+from app.transport.socket_lanes import Lanes, error_event
 from app.upkeep.workers import Workers
 from app.wire.common import parse
 from app.wire.documents import decode_json
