@@ -57,7 +57,7 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
 async def metrics(request: Request) -> ASGIApp:
     """Counters and gauges in Prometheus' text format."""
     service: Service = request.app.state.service
-    service.metrics.observe_engine(await _engine_stats(service))
+    service.metrics.engine.observe(await _engine_stats(service))
     return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
 

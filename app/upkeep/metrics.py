@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.api import EngineStats
+from app.upkeep.engine_metrics import EngineMetrics
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -85,60 +85,7 @@ class Metrics:
         self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
-        self._blocks = Gauge(
-            "partywall_kv_blocks",
-            "KV blocks by state; pinned ones are in use.",
-            ("state",),
-            registry=self.registry,
-        )
-        self._host_blocks = Gauge(
-            "partywall_host_blocks",
-            "Blocks in host memory by state.",
-            ("state",),
-            registry=self.registry,
-        )
-        self._peak = self._gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
-        self._running = self._gauge("engine_running", "Requests in the engine's batch.")
-        self._waiting = self._gauge("engine_waiting", "Requests waiting for the engine.")
-        self._up = self._gauge("engine_up", "Whether the engine answered this scrape.")
-        self._engine_counts = {
-            name: self._gauge(f"engine_{name}", f"Engine counter since its start: {name}.")
-            for name in (
-                "steps",
-                "prompt_tokens",
-                "cached_tokens",
-                "output_tokens",
-                "preemptions",
-                "recomputed",
-                "swapped_out",
-                "swapped_in",
-                "host_hit_blocks",
-                "in_block_tokens",
-                "spared_keys",
-                "forks",
-                "copied_blocks",
-                "invariant_violations",
-            )
-        }
-
-    def observe_engine(self, stats: EngineStats | None) -> None:
-        """Take over a snapshot of the engine; `None` when it did not answer."""
-        self._up.set(stats is not None)
-        if stats is None:
-            return
-        free = stats.blocks_total - stats.blocks_in_use - stats.blocks_cached
-        self._blocks.labels("in_use").set(stats.blocks_in_use)
-        self._blocks.labels("cached").set(stats.blocks_cached)
-        self._blocks.labels("free").set(free)
-        self._blocks.labels("pinned").set(stats.blocks_pinned)
-        self._blocks.labels("total").set(stats.blocks_total)
-        self._host_blocks.labels("used").set(stats.host_blocks_used)
-        self._host_blocks.labels("total").set(stats.host_blocks_total)
-        self._peak.set(stats.peak_blocks_in_use)
-        self._running.set(stats.running)
-        self._waiting.set(stats.waiting)
-        for name, gauge in self._engine_counts.items():
-            gauge.set(getattr(stats, name))
+        self.engine = EngineMetrics(self.registry)
 
     def count_refused(self, route: str, status: int) -> None:
         """Account for a request that was answered with an error."""
