@@ -37,6 +37,7 @@ from engine.schedule.prefill import PrefillPlanner
 from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
 from engine.schedule.swap_or_recompute import SwapOrRecompute
+from engine.schedule.undo import undo
 
 _CHECKED_BLOCKS = 1024
 """By one call: about a millisecond."""
@@ -302,24 +303,8 @@ class Scheduler:
         )
 
     def _undo(self, plans: list[StepPlan]) -> None:
-        """Let everything wait that runs, as if it had never been planned in `plans`.
-
-        What earlier steps have computed is found again.
-        """
-        lifecycle = self.lifecycle
-        for group in list(lifecycle.running.values()):
-            for sequence in group.sequences:
-                sequence.num_drawn = 0
-            lifecycle.preempt(group, may_swap=False)
-        lost = {slot for plan in plans for _, slot in plan.transfers.swap_outs}
-        for group in lifecycle.live.values():
-            if group.saved is not None and not lost.isdisjoint(group.saved.slots.values()):
-                lifecycle.forget_saved(group)
-        lifecycle.transfers.abandon()
-        self.tiers.host.forget(lost)
+        undo(plans, self.lifecycle, keep=self.pins.references)
         self._under_way.clear()
-        findable = self.pool.take_fresh().union(*(plan.findable for plan in plans))
-        self.pool.forget(findable.difference(self.pins.references))
 
     def _land(self, plan: StepPlan) -> None:
         """The tokens of the oldest step that is under way are known."""
