@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
+from app.prompt.history import History
 from app.responses.registry import Responses
 from app.stores import Stores
 from app.transport.bounds import Bounds
@@ -24,6 +26,8 @@ class Service:
     engine: EngineClient
     stores: Stores
     names: ModelNames
+    history: History
+    gate: Gate
     generations: Generations
     responses: Responses
     connections: Connections

@@ -55,18 +55,33 @@ def create_app(
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
-    metrics = Metrics()
-    supervisor = Supervisor(metrics)
-    workers = Workers()
+    service = _assembled(engine, stores, tokenizer, model_id, bounds)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with _background(service):
+            yield
+
+    return _application(service, _routes(), lifespan)
+
+
+def _assembled(
+    engine: EngineClient,
+    stores: Stores,
+    tokenizer: PreTrainedTokenizerBase,
+    model_id: str,
+    bounds: Bounds,
+) -> Service:
+    """Every part with the parts that it works with."""
+    metrics, draining, workers = Metrics(), Draining(), Workers()
+    names = ModelNames(model_id)
     template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens)
     registered = RegisteredPrompts(stores.prompts, template)
-    gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
     history = History(
         stores.conversations, bounds.response_ttl_seconds, bounds.history_cache_tokens
     )
+    gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
     connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
-    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered)
-    draining, names = Draining(), ModelNames(model_id)
     generations = Generations(
         engine=engine,
         tokenizer=tokenizer,
@@ -87,46 +102,51 @@ def create_app(
         model_id=model_id,
         resume_grace_seconds=bounds.resume_grace_seconds,
     )
-
-    async def notify() -> None:
-        """Pass the store's notices on; one subscription a process, by which they are counted."""
-        async for change in stores.tenants.changes():
-            for notice in (connections.notice, warmer.notice, history.notice, responses.notice):
-                notice(change)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        # The meter outlives the gate, which settles what has ended before it is done.
-        async with supervisor.running(usage=stores.usage.run):
-            async with supervisor.running(
-                warming=warmer.run,
-                engine_starts=warmer.watch_engine,
-                connections=connections.run,
-                notices=notify,
-                leases=gate.run,
-                running=stores.running.run,
-            ):
-                yield
-                await responses.close()
-            await gate.close()
-        workers.close()
-
-    service = Service(
+    return Service(
         engine=engine,
         stores=stores,
         names=names,
+        history=history,
+        gate=gate,
         generations=generations,
         responses=responses,
         connections=connections,
-        warmer=warmer,
+        warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
         workers=workers,
         draining=draining,
         bounds=bounds,
         metrics=metrics,
-        supervisor=supervisor,
+        supervisor=Supervisor(metrics),
         started_at=int(time.time()),
     )
-    return _application(service, _routes(), lifespan)
+
+
+@contextlib.asynccontextmanager
+async def _background(service: Service) -> AsyncIterator[None]:
+    """What runs beside requests does so while this is entered; then all accounts are settled."""
+    stores, running = service.stores, service.supervisor.running
+    heeding = (service.connections, service.warmer, service.history, service.responses)
+
+    async def notify() -> None:
+        """Pass the store's notices on; one subscription a process, by which they are counted."""
+        async for change in stores.tenants.changes():
+            for one in heeding:
+                one.notice(change)
+
+    # The meter outlives the gate, which settles what has ended before it is done.
+    async with running(usage=stores.usage.run):
+        async with running(
+            warming=service.warmer.run,
+            engine_starts=service.warmer.watch_engine,
+            connections=service.connections.run,
+            notices=notify,
+            leases=service.gate.run,
+            running=stores.running.run,
+        ):
+            yield
+            await service.responses.close()
+        await service.gate.close()
+    service.workers.close()
 
 
 def create_admin_app(service: Service, token: AdminToken) -> Starlette:
