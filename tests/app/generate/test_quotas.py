@@ -14,16 +14,10 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from engine.api import EngineError, TenantStats
-from engine.config import EngineConfig
-from engine.schedule.plan import Sampled, StepPlan
-from engine.serve.core import EngineCore
-from engine.serve.local import LocalEngine
 from tenants.records import TenantLimits
 from tests.app.conftest import MODEL, World
-from tests.engine.simulation import EOS, SimulatedRunner, simulated_core
+from tests.app.pooled_engine import BLOCK_SIZE, PooledEngine
 
-BLOCK_SIZE = 16
-NUM_BLOCKS = 160
 LAW = "You are the lawyer of acme, and of nobody else. " * 6
 TAX = "You know about taxes, and of nothing else at all. " * 6
 NOTHING = TenantStats(
@@ -35,29 +29,6 @@ NOTHING = TenantStats(
     blocks_pinned=0,
     served=0.0,
 )
-
-
-class PrintableRunner(SimulatedRunner):
-    """Says only what the tests' tokenizer can print."""
-
-    def execute(self, plan: StepPlan) -> Sampled:
-        sampled = super().execute(plan)
-        return Sampled([EOS + 1 + token % 90 for token in sampled.token_ids], sampled.logprobs)
-
-
-class PooledEngine(LocalEngine):
-    """An engine in a thread, with the tokenizer that its world takes from it."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(self._core)
-        self.tokenizer = tokenizer
-        self.cores: list[EngineCore] = []
-
-    def _core(self) -> EngineCore:
-        config = EngineConfig(model_path="simulated", block_size=BLOCK_SIZE, step_token_budget=128)
-        info = simulated_core(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).info
-        self.cores.append(EngineCore(config, info, PrintableRunner(NUM_BLOCKS, BLOCK_SIZE)))
-        return self.cores[-1]
 
 
 @pytest.fixture

@@ -1,32 +1,51 @@
-"""Who may share what: tenants, end users, registered prompts, and the conversation's own ids."""
+"""Who may share what: tenants, end users, registered prompts.
+
+On the engine's own scheduler and block pool: what is found is what they find.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 import websockets
 from msgspec.structs import replace
+from transformers import PreTrainedTokenizerBase
 
-from app.prompt.template import common_prefix
 from app.transport.bounds import Bounds
 from engine.api import TenantShare
 from tenants.embedded import EmbeddedStore
 from tenants.records import TenantLimits
-from tests.app.conftest import MODEL, World, chat_template, eventually, living
-from tests.app.scripted_engine import ScriptedEngine
+from tests.app.conftest import MODEL, World, eventually, living
+from tests.app.pooled_engine import PooledEngine
 
 LAW = "You are the lawyer of acme. " * 4
 
 
 async def respond(world: World, tenant: str = "acme", **fields: Any) -> Any:
-    arguments = {"model": MODEL, "input": "hello", **fields}
-    extra = {k: arguments.pop(k) for k in list(arguments) if k in ("stop", "ignore_eos")}
-    return await world.client(tenant).responses.create(**arguments, extra_body=extra)
+    arguments = {"model": MODEL, "input": "hello", "max_output_tokens": 4, **fields}
+    return await world.client(tenant).responses.create(**arguments)
+
+
+@pytest.fixture
+async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngine]:
+    engine = PooledEngine(tokenizer)
+    await engine.start()
+    yield engine
+    await engine.close()
+    for core in engine.cores:
+        core.scheduler.check()
+
+
+@pytest.fixture
+def pool(engine: PooledEngine) -> PooledEngine:
+    """The engine of the world, by what only this one has."""
+    return engine
 
 
 def cached(response: Any) -> int:
@@ -93,80 +112,13 @@ async def test_only_the_part_before_the_first_variable_is_shared(world: World) -
     assert request.namespaces.shared_tokens == len(head)
 
 
-@pytest.mark.parametrize(
-    ("variables", "param"),
-    [
-        ({"shop": "x"}, "prompt.variables.city"),
-        ({"shop": "x", "city": "y", "z": ""}, "prompt.variables.z"),
-    ],
-)
-async def test_prompt_variables_must_match(
-    world: World, variables: dict[str, str], param: str
+async def test_the_same_conversation_of_two_tenants_has_no_block_in_common(
+    world: World, pool: PooledEngine
 ) -> None:
-    await world.register("acme", "greet", "You help customers of {{shop}} in {{city}}.")
-    with pytest.raises(openai.BadRequestError) as refused:
-        await respond(world, prompt={"id": "greet", "variables": variables})
-    assert refused.value.param == param
-
-
-async def test_a_named_version_is_served(world: World) -> None:
-    await world.register("acme", "law", "old")
-    await world.register("acme", "law", "new")
-    await respond(world, prompt={"id": "law", "version": "1"})
-    assert "old" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
-    await respond(world, prompt={"id": "law"})
-    assert "new" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
-
-
-async def test_a_continuation_extends_the_ids_and_hits_the_answer_too(world: World) -> None:
-    first = await respond(world, instructions="Be kind.", safety_identifier="ann")
-    before = world.engine.requests[-1]
-    second = await respond(world, input="more", previous_response_id=first.id)
-    after = world.engine.requests[-1]
-    so_far = [*before.prompt, *_ids(world, "You said: hello<|im_end|>")]
-    assert after.prompt[: len(so_far)] == so_far
-    text = world.engine.tokenizer.decode(after.prompt)
-    assert text.endswith(
-        "You said: hello<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert cached(second) == len(so_far) // 16 * 16
-
-
-@pytest.mark.parametrize("ending", [{"max_output_tokens": 5}, {"stop": "said"}])
-async def test_an_answer_without_its_end_token_gets_it_from_the_template(
-    world: World, ending: dict[str, Any]
-) -> None:
-    first = await respond(world, **ending)
-    await respond(world, input="more", previous_response_id=first.id)
-    text = world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
-    assert text.count("<|im_end|>\n<|im_start|>user\nmore") == 1
-    assert "<|im_end|><|im_end|>" not in text
-    assert f"You s{'aid' if 'stop' in ending else ''}<|im_end|>" in text
-
-
-async def test_a_continued_conversation_keeps_its_instructions(world: World) -> None:
-    first = await respond(world, instructions="Be kind.")
-    again = {"previous_response_id": first.id, "instructions": "Be kind."}
-    assert (await respond(world, **again)).status == "completed"
-    with pytest.raises(openai.BadRequestError) as refused:
-        await respond(world, previous_response_id=first.id, instructions="Be rude.")
-    assert refused.value.param == "instructions"
-
-
-async def test_the_head_of_a_prompt_does_not_depend_on_what_follows(world: World) -> None:
-    template = chat_template(world.engine.tokenizer)
-    head = await template.head_ids("acme", "abc", whole=True)
-    for user in ("", "0", "x", "é", " y"):
-        messages: Any = [{"role": "system", "content": "abc"}, {"role": "user", "content": user}]
-        ids = await template.prompt_ids("acme", messages, "input")
-        assert common_prefix(head, ids) == len(head)
-
-
-async def test_the_same_conversation_of_two_tenants_has_no_block_in_common(world: World) -> None:
     async def blocks(tenant: str) -> set[bytes]:
-        world.engine.cached.clear()
+        await pool.clear()
         await respond(world, tenant, instructions=LAW, input="the same long question " * 4)
-        return set(world.engine.cached)
+        return set(pool.cached)
 
     mine = await blocks("acme")
     assert len(mine) > 10
@@ -174,15 +126,17 @@ async def test_the_same_conversation_of_two_tenants_has_no_block_in_common(world
     assert not await blocks("umbra") & mine
 
 
-async def test_a_group_shares_its_prompt_and_nothing_behind_it(world: World) -> None:
+async def test_a_group_shares_its_prompt_and_nothing_behind_it(
+    world: World, pool: PooledEngine
+) -> None:
     await found_group(world, "bar", "acme", "umbra")
     await world.register("@bar", "law", LAW)
     await world.stores.tenants.create_tenant("stranger")
     world.keys["stranger"] = (await world.stores.tenants.create_key("stranger", "k"))[1]
-    world.engine.cached.clear()
+    await pool.clear()
     question = {"input": "the same long question of everybody in this house"}
     for fields in ({"prompt": {"id": "law"}}, {"instructions": LAW}):
-        world.engine.cached.clear()
+        await pool.clear()
         assert cached(await respond(world, **fields, **question)) == 0
         hits = cached(await respond(world, "umbra", **fields, **question))
         assert hits == world.engine.requests[-1].namespaces.shared_tokens // 16 * 16 > 0
@@ -195,12 +149,12 @@ async def test_a_group_shares_its_prompt_and_nothing_behind_it(world: World) -> 
 
 
 async def test_tenants_of_a_group_share_only_what_is_registered_with_the_group(
-    world: World,
+    world: World, pool: PooledEngine
 ) -> None:
     await found_group(world, "bar", "acme", "umbra")
     await world.register("acme", "mine", LAW)
     await world.register("umbra", "mine", LAW)
-    world.engine.cached.clear()
+    await pool.clear()
     assert cached(await respond(world, prompt={"id": "mine"})) == 0
     assert cached(await respond(world, "umbra", prompt={"id": "mine"})) == 0
     assert cached(await respond(world, "umbra", prompt={"id": "mine"}, user="ann")) > 0
@@ -232,7 +186,7 @@ async def test_who_leaves_a_group_goes_on_in_private(world: World) -> None:
     for tenant, response in first.items():
         answer = await respond(world, tenant, input="more", previous_response_id=response.id)
         shared[tenant] = world.engine.requests[-1].namespaces.shared_tokens
-        assert answer.status == "completed"
+        assert answer.status == "incomplete"
         assert (cached(answer) > 0) is (tenant == "umbra")
     assert shared["acme"] == 0 < shared["umbra"]
     assert cached(await respond(world, instructions=LAW, user="ann")) == 0
@@ -254,10 +208,11 @@ async def test_an_open_socket_follows_its_tenant_into_a_group_and_out_again(worl
 
         async def hits() -> bool:
             create = {"type": "response.create", "model": MODEL, "instructions": LAW, "input": "x"}
+            create |= {"max_output_tokens": 4}
             await socket.send(json.dumps({**create, "user": secrets.token_hex(8)}))
             while True:
                 event = json.loads(await socket.recv())
-                if event["type"] == "response.completed":
+                if event["type"] == "response.incomplete":
                     return bool(event["response"]["usage"]["input_tokens_details"]["cached_tokens"])
 
         assert not await hits()
@@ -269,26 +224,30 @@ async def test_an_open_socket_follows_its_tenant_into_a_group_and_out_again(worl
             pass
 
 
-async def test_a_tenant_without_cache_never_hits_and_leaves_nothing(world: World) -> None:
+async def test_a_tenant_without_cache_never_hits_and_leaves_nothing(
+    world: World, pool: PooledEngine
+) -> None:
     await found_group(world, "bar", "acme", "umbra")
     await world.register("@bar", "law", LAW)
     question = {"instructions": LAW, "input": "the same long question of everybody here"}
     await edit(world, "umbra", cache="off")
-    await eventually(lambda: world.engine.forgotten == ["umbra"])
+    await eventually(lambda: pool.forgotten == ["umbra"])
     for tenant, hits in (("acme", True), ("umbra", False)):
-        before = set(world.engine.cached)
+        before = set(pool.cached)
         await respond(world, tenant, **question)
-        assert bool(set(world.engine.cached) - before) is hits
+        assert bool(set(pool.cached) - before) is hits
         assert (cached(await respond(world, tenant, **question)) > 0) is hits
 
 
-async def test_switching_the_cache_off_takes_out_what_is_there(world: World) -> None:
+async def test_switching_the_cache_off_takes_out_what_is_there(
+    world: World, pool: PooledEngine
+) -> None:
     for tenant in ("acme", "umbra"):
         await world.register(tenant, "law", LAW)
         await respond(world, tenant, instructions=LAW)
-    assert set(world.engine.cached.values()) == {"acme", "umbra"}
+    assert set(pool.cached.values()) == {"acme", "umbra"}
     await edit(world, "acme", cache="off")
-    await eventually(lambda: set(world.engine.cached.values()) == {"umbra"})
+    await eventually(lambda: set(pool.cached.values()) == {"umbra"})
 
 
 async def test_a_disabled_tenant_is_refused_by_name_and_comes_back(world: World) -> None:
@@ -299,13 +258,13 @@ async def test_a_disabled_tenant_is_refused_by_name_and_comes_back(world: World)
     with pytest.raises(websockets.InvalidStatus) as denied:
         await websockets.connect(world.ws_url, additional_headers=world.headers())
     assert denied.value.response.status_code == 403
-    assert (await respond(world, "umbra")).status == "completed"
+    assert (await respond(world, "umbra")).status == "incomplete"
     await edit(world, "acme", status="active")
-    assert (await respond(world)).status == "completed"
+    assert (await respond(world)).status == "incomplete"
 
 
 async def test_who_takes_a_deleted_tenants_name_finds_nothing_of_it(
-    engine: ScriptedEngine, limits: Bounds, store_server: EmbeddedStore
+    engine: PooledEngine, limits: Bounds, store_server: EmbeddedStore
 ) -> None:
     async with living(engine, limits, store_server.url, flush_grace_seconds=0) as world:
         await world.register("acme", "law", LAW)

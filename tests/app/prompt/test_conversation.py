@@ -1,0 +1,94 @@
+"""What a conversation's prompt is made of: registered texts, earlier ids, new messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from app.prompt.template import common_prefix
+from tests.app.conftest import MODEL, World, chat_template
+
+
+async def respond(world: World, **fields: Any) -> Any:
+    arguments = {"model": MODEL, "input": "hello", **fields}
+    extra = {k: arguments.pop(k) for k in list(arguments) if k == "stop"}
+    return await world.client().responses.create(**arguments, extra_body=extra)
+
+
+def cached(response: Any) -> int:
+    return response.usage.input_tokens_details.cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("variables", "param"),
+    [
+        ({"shop": "x"}, "prompt.variables.city"),
+        ({"shop": "x", "city": "y", "z": ""}, "prompt.variables.z"),
+    ],
+)
+async def test_prompt_variables_must_match(
+    world: World, variables: dict[str, str], param: str
+) -> None:
+    await world.register("acme", "greet", "You help customers of {{shop}} in {{city}}.")
+    with pytest.raises(openai.BadRequestError) as refused:
+        await respond(world, prompt={"id": "greet", "variables": variables})
+    assert refused.value.param == param
+
+
+async def test_a_named_version_is_served(world: World) -> None:
+    await world.register("acme", "law", "old")
+    await world.register("acme", "law", "new")
+    await respond(world, prompt={"id": "law", "version": "1"})
+    assert "old" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
+    await respond(world, prompt={"id": "law"})
+    assert "new" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
+
+
+async def test_a_continuation_extends_the_ids_and_hits_the_answer_too(world: World) -> None:
+    first = await respond(world, instructions="Be kind.", safety_identifier="ann")
+    before = world.engine.requests[-1]
+    second = await respond(world, input="more", previous_response_id=first.id)
+    after = world.engine.requests[-1]
+    so_far = [*before.prompt, *_ids(world, "You said: hello<|im_end|>")]
+    assert after.prompt[: len(so_far)] == so_far
+    text = world.engine.tokenizer.decode(after.prompt)
+    assert text.endswith(
+        "You said: hello<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert cached(second) == len(so_far) // 16 * 16
+
+
+@pytest.mark.parametrize("ending", [{"max_output_tokens": 5}, {"stop": "said"}])
+async def test_an_answer_without_its_end_token_gets_it_from_the_template(
+    world: World, ending: dict[str, Any]
+) -> None:
+    first = await respond(world, **ending)
+    await respond(world, input="more", previous_response_id=first.id)
+    text = world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
+    assert text.count("<|im_end|>\n<|im_start|>user\nmore") == 1
+    assert "<|im_end|><|im_end|>" not in text
+    assert f"You s{'aid' if 'stop' in ending else ''}<|im_end|>" in text
+
+
+async def test_a_continued_conversation_keeps_its_instructions(world: World) -> None:
+    first = await respond(world, instructions="Be kind.")
+    again = {"previous_response_id": first.id, "instructions": "Be kind."}
+    assert (await respond(world, **again)).status == "completed"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await respond(world, previous_response_id=first.id, instructions="Be rude.")
+    assert refused.value.param == "instructions"
+
+
+async def test_the_head_of_a_prompt_does_not_depend_on_what_follows(world: World) -> None:
+    template = chat_template(world.engine.tokenizer)
+    head = await template.head_ids("acme", "abc", whole=True)
+    for user in ("", "0", "x", "é", " y"):
+        messages: Any = [{"role": "system", "content": "abc"}, {"role": "user", "content": user}]
+        ids = await template.prompt_ids("acme", messages, "input")
+        assert common_prefix(head, ids) == len(head)
+
+
+def _ids(world: World, text: str) -> list[int]:
+    return list(world.engine.tokenizer(text, add_special_tokens=False)["input_ids"])
