@@ -1,8 +1,8 @@
 """When an engine is given a stream: at once, or after a death one by one.
 
 One of the streams that a dead engine had may have killed it. So the next engine is given a stream
-only once the one before it has got further than with any engine before: should that one die, too,
-the newest stream is the one to blame. New streams wait in the same queue.
+only once the one before it has shown a token: should that engine die, too, the newest stream is the
+one to blame. New streams wait in the same queue, but nobody waits long for a long prompt.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 
 from engine.serve.running_stream import RunningStream
 
+TRIAL_SECONDS = 10.0
+"""After which a stream that has shown nothing in an engine is taken for harmless."""
+
 
 class Entrance:
     """The streams that the engine does not have yet, in their order."""
@@ -20,7 +23,8 @@ class Entrance:
         self._waiting: deque[RunningStream] = deque()
         self._newest: RunningStream | None = None
         """The stream that the engine was given last."""
-        self._is_careful = False
+        self._newest_since = 0.0
+        self.is_careful = False
         """Whether one of the streams may have killed an engine."""
 
     def __contains__(self, stream: RunningStream) -> bool:
@@ -38,28 +42,29 @@ class Entrance:
         if stream is self._newest:
             self._newest = None
 
-    def let_in(self) -> Iterator[RunningStream]:
-        """The streams that the engine is to have now; each is given to it before the next."""
-        while self._waiting and not self._must_wait:
+    def let_in(self, now: float) -> Iterator[RunningStream]:
+        """The streams that the engine is to have at `now`, in seconds of any clock."""
+        while self._waiting and not self._must_wait(now):
             stream = self._waiting.popleft()
             if not stream.has_ended:
-                self._newest = stream
+                self._newest, self._newest_since = stream, now
                 yield stream
-        if not self._waiting and not self._must_wait:
-            self._is_careful = False
+        if not self._waiting and not self._must_wait(now):
+            self.is_careful = False
 
     def queue_again(self, streams: Iterable[RunningStream]) -> None:
         """The engine died: all of `streams` wait, those that it had after they have survived."""
         again = deque(streams)
         for stream in again:
             if stream not in self._waiting:
-                self._is_careful = True
+                self.is_careful = True
                 stream.survive_death()
         self._waiting = again
         self._newest = None
 
-    @property
-    def _must_wait(self) -> bool:
+    def _must_wait(self, now: float) -> bool:
         """Whether the newest stream in the engine has to show first that it does not kill it."""
         newest = self._newest
-        return self._is_careful and newest is not None and not newest.has_progressed
+        if not self.is_careful or newest is None or newest.has_news:
+            return False
+        return now - self._newest_since < TRIAL_SECONDS

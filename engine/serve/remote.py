@@ -23,7 +23,7 @@ from engine.api import (
     FinishReason,
     TokenDelta,
 )
-from engine.serve.entrance import Entrance
+from engine.serve.entrance import TRIAL_SECONDS, Entrance
 from engine.serve.messages import (
     Abort,
     Deltas,
@@ -264,9 +264,13 @@ class RemoteEngine:
 
     def _let_in(self) -> None:
         """Give the engine the streams that it may have by now, the oldest first."""
-        if self._info is not None:
-            for stream in self._entrance.let_in():
-                self._send(Submit(stream.resumption()))
+        if self._info is None:
+            return
+        loop = asyncio.get_running_loop()
+        for stream in self._entrance.let_in(loop.time()):
+            self._send(Submit(stream.resumption()))
+            if self._entrance.is_careful:
+                loop.call_later(TRIAL_SECONDS, self._let_in)
 
     async def _reopen(self) -> None:
         """Start an engine in place of a dead one, however often it takes."""

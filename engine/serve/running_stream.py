@@ -27,8 +27,8 @@ class RunningStream:
         self._aborted: set[int] = set()
         self._deaths = 0
         self._num_searched = 0
-        self.has_progressed = False
-        """Whether the engine of now has got further with it than any before, or to its end."""
+        self.has_news = False
+        """Whether the engine of now has got anywhere with it."""
 
     @property
     def has_ended(self) -> bool:
@@ -56,8 +56,8 @@ class RunningStream:
             self._cached_tokens = delta.cached_tokens
         if delta.finish_reason is not None:
             self._open.remove(delta.index)
+        self.has_news = True
         if delta.token_ids or delta.finish_reason or delta.searched_tokens > self._num_searched:
-            self.has_progressed = True
             self._deaths = 0
         self._num_searched = max(self._num_searched, delta.searched_tokens)
         self._deltas.append(delta)
@@ -86,7 +86,7 @@ class RunningStream:
         By then no other request was in the engine that had not got further; see `Entrance`.
         """
         self._deaths += 1
-        self.has_progressed = False
+        self.has_news = False
         for index in sorted(self._aborted):
             self.end("aborted", index=index)
         if self._deaths >= _DEATHS_WITHOUT_PROGRESS:

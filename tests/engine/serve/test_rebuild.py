@@ -13,7 +13,7 @@ from msgspec import structs
 from engine.api import BeamParams, EngineRequest, TokenDelta
 from engine.client import EngineUnavailable
 from engine.schedule.plan import Sampled, StepPlan
-from engine.serve import remote
+from engine.serve import entrance, remote
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tests.engine.simulation import (
@@ -221,7 +221,7 @@ async def test_after_a_death_requests_come_in_as_others_have_shown_to_be_harmles
     for index, deltas in enumerate(runs):
         assert tokens(deltas) == expected_output(request(str(index)).prompt, 60)
     await collect(engine, "8")
-    assert not engine._entrance._is_careful
+    assert not engine._entrance.is_careful
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -252,6 +252,29 @@ async def test_who_waits_for_others_to_be_harmless_can_leave(
     stats = await engine.stats()
     assert (stats.running, stats.waiting) == (0, 0)
     assert (await collect(engine, "4"))[-1].finish_reason == "length"
+
+
+async def test_nobody_waits_long_for_a_long_prompt_to_be_harmless(
+    engine: LocalEngine, fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (entrance, remote):
+        monkeypatch.setattr(module, "TRIAL_SECONDS", 0.05)
+    gate = threading.Event()
+
+    def dies(plan: StepPlan) -> bool:
+        names = {chunk.sequence.request_id for chunk in plan.chunks}
+        if fate.builds == 2 and names == {"0"}:
+            gate.wait(0.2)  # its step takes long, and nothing is heard of it
+        return fate.builds == 1 and len(names) == 2
+
+    fate.dies = dies
+    runs = [asyncio.create_task(collect(engine, str(index))) for index in range(2)]
+    await engine.wait_started(1)
+    await asyncio.sleep(0.1)
+    stats = await engine.stats()
+    assert stats.running + stats.waiting == 2
+    for index, deltas in enumerate(await asyncio.gather(*runs)):
+        assert tokens(deltas) == expected_output(request(str(index)).prompt, 60)
 
 
 async def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(
