@@ -4,6 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.partywall-setup
+WORKERS ?= 2
+# A file's tests share what they start, and stay together.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .PHONY: setup serve test test-all lint gpu-check
@@ -15,13 +18,13 @@ serve: setup
 	@exec $(BIN)/partywall serve $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Hypothesis draws from SEED, which is fresh unless it is given: the same one finds the same again.
 test-all: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-all: setup
 	@echo "examples are drawn from seed $(SEED): make test-all SEED=$(SEED)"
-	$(BIN)/python -m pytest -m "" --hypothesis-profile=exhaustive --hypothesis-seed=$(SEED)
+	$(PYTEST) -m "" --hypothesis-profile=exhaustive --hypothesis-seed=$(SEED)
 
 lint: setup
 	$(BIN)/ruff check .
