@@ -28,6 +28,7 @@ class ConnectionBounds:
     max_header_bytes: int = 32 * 1024
     max_headers: int = 128
     max_body_bytes: int = 4 * 1024 * 1024
+    idle_seconds: float = 5.0
     header_deadline_seconds: float = 10.0
     body_deadline_seconds: float = 60.0
     send_deadline_seconds: float = 15.0

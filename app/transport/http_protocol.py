@@ -57,6 +57,7 @@ class HttpProtocol(HttpToolsProtocol):
         place: Place,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.timeout_keep_alive = bounds.idle_seconds  # type: ignore[assignment]
         self._bounds = bounds
         self._place: Place | None = place
         self._phase = _Phase.BETWEEN

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from app.main import connection_bounds
 from app.server import Listener, bind, local_url, run_server
 from app.settings import Settings, load_settings
+from app.transport.connection_bounds import ConnectionBounds
 from app.transport.websocket_protocol import ABORT_EXTENSION, WRITE_EXTENSION
 
 
@@ -69,7 +70,8 @@ class Probe:
             self.written += [write(b"x" * size) for size in SIZES]
             while self.written[-1]:
                 self.written.append(write(bytes(100_000)))
-        message = await receive()
+        while (message := await receive())["type"] != "websocket.disconnect":
+            pass
         await self.disconnects.put(message["code"])
         if scope["path"] == "/write":
             self.written.append(write(b"too late"))
@@ -97,10 +99,12 @@ class Probe:
 
 
 @contextlib.asynccontextmanager
-async def running(app: Probe, settings: Settings) -> AsyncIterator[str]:
+async def running(
+    app: Probe, settings: Settings, bounds: ConnectionBounds | None = None
+) -> AsyncIterator[str]:
     """Serve until the block ends, which happens the way an operator ends it: by SIGTERM."""
     socket = bind(settings.host, settings.port)
-    listener = Listener(socket=socket, app=app, bounds=connection_bounds(settings))
+    listener = Listener(socket=socket, app=app, bounds=bounds or connection_bounds(settings))
     ready = asyncio.Event()
 
     async def on_ready() -> None:
