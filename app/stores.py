@@ -13,7 +13,7 @@ from tenants.conversations import Conversations
 from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
-from tenants.limits import NO_LIMITS, Limiter
+from tenants.limits.limiter import NO_LIMITS, Limiter
 from tenants.pepper import load_or_create_pepper
 from tenants.records import Principal, TenantLimits
 from tenants.running import RunningResponses

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import InvalidField
 from tenants.records import is_owner
@@ -53,7 +53,7 @@ def appending(note: Note, max_entries: int = MAX_ENTRIES) -> Command:
         *("before", msgspec.json.encode(note.before)),
         *("after", msgspec.json.encode(note.after)),
     )
-    return ("XADD", keyspace.AUDIT, "MAXLEN", "~", max_entries, "*", *fields)
+    return ("XADD", redis_keys.AUDIT, "MAXLEN", "~", max_entries, "*", *fields)
 
 
 class Audit:
@@ -97,7 +97,9 @@ class Audit:
         found: list[AuditEntry] = []
         page = limit if owner is None else max(limit, _PAGE)
         while True:
-            replies = await self._redis.execute(command, keyspace.AUDIT, start, end, "COUNT", page)
+            replies = await self._redis.execute(
+                command, redis_keys.AUDIT, start, end, "COUNT", page
+            )
             found += [
                 _decode(entry_id, fields)
                 for entry_id, fields in replies

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 from redis.asyncio.client import PubSub
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import (
     TIMEOUT_SECONDS,
     UNREACHABLE,
@@ -36,12 +36,12 @@ def encode(change: Change) -> bytes:
 
 def publication(change: Change) -> Command:
     """The command that sends a notice."""
-    return ("PUBLISH", keyspace.CHANGES, encode(change))
+    return ("PUBLISH", redis_keys.CHANGES, encode(change))
 
 
 async def count_subscribers(redis: GuardedRedis) -> int:
     """How many processes listen. Raises `StoreUnavailable`."""
-    reply = await redis.execute("PUBSUB", "NUMSUB", keyspace.CHANGES)
+    reply = await redis.execute("PUBSUB", "NUMSUB", redis_keys.CHANGES)
     # redis-py gives pairs or a flat list, by version.
     return int(reply[0][1] if isinstance(reply[0], tuple | list) else reply[1])
 
@@ -70,7 +70,7 @@ async def _notices(pubsub: PubSub) -> AsyncGenerator[Change, None]:
     """`resync` and then the notices of one connection, until it is lost."""
     with heeding_cancellation():
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            await pubsub.subscribe(keyspace.CHANGES)
+            await pubsub.subscribe(redis_keys.CHANGES)
             while await pubsub.get_message(timeout=TIMEOUT_SECONDS) is None:
                 pass
     yield Change(kind="resync")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField
 from tenants.stored_blobs import StoredBlobs
@@ -36,20 +36,20 @@ class Conversations:
         "ttl_seconds"), `TooLargeToStore`.
         """
         check_response_id(response_id)
-        key = keyspace.response(tenant_id, response_id)
+        key = redis_keys.response(tenant_id, response_id)
         await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
 
     async def load(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's blob, or `None`: never another tenant's."""
         if not is_response_id(response_id):
             return None
-        return await self._blobs.load(keyspace.response(tenant_id, response_id))
+        return await self._blobs.load(redis_keys.response(tenant_id, response_id))
 
     async def delete(self, tenant_id: str, response_id: str) -> bool:
         """Forget a blob; whether there was one."""
         if not is_response_id(response_id):
             return False
-        key = keyspace.response(tenant_id, response_id)
+        key = redis_keys.response(tenant_id, response_id)
         return await self._blobs.take(tenant_id, key) is not None
 
 

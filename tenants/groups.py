@@ -14,10 +14,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, keyspace
+from tenants import audit, redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, StoreConflict
-from tenants.keys import group_decoder
+from tenants.key_store import group_decoder
 from tenants.owners import clear_slot, list_records
 from tenants.records import SECRET_BYTES, Change, ShareGroup, check_id, check_name, is_id
 from tenants.writes import Writes, absent, holds, until_committed
@@ -42,12 +42,12 @@ class ShareGroups:
             created_at=time.time(),
         )
         check_name(group.name)
-        meta, deleting = keyspace.meta(group.owner), keyspace.deleting(group.owner)
+        meta, deleting = redis_keys.meta(group.owner), redis_keys.deleting(group.owner)
         committed = await self._writes.commit(
             [absent(meta), absent(deleting)],
             [
                 ("SET", meta, msgspec.msgpack.encode(group)),
-                ("ZADD", keyspace.GROUPS, 0, group_id),
+                ("ZADD", redis_keys.GROUPS, 0, group_id),
             ],
             Change(kind="group", name=group_id),
             _note("group.create", actor, None, group),
@@ -59,7 +59,7 @@ class ShareGroups:
     async def list(self, after: str | None = None, limit: int | None = None) -> list[ShareGroup]:
         """Up to `limit` groups by id, from behind the id `after`."""
         blobs = await list_records(
-            self._redis, keyspace.GROUPS, lambda one: keyspace.meta(f"@{one}"), after, limit
+            self._redis, redis_keys.GROUPS, lambda one: redis_keys.meta(f"@{one}"), after, limit
         )
         return [group_decoder.decode(blob) for blob in blobs]
 
@@ -70,7 +70,7 @@ class ShareGroups:
     async def members(self, group_id: str) -> builtins.list[str]:
         """Ids of the tenants in a group, in order. Raises `GroupNotFound`."""
         group = await self.get(group_id)
-        found = await self._redis.execute("SMEMBERS", keyspace.members(group.owner))
+        found = await self._redis.execute("SMEMBERS", redis_keys.members(group.owner))
         return sorted(one.decode() for one in found)
 
     async def update(
@@ -93,8 +93,8 @@ class ShareGroups:
             check_name(name)
             new = replace(old, name=name, revision=old.revision + 1)
             committed = await self._writes.commit(
-                [holds(keyspace.meta(old.owner), blob)],
-                [("SET", keyspace.meta(old.owner), msgspec.msgpack.encode(new))],
+                [holds(redis_keys.meta(old.owner), blob)],
+                [("SET", redis_keys.meta(old.owner), msgspec.msgpack.encode(new))],
                 Change(kind="group", name=group_id),
                 _note("group.update", actor, old, new),
             )
@@ -110,14 +110,14 @@ class ShareGroups:
         """
         await until_committed(lambda: self._begin_delete(group_id, actor))
         owner = f"@{group_id}"
-        deleting = keyspace.deleting(owner)
+        deleting = redis_keys.deleting(owner)
         await clear_slot(self._redis, owner, keep=frozenset([deleting]))
         await self._redis.execute("DEL", deleting)
 
     async def _read(self, group_id: str) -> tuple[bytes, ShareGroup]:
         if not is_id(group_id):
             raise GroupNotFound(group_id)
-        blob = await self._redis.execute("GET", keyspace.meta(f"@{group_id}"))
+        blob = await self._redis.execute("GET", redis_keys.meta(f"@{group_id}"))
         if blob is None:
             raise GroupNotFound(group_id)
         return blob, group_decoder.decode(blob)
@@ -128,7 +128,7 @@ class ShareGroups:
             blob, group = await self._read(group_id)
         except GroupNotFound:
             if is_id(group_id) and await self._redis.execute(
-                "EXISTS", keyspace.deleting(f"@{group_id}")
+                "EXISTS", redis_keys.deleting(f"@{group_id}")
             ):
                 return True
             raise
@@ -137,12 +137,12 @@ class ShareGroups:
             raise StoreConflict(f"share group {group_id!r} has members: {', '.join(members[:10])}")
         committed = await self._writes.commit(
             [
-                holds(keyspace.meta(group.owner), blob),
-                absent(keyspace.members(group.owner)),
+                holds(redis_keys.meta(group.owner), blob),
+                absent(redis_keys.members(group.owner)),
             ],
             [
-                ("RENAME", keyspace.meta(group.owner), keyspace.deleting(group.owner)),
-                ("ZREM", keyspace.GROUPS, group_id),
+                ("RENAME", redis_keys.meta(group.owner), redis_keys.deleting(group.owner)),
+                ("ZREM", redis_keys.GROUPS, group_id),
             ],
             Change(kind="group", name=group_id),
             _note("group.delete", actor, group, None),

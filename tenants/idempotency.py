@@ -14,7 +14,7 @@ from hashlib import sha256
 import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import GuardedRedis, Script
 from tenants.errors import InvalidField, StoreConflict
 from tenants.writes import guarding
@@ -122,7 +122,7 @@ class Idempotency:
 
     def _name(self, actor: str, key: str) -> str:
         length = len(actor).to_bytes(8, "little")
-        return keyspace.idempotency(self._digest(length + f"{actor}{key}".encode()))
+        return redis_keys.idempotency(self._digest(length + f"{actor}{key}".encode()))
 
     def _digest(self, data: bytes) -> bytes:
         return hmac.digest(self._secret, data, sha256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupNotFound, InvalidField, StoreError, TenantNotFound
 from tenants.records import is_id
@@ -61,7 +61,7 @@ async def clear_slot(redis: GuardedRedis, owner: str, keep: frozenset[str]) -> N
     cursor = b"0"
     while True:
         cursor, names = await redis.execute(
-            "SCAN", cursor, "MATCH", keyspace.everything_of(owner), "COUNT", _SCAN_COUNT
+            "SCAN", cursor, "MATCH", redis_keys.everything_of(owner), "COUNT", _SCAN_COUNT
         )
         doomed = [name for name in names if name not in kept]
         if doomed:

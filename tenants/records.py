@@ -126,7 +126,7 @@ class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key as the store knows it: `digest` in place of the key, see `tenants.api_keys`.
+    """An API key as the store knows it: `digest` in place of the key, see `tenants.key_format`.
 
     `replaced_by` is the id of the key that a rotation put in its place.
     """

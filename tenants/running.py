@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 
-from tenants import changes, keyspace
+from tenants import changes, redis_keys
 from tenants.connection import Command, GuardedRedis
 from tenants.conversations import is_response_id
 from tenants.errors import StoreUnavailable
@@ -37,13 +37,13 @@ class RunningResponses:
 
     def note_begin(self, tenant_id: str, response_id: str, record: bytes) -> None:
         """A response of this process runs; `record` is what others are to show of it."""
-        key = keyspace.running(tenant_id, response_id)
+        key = redis_keys.running(tenant_id, response_id)
         self._running[key] = self._unwritten[key] = record
         self._woken.set()
 
     def note_end(self, tenant_id: str, response_id: str) -> None:
         """It runs no longer; harmless for one that never did."""
-        key = keyspace.running(tenant_id, response_id)
+        key = redis_keys.running(tenant_id, response_id)
         if self._running.pop(key, None) is not None:
             self._unwritten[key] = None
             self._woken.set()
@@ -52,7 +52,7 @@ class RunningResponses:
         """The tenant's record of a response that runs in any process. Raises `StoreUnavailable`."""
         if not is_response_id(response_id):
             return None
-        key = keyspace.running(tenant_id, response_id)
+        key = redis_keys.running(tenant_id, response_id)
         record: bytes | None = await self._redis.execute("GET", key)
         return record
 

@@ -1,4 +1,4 @@
-"""Tenants: made, changed and deleted by an operator; their keys are in `tenants.keys`."""
+"""Tenants: made, changed and deleted by an operator; their keys are in `tenants.key_store`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, changes, keyspace, usage
+from tenants import audit, changes, redis_keys, usage
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
@@ -18,7 +18,7 @@ from tenants.errors import (
     TenantExists,
     TenantNotFound,
 )
-from tenants.keys import (
+from tenants.key_store import (
     CACHE_SECONDS,
     STALE_SECONDS,
     KeyStore,
@@ -95,16 +95,20 @@ class TenantStore(KeyStore):
 
         async def attempt() -> Tenant | None:
             if await self._redis.execute(
-                "EXISTS", keyspace.meta(tenant_id), keyspace.deleting(tenant_id)
+                "EXISTS", redis_keys.meta(tenant_id), redis_keys.deleting(tenant_id)
             ):
                 raise TenantExists(tenant_id)
             checks, commands = await self._membership(draft, tenant)
             committed = await self._writes.commit(
-                [absent(keyspace.meta(tenant_id)), absent(keyspace.deleting(tenant_id)), *checks],
                 [
-                    ("SET", keyspace.meta(tenant_id), msgspec.msgpack.encode(tenant)),
-                    ("SET", keyspace.keys(tenant_id), msgspec.msgpack.encode([record])),
-                    ("ZADD", keyspace.TENANTS, 0, tenant_id),
+                    absent(redis_keys.meta(tenant_id)),
+                    absent(redis_keys.deleting(tenant_id)),
+                    *checks,
+                ],
+                [
+                    ("SET", redis_keys.meta(tenant_id), msgspec.msgpack.encode(tenant)),
+                    ("SET", redis_keys.keys(tenant_id), msgspec.msgpack.encode([record])),
+                    ("ZADD", redis_keys.TENANTS, 0, tenant_id),
                     *lookup_commands([], [record]),
                     *commands,
                 ],
@@ -119,7 +123,7 @@ class TenantStore(KeyStore):
         self, after: str | None = None, limit: int | None = None
     ) -> list[Tenant]:
         """Up to `limit` tenants by id, from behind the id `after`."""
-        blobs = await list_records(self._redis, keyspace.TENANTS, keyspace.meta, after, limit)
+        blobs = await list_records(self._redis, redis_keys.TENANTS, redis_keys.meta, after, limit)
         return [tenant_decoder.decode(blob) for blob in blobs]
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
@@ -147,8 +151,8 @@ class TenantStore(KeyStore):
                 return old
             checks, commands = await self._membership(old, new)
             committed = await self._writes.commit(
-                [holds(keyspace.meta(tenant_id), blob), *checks],
-                [("SET", keyspace.meta(tenant_id), msgspec.msgpack.encode(new)), *commands],
+                [holds(redis_keys.meta(tenant_id), blob), *checks],
+                [("SET", redis_keys.meta(tenant_id), msgspec.msgpack.encode(new)), *commands],
                 Change(kind="tenant", tenant_id=tenant_id),
                 _note("tenant.update", actor, old, new),
             )
@@ -166,7 +170,7 @@ class TenantStore(KeyStore):
         if await self.count_listeners():
             await asyncio.sleep(self._flush_grace_seconds)
         used = await usage.read_all(self._redis, tenant_id)
-        last = (keyspace.usage(tenant_id), keyspace.deleting(tenant_id))
+        last = (redis_keys.usage(tenant_id), redis_keys.deleting(tenant_id))
         await clear_slot(self._redis, tenant_id, keep=frozenset(last))
         await self._redis.execute("DEL", *last)
         return used
@@ -185,7 +189,7 @@ class TenantStore(KeyStore):
     async def _read(self, tenant_id: str) -> tuple[bytes, Tenant]:
         if not is_id(tenant_id):
             raise TenantNotFound(tenant_id)
-        blob = await self._redis.execute("GET", keyspace.meta(tenant_id))
+        blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
         if blob is None:
             raise TenantNotFound(tenant_id)
         return blob, tenant_decoder.decode(blob)
@@ -197,19 +201,19 @@ class TenantStore(KeyStore):
         checks: list[Check] = []
         commands: list[Command] = []
         if old.share_group is not None:
-            commands.append(("SREM", keyspace.members(f"@{old.share_group}"), new.id))
+            commands.append(("SREM", redis_keys.members(f"@{old.share_group}"), new.id))
         if new.share_group is not None:
-            group = keyspace.meta(f"@{new.share_group}")
+            group = redis_keys.meta(f"@{new.share_group}")
             if not (is_id(new.share_group) and await self._redis.execute("EXISTS", group)):
                 raise InvalidField("share_group", f"there is no share group {new.share_group!r}")
             checks.append(exists(group))
-            commands.append(("SADD", keyspace.members(f"@{new.share_group}"), new.id))
+            commands.append(("SADD", redis_keys.members(f"@{new.share_group}"), new.id))
         return checks, commands
 
     async def _begin_delete(self, tenant_id: str, actor: str) -> bool | None:
         """From here on nothing can be added to the tenant, but usage."""
         change = Change(kind="deleted", tenant_id=tenant_id)
-        deleting = keyspace.deleting(tenant_id)
+        deleting = redis_keys.deleting(tenant_id)
         try:
             blob, tenant = await self._read(tenant_id)
         except TenantNotFound:
@@ -219,13 +223,13 @@ class TenantStore(KeyStore):
             await self._redis.execute(*changes.publication(change))
             self._redis.notify(change)
             return True
-        keys_blob = await self._redis.execute("GET", keyspace.keys(tenant_id))
+        keys_blob = await self._redis.execute("GET", redis_keys.keys(tenant_id))
         _, leaving = await self._membership(tenant, replace(tenant, share_group=None))
         committed = await self._writes.commit(
-            [holds(keyspace.meta(tenant_id), blob), holds(keyspace.keys(tenant_id), keys_blob)],
+            [holds(redis_keys.meta(tenant_id), blob), holds(redis_keys.keys(tenant_id), keys_blob)],
             [
-                ("RENAME", keyspace.meta(tenant_id), deleting),
-                ("ZREM", keyspace.TENANTS, tenant_id),
+                ("RENAME", redis_keys.meta(tenant_id), deleting),
+                ("ZREM", redis_keys.TENANTS, tenant_id),
                 *lookup_commands(decode_keys(keys_blob), []),
                 *leaving,
             ],

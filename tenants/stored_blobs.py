@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import GuardedRedis, Script
 from tenants.errors import InvalidField, TooLargeToStore
 
@@ -84,7 +84,7 @@ class StoredBlobs:
         if milliseconds <= 0:
             raise InvalidField("ttl_seconds", "must be greater than 0")
         most = self._default_bytes if max_bytes is None else max_bytes
-        keys = [*_keys(tenant_id, key), keyspace.meta(tenant_id)]
+        keys = [*_keys(tenant_id, key), redis_keys.meta(tenant_id)]
         if not await self._redis.run_script(
             _SAVE, keys, [blob, milliseconds, "" if most is None else most]
         ):
@@ -102,4 +102,4 @@ class StoredBlobs:
 
 
 def _keys(tenant_id: str, key: str) -> list[str]:
-    return [key, keyspace.stored(tenant_id), keyspace.stored_bytes(tenant_id)]
+    return [key, redis_keys.stored(tenant_id), redis_keys.stored_bytes(tenant_id)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import GuardedRedis
 from tenants.conversations import check_response_id, is_response_id
 from tenants.stored_blobs import StoredBlobs
@@ -31,11 +31,11 @@ class SuspendedResponses:
         ("response_id", "ttl_seconds"), `TooLargeToStore`.
         """
         check_response_id(response_id)
-        key = keyspace.suspended(tenant_id, response_id)
+        key = redis_keys.suspended(tenant_id, response_id)
         await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
 
     async def take(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's blob, which is then nobody else's; `None` if it is gone."""
         if not is_response_id(response_id):
             return None
-        return await self._blobs.take(tenant_id, keyspace.suspended(tenant_id, response_id))
+        return await self._blobs.take(tenant_id, redis_keys.suspended(tenant_id, response_id))

@@ -13,11 +13,11 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, keyspace
+from tenants import audit, redis_keys
 from tenants.cache import ReadThroughCache
 from tenants.connection import Command, GuardedRedis, Script
 from tenants.errors import InvalidField, PromptNotFound
-from tenants.keys import CACHE_SECONDS, STALE_SECONDS
+from tenants.key_store import CACHE_SECONDS, STALE_SECONDS
 from tenants.owners import not_found
 from tenants.records import (
     Change,
@@ -113,8 +113,8 @@ class SystemPrompts:
                 active = version if activate or head.active is None else head.active
                 new = replace(head, last=version, active=active)
                 commands = [
-                    ("HSET", keyspace.prompt(owner, name), version, msgspec.msgpack.encode(body)),
-                    ("SADD", keyspace.prompt_text(owner, digest), f"{name}:{version}"),
+                    ("HSET", redis_keys.prompt(owner, name), version, msgspec.msgpack.encode(body)),
+                    ("SADD", redis_keys.prompt_text(owner, digest), f"{name}:{version}"),
                 ]
             committed = new == head or await self._commit(
                 owner, name, blob, new, actor, "prompt.put", commands
@@ -138,7 +138,7 @@ class SystemPrompts:
         self, owner: str, after: str | None = None, limit: int | None = None
     ) -> list[SystemPrompt]:
         """Each of an owner's prompts in its active version, by name: `limit` behind `after`."""
-        blobs = await self._redis.execute("HGETALL", keyspace.prompts(owner))
+        blobs = await self._redis.execute("HGETALL", redis_keys.prompts(owner))
         heads = {name.decode(): _head_decoder.decode(blob) for name, blob in blobs.items()}
         live = [
             (name, head.active, head)
@@ -146,7 +146,7 @@ class SystemPrompts:
             if head.active is not None and (after is None or name > after)
         ][:limit]
         bodies = await self._redis.pipeline(
-            *(("HGET", keyspace.prompt(owner, name), active) for name, active, _ in live)
+            *(("HGET", redis_keys.prompt(owner, name), active) for name, active, _ in live)
         )
         return [
             _prompt(name, active, _body_decoder.decode(body), head)
@@ -162,11 +162,11 @@ class SystemPrompts:
         Raises `PromptNotFound`.
         """
         head = (await self._live_head(owner, name))[1]
-        versions = await self._redis.execute("HKEYS", keyspace.prompt(owner, name))
+        versions = await self._redis.execute("HKEYS", redis_keys.prompt(owner, name))
         older = (number for number in map(int, versions) if before is None or number < before)
         page = sorted(older, reverse=True)[:limit]
         bodies = await self._redis.pipeline(
-            *(("HGET", keyspace.prompt(owner, name), version) for version in page)
+            *(("HGET", redis_keys.prompt(owner, name), version) for version in page)
         )
         return [
             _prompt(name, version, _body_decoder.decode(body), head)
@@ -199,9 +199,9 @@ class SystemPrompts:
 
         async def attempt() -> bool | None:
             blob, head = await self._live_head(owner, name)
-            bodies = await self._redis.execute("HGETALL", keyspace.prompt(owner, name))
+            bodies = await self._redis.execute("HGETALL", redis_keys.prompt(owner, name))
             removed: Sequence[Command] = [
-                ("DEL", keyspace.prompt(owner, name), keyspace.prompt_index(owner, name)),
+                ("DEL", redis_keys.prompt(owner, name), redis_keys.prompt_index(owner, name)),
                 *(_forget_text(owner, name, version, body) for version, body in bodies.items()),
             ]
             gone = _Head(last=head.last, active=None)
@@ -221,8 +221,8 @@ class SystemPrompts:
         saved = await self._redis.run_script(
             _SAVE_INDEX,
             [
-                keyspace.prompt(owner, index.name),
-                keyspace.prompt_index(owner, index.name),
+                redis_keys.prompt(owner, index.name),
+                redis_keys.prompt_index(owner, index.name),
             ],
             [
                 index.version,
@@ -235,7 +235,7 @@ class SystemPrompts:
 
     async def newest_index(self, owner: str, prompt: SystemPrompt) -> PromptIndex | None:
         """The index of a prompt version that was saved last, whatever the engine, or `None`."""
-        blobs = await self._redis.execute("HVALS", keyspace.prompt_index(owner, prompt.name))
+        blobs = await self._redis.execute("HVALS", redis_keys.prompt_index(owner, prompt.name))
         indexes = [_index_decoder.decode(blob) for blob in blobs]
         ours = [index for index in indexes if index.version == prompt.version]
         return max(ours, key=lambda index: index.warmed_at, default=None)
@@ -244,7 +244,7 @@ class SystemPrompts:
         if not is_owner(owner):
             raise not_found(owner)
         exists, blob = await self._redis.pipeline(
-            ("EXISTS", keyspace.meta(owner)), ("HGET", keyspace.prompts(owner), name)
+            ("EXISTS", redis_keys.meta(owner)), ("HGET", redis_keys.prompts(owner), name)
         )
         if not exists:
             raise not_found(owner)
@@ -253,14 +253,14 @@ class SystemPrompts:
     async def _live_head(self, owner: str, name: str) -> tuple[bytes | None, _Head]:
         """Raises `PromptNotFound`, also where the owner is not there."""
         if is_owner(owner) and is_prompt_name(name):
-            blob = await self._redis.execute("HGET", keyspace.prompts(owner), name)
+            blob = await self._redis.execute("HGET", redis_keys.prompts(owner), name)
             head = None if blob is None else _head_decoder.decode(blob)
             if head is not None and head.active is not None:
                 return blob, head
         raise PromptNotFound(name)
 
     async def _body(self, owner: str, name: str, version: int) -> _Body | None:
-        body = await self._redis.execute("HGET", keyspace.prompt(owner, name), version)
+        body = await self._redis.execute("HGET", redis_keys.prompt(owner, name), version)
         return None if body is None else _body_decoder.decode(body)
 
     async def _update(
@@ -299,8 +299,8 @@ class SystemPrompts:
         """Write a prompt's new head, unless somebody else did since `blob` was read."""
         old = None if blob is None else _head_decoder.decode(blob)
         return await self._writes.commit(
-            [exists(keyspace.meta(owner)), field_holds(keyspace.prompts(owner), name, blob)],
-            [("HSET", keyspace.prompts(owner), name, msgspec.msgpack.encode(new)), *commands],
+            [exists(redis_keys.meta(owner)), field_holds(redis_keys.prompts(owner), name, blob)],
+            [("HSET", redis_keys.prompts(owner), name, msgspec.msgpack.encode(new)), *commands],
             Change(kind="prompts", tenant_id=owner, name=name),
             audit.Note(
                 actor=actor,
@@ -323,7 +323,7 @@ class SystemPrompts:
         return None if body is None else _prompt(name, number, body, head)
 
     async def _load_by_text(self, owner: str, text: str, digest: bytes) -> SystemPrompt | None:
-        members = await self._redis.execute("SMEMBERS", keyspace.prompt_text(owner, digest))
+        members = await self._redis.execute("SMEMBERS", redis_keys.prompt_text(owner, digest))
         # Several prompts may share one text; the order makes all replicas pick the same.
         for member in sorted(members):
             name, _, version = member.decode().rpartition(":")
@@ -380,7 +380,7 @@ def _document(head: _Head | None) -> audit.Document | None:
 
 def _forget_text(owner: str, name: str, version: bytes, body: bytes) -> Command:
     digest = _text_digest(_body_decoder.decode(body).text)
-    return ("SREM", keyspace.prompt_text(owner, digest), f"{name}:{int(version)}")
+    return ("SREM", redis_keys.prompt_text(owner, digest), f"{name}:{int(version)}")
 
 
 def _index_field(version: int, engine: str) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 
 import msgspec
 
-from tenants import keyspace
+from tenants import redis_keys
 from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import InvalidField, StoreUnavailable
 
@@ -129,10 +129,10 @@ class UsageMeter:
 
     def _call(self, tenant_id: str, batch: _Batch) -> tuple[list[str], list[Argument]]:
         keys = [
-            keyspace.meta(tenant_id),
-            keyspace.deleting(tenant_id),
-            keyspace.usage(tenant_id),
-            keyspace.usage_batch(tenant_id, self._meter_id),
+            redis_keys.meta(tenant_id),
+            redis_keys.deleting(tenant_id),
+            redis_keys.usage(tenant_id),
+            redis_keys.usage_batch(tenant_id, self._meter_id),
         ]
         increments = [word for increment in batch.increments.items() for word in increment]
         return keys, [batch.number, _BATCH_TTL_SECONDS, *increments]
@@ -140,7 +140,7 @@ class UsageMeter:
 
 async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
     """All days on which a tenant used anything, in order. Raises `StoreUnavailable`."""
-    counts = await redis.execute("HGETALL", keyspace.usage(tenant_id))
+    counts = await redis.execute("HGETALL", redis_keys.usage(tenant_id))
     days: dict[str, dict[str, int]] = {}
     for field, count in counts.items():
         day, _, quantity = field.decode().partition(":")

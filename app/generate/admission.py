@@ -14,7 +14,7 @@ from typing import Any
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
 from engine.api import EngineRequest
-from tenants.limits import Admission, Limiter, LimitExceeded, Quota
+from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.records import Principal, Tenant
 from tenants.usage import UsageMeter
 

@@ -30,7 +30,7 @@ from app.wire.errors import ApiError, unauthorized
 from engine.client import EngineClient, EngineUnavailable
 from tenants.errors import GroupNotFound, StoreUnavailable, TenantNotFound
 from tenants.groups import ShareGroups
-from tenants.limits import Limiter, LimitExceeded
+from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Change, Principal, Tenant, is_id
 from tenants.store import TenantStore
 

@@ -22,7 +22,7 @@ from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
 from tenants.errors import TooLargeToStore
-from tenants.limits import LimitExceeded
+from tenants.limits.limiter import LimitExceeded
 from tenants.records import DEFAULTED, TenantLimits
 
 

@@ -18,7 +18,7 @@ from tenants.connection import GuardedRedis, open_redis
 from tenants.conversations import Conversations
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
-from tenants.limits import Admission, Limiter
+from tenants.limits.limiter import Admission, Limiter
 from tenants.records import ApiKey, Change, ShareGroup, Tenant
 from tenants.store import TenantStore
 from tenants.system_prompts import SystemPrompts

@@ -13,11 +13,11 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from tenants import api_keys, connection
+from tenants import connection, key_format
 from tenants.connection import open_redis
 from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
 from tenants.idempotency import Idempotency
-from tenants.limits import Limiter, LimitExceeded
+from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import TenantLimits
 from tenants.suspended import SuspendedResponses
 from tenants.usage import UsageMeter
@@ -60,7 +60,7 @@ async def test_known_keys_and_prompts_outlive_the_store_and_others_are_unavailab
         assert await room.prompts.get("acme", "law") is not None
         assert await room.prompts.find_by_text("acme", "one") is not None
         with pytest.raises(StoreUnavailable):
-            await room.store.authenticate(api_keys.generate())
+            await room.store.authenticate(key_format.generate())
         with pytest.raises(StoreUnavailable):
             await room.prompts.get("acme", "tax")
         assert await room.store.authenticate("no key at all") is None

@@ -13,7 +13,7 @@ from app.generate.admission import Gate, Ticket
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
-from tenants.limits import Admission, Limiter, LimitExceeded
+from tenants.limits.limiter import Admission, Limiter, LimitExceeded
 from tenants.records import ApiKey, Principal, Tenant, TenantLimits
 from tenants.usage import UsageMeter
 

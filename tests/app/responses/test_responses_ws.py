@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.transport.bounds import Bounds
-from tenants import api_keys
+from tenants import key_format
 from tests.app.conftest import World, eventually
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -328,7 +328,7 @@ async def test_an_upgrade_without_a_valid_key_is_refused(
 
 
 async def test_an_upgrade_during_a_store_outage_is_refused_with_503(world: World) -> None:
-    stranger = {"authorization": f"Bearer {api_keys.generate()}"}
+    stranger = {"authorization": f"Bearer {key_format.generate()}"}
     with world.outage(), pytest.raises(InvalidStatus) as refused:
         async with socket(world, additional_headers=stranger):
             pass

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 
 from app.generate import admission
 from app.transport.bounds import Bounds
-from tenants import api_keys
+from tenants import key_format
 from tenants.records import Change
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually, living
 from tests.app.scripted_engine import ScriptedEngine
@@ -102,7 +102,7 @@ async def test_known_tenants_chat_on_and_everything_is_back_by_itself(
     server.start()
     await back(http)
     assert (await http.post("/v1/responses", json=RESPONSE, headers=unknown)).status_code == 200
-    wrong = {"authorization": f"Bearer {api_keys.generate()}"}
+    wrong = {"authorization": f"Bearer {key_format.generate()}"}
     assert (await http.post("/v1/responses", json=RESPONSE, headers=wrong)).status_code == 401
 
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tenants.errors import StoreUnavailable
-from tenants.limits import Admission, Limiter, LimitExceeded
-from tenants.local_limits import LocalLimits
+from tenants.limits.limiter import Admission, Limiter, LimitExceeded
+from tenants.limits.local_estimate import LocalEstimate
 from tenants.records import Tenant, TenantLimits
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room, eventually, listening, take
@@ -191,7 +191,7 @@ async def test_what_cannot_be_settled_in_time_is_let_go(
 def test_a_tenant_that_is_idle_for_a_day_is_forgotten() -> None:
     clock = Clock()
     limits = TenantLimits(tokens_per_minute=100, tokens_per_day=100)
-    local = LocalLimits(clock)
+    local = LocalEstimate(clock)
     for name in ("acme", "umbra"):
         local.note_admitted(name, limits, "r1")
         local.note_reserved(name, limits, "r1", 100)

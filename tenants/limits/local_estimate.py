@@ -1,8 +1,8 @@
 """The estimate of a tenant's limits that one process makes while it cannot reach the store.
 
-It watches what passes through this process at all times, with the arithmetic of `tenants.limits`,
-and in an outage gives out this process' share of the limits: it errs as far as tenants do not
-spread evenly over the replicas.
+It watches what passes through this process at all times, with the arithmetic of `scripts`, and in
+an outage gives out this process' share of the limits: it errs as far as tenants do not spread
+evenly over the replicas.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tenants.limit_scripts import STREAM_RETRY
-from tenants.quota import DAY, MINUTE, Limit, Verdict
+from tenants.limits.scripts import STREAM_RETRY
+from tenants.limits.verdict import DAY, MINUTE, Limit, Verdict
 from tenants.records import TenantLimits
 
 
@@ -43,7 +43,7 @@ class _Tenant:
         return sum(_cost(hold.tokens, hold.limit) for hold in self.streams.values())
 
 
-class LocalLimits:
+class LocalEstimate:
     """All tenants as this process sees them; `clock` gives Unix seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -115,7 +115,7 @@ class LocalLimits:
             return
         taken, used = _cost(hold.tokens, hold.limit), _cost(used_tokens, hold.limit)
         tenant.used_until = max(tenant.used_until, now) + used
-        # Never more than what was used and is still held leaves, see `tenants.limit_scripts`.
+        # Never more than what was used and is still held leaves, see `tenants.limits.scripts`.
         given_back = max(tenant.tokens_full_at - taken + used, tenant.used_until + tenant.held())
         tenant.tokens_full_at = min(tenant.tokens_full_at, given_back)
         if hold.day == tenant.day:

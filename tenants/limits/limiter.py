@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import changes, keyspace
+from tenants import changes, redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import StoreUnavailable
-from tenants.limit_scripts import (
+from tenants.limits.local_estimate import LocalEstimate
+from tenants.limits.scripts import (
     ADMIT,
     LATE_SECONDS,
     OPEN_SOCKET,
@@ -28,8 +29,7 @@ from tenants.limit_scripts import (
     SETTLE,
     STREAM_RETRY,
 )
-from tenants.local_limits import LocalLimits
-from tenants.quota import LimitExceeded, Quota, Verdict
+from tenants.limits.verdict import LimitExceeded, Quota, Verdict
 from tenants.records import Tenant, TenantLimits
 
 __all__ = ["Admission", "LimitExceeded", "Limiter", "Quota"]
@@ -61,9 +61,9 @@ class Admission(msgspec.Struct, frozen=True):
 class Limiter:
     """Holds tenants to their limits, over all processes that share a Redis.
 
-    While Redis is down this process goes by its own estimate (see `tenants.local_limits`); nothing
-    here raises `StoreUnavailable`. `defaults` of requests a minute, streams and sockets are for
-    tenants that have no limit of their own, which cost no round trip: they hold in each process.
+    While Redis is down this process goes by its own estimate (see `local_estimate`); nothing here
+    raises `StoreUnavailable`. `defaults` of requests a minute, streams and sockets are for tenants
+    that have no limit of their own, which cost no round trip: they hold in each process.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Limiter:
         self._redis = redis
         self._lease = int(lease_seconds * 1e6)
         self._clock = clock
-        self._local = LocalLimits(clock)
+        self._local = LocalEstimate(clock)
         self._replicas = 1
         # What could not be handed in: the tokens that a request has used, and until when it counts.
         self._unsettled: dict[str, tuple[Admission, int, float]] = {}
@@ -169,7 +169,7 @@ class Limiter:
             else:
                 opened = await self._redis.run_script(
                     OPEN_SOCKET,
-                    [keyspace.meta(tenant.id), keyspace.sockets(tenant.id)],
+                    [redis_keys.meta(tenant.id), redis_keys.sockets(tenant.id)],
                     [socket_id, self._lease, most],
                 )
         except StoreUnavailable:
@@ -186,7 +186,7 @@ class Limiter:
             if tenant.limits.sockets is None:
                 return
             try:
-                await self._redis.execute("ZREM", keyspace.sockets(tenant.id), socket_id)
+                await self._redis.execute("ZREM", redis_keys.sockets(tenant.id), socket_id)
             except StoreUnavailable as error:
                 _log.info("a closed socket counts until its lease ends: %s", error)
 
@@ -199,9 +199,9 @@ class Limiter:
         leases: dict[str, list[str]] = defaultdict(list)
         for admission in admissions:
             if admission.shared:
-                leases[keyspace.streams(admission.tenant_id)].append(admission.request_id)
+                leases[redis_keys.streams(admission.tenant_id)].append(admission.request_id)
         for tenant_id, socket_ids in self._local.all_sockets().items():
-            leases[keyspace.sockets(tenant_id)] += socket_ids
+            leases[redis_keys.sockets(tenant_id)] += socket_ids
         try:
             self._replicas = max(1, await changes.count_subscribers(self._redis))
             await self._redis.run_script_on_each(
@@ -254,7 +254,7 @@ class Limiter:
     async def _settle_in_redis(self, admission: Admission, used_tokens: int) -> None:
         await self._redis.run_script(
             SETTLE,
-            [*_keys(admission.tenant_id), keyspace.settled(admission.tenant_id)],
+            [*_keys(admission.tenant_id), redis_keys.settled(admission.tenant_id)],
             [
                 admission.request_id,
                 used_tokens,
@@ -266,10 +266,10 @@ class Limiter:
 
 def _keys(tenant_id: str) -> list[str]:
     return [
-        keyspace.meta(tenant_id),
-        keyspace.limits(tenant_id),
-        keyspace.streams(tenant_id),
-        keyspace.held(tenant_id),
+        redis_keys.meta(tenant_id),
+        redis_keys.limits(tenant_id),
+        redis_keys.streams(tenant_id),
+        redis_keys.held(tenant_id),
     ]
 
 

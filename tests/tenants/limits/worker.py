@@ -15,7 +15,7 @@ import sys
 import time
 
 from tenants.connection import open_redis
-from tenants.limits import Limiter, LimitExceeded
+from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Tenant, TenantLimits
 
 

@@ -12,11 +12,11 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from tenants.limits import Admission, Limiter, LimitExceeded, Quota
+from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.records import UNLIMITED, Tenant, TenantLimits
 from tests.tenants.conftest import OpenRoom, Room, everything, take
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MakeTenant = Callable[..., Awaitable[Tenant]]
 
 
@@ -383,7 +383,7 @@ async def test_two_processes_never_pass_a_bucket_though_reservations_outlive_the
 ) -> None:
     limit, tokens, held = 60_000, 500, 120
     await make(tokens_per_minute=limit)
-    command = [sys.executable, "-m", "tests.tenants.limit_worker", redis_url, "acme"]
+    command = [sys.executable, "-m", "tests.tenants.limits.worker", redis_url, "acme"]
     workers = [
         await asyncio.create_subprocess_exec(
             *(*command, str(limit), str(tokens), str(held)), cwd=ROOT, stdin=PIPE, stdout=PIPE

@@ -89,7 +89,7 @@ def usage_batch(tenant_id: str, meter_id: str) -> str:
 
 
 def limits(tenant_id: str) -> str:
-    """Hash with expiry: the state of the tenant's buckets and of its day, see `limits`."""
+    """Hash with expiry: a tenant's buckets and its day, see `tenants.limits.scripts`."""
     return f"pw:{{{tenant_id}}}:limits"
 
 

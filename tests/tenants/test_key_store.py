@@ -19,7 +19,7 @@ from tenants.errors import (
     StoreUnavailable,
     TenantNotFound,
 )
-from tenants.keys import MAX_LIVE_KEYS
+from tenants.key_store import MAX_LIVE_KEYS
 from tenants.store import TenantStore
 from tests.tenants.conftest import (
     OpenRoom,

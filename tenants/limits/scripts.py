@@ -1,4 +1,4 @@
-"""What Redis does for `tenants.limits`, in one step each and by its own clock.
+"""What Redis does for `tenants.limits.limiter`, in one step each and by its own clock.
 
 A bucket is kept as when it will be full again (`requests` and `tokens` of the `limits` hash).
 Beside it stand `used`, the same bucket had it been asked for nothing but what was really used, each
@@ -10,7 +10,7 @@ Otherwise a reservation that outlives its refill would come back twice, by time 
 from __future__ import annotations
 
 from tenants.connection import Script
-from tenants.quota import DAY, MINUTE
+from tenants.limits.verdict import DAY, MINUTE
 
 STREAM_RETRY = 1_000_000
 """When to try again where something must end first: nobody knows, so soon (microseconds)."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import api_keys, audit, keyspace
+from tenants import audit, key_format, redis_keys
 from tenants.cache import ReadThroughCache
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
@@ -74,9 +74,9 @@ class KeyStore:
 
         An empty store takes ours.
         """
-        ours = api_keys.fingerprint(self._pepper)
-        await self._redis.execute("SET", keyspace.PEPPER, ours, "NX")
-        stored = await self._redis.execute("GET", keyspace.PEPPER)
+        ours = key_format.fingerprint(self._pepper)
+        await self._redis.execute("SET", redis_keys.PEPPER, ours, "NX")
+        stored = await self._redis.execute("GET", redis_keys.PEPPER)
         if stored is None or not hmac.compare_digest(stored, ours):
             raise PepperMismatch
 
@@ -188,9 +188,9 @@ class KeyStore:
 
         Raises `StoreUnavailable` for a key not seen lately while the store is down.
         """
-        if api_keys.parse(api_key) is None:
+        if key_format.parse(api_key) is None:
             return None
-        digest = api_keys.digest(api_key, self._pepper)
+        digest = key_format.digest(api_key, self._pepper)
         principal = await self._principals.get(
             digest, functools.partial(self._find_principal, digest)
         )
@@ -201,13 +201,13 @@ class KeyStore:
     def _new_key(
         self, tenant_id: str, name: str = "", expires_at: float | None = None
     ) -> tuple[str, ApiKey]:
-        api_key = api_keys.generate()
-        key_id = api_keys.parse(api_key)
+        api_key = key_format.generate()
+        key_id = key_format.parse(api_key)
         assert key_id is not None
         record = ApiKey(
             id=key_id,
             tenant_id=tenant_id,
-            digest=api_keys.digest(api_key, self._pepper),
+            digest=key_format.digest(api_key, self._pepper),
             created_at=time.time(),
             name=name,
             expires_at=expires_at,
@@ -218,7 +218,7 @@ class KeyStore:
         if not is_id(tenant_id):
             raise TenantNotFound(tenant_id)
         tenant, blob = await self._redis.execute(
-            "MGET", keyspace.meta(tenant_id), keyspace.keys(tenant_id)
+            "MGET", redis_keys.meta(tenant_id), redis_keys.keys(tenant_id)
         )
         if tenant is None:
             raise TenantNotFound(tenant_id)
@@ -238,9 +238,9 @@ class KeyStore:
             if len(edited.keys) > max(MAX_LIVE_KEYS, len(live)):
                 raise StoreConflict(f"a tenant may have {MAX_LIVE_KEYS} live keys")
             committed = await self._writes.commit(
-                [exists(keyspace.meta(tenant_id)), holds(keyspace.keys(tenant_id), blob)],
+                [exists(redis_keys.meta(tenant_id)), holds(redis_keys.keys(tenant_id), blob)],
                 [
-                    ("SET", keyspace.keys(tenant_id), msgspec.msgpack.encode(edited.keys)),
+                    ("SET", redis_keys.keys(tenant_id), msgspec.msgpack.encode(edited.keys)),
                     *lookup_commands(keys, edited.keys),
                 ],
                 Change(kind="keys", tenant_id=tenant_id),
@@ -258,20 +258,20 @@ class KeyStore:
         return await until_committed(attempt)
 
     async def _find_principal(self, digest: bytes) -> Principal | None:
-        tenant_id = await self._redis.execute("GET", keyspace.api_key(digest))
+        tenant_id = await self._redis.execute("GET", redis_keys.api_key(digest))
         found = None if tenant_id is None else await self._find_in(tenant_id.decode(), digest)
         if found is None:
             return None
         tenant, key = found
         group = None
         if tenant.share_group is not None:
-            blob = await self._redis.execute("GET", keyspace.meta(f"@{tenant.share_group}"))
+            blob = await self._redis.execute("GET", redis_keys.meta(f"@{tenant.share_group}"))
             group = None if blob is None else group_decoder.decode(blob)
         return Principal(tenant=tenant, key=key, group=group)
 
     async def _find_in(self, tenant_id: str, digest: bytes) -> tuple[Tenant, ApiKey] | None:
         tenant, keys = await self._redis.execute(
-            "MGET", keyspace.meta(tenant_id), keyspace.keys(tenant_id)
+            "MGET", redis_keys.meta(tenant_id), redis_keys.keys(tenant_id)
         )
         if tenant is None:
             return None
@@ -303,13 +303,13 @@ def lookup_commands(old: Iterable[ApiKey], new: Iterable[ApiKey]) -> list[Comman
     before = {key.digest: key for key in old}
     after = {key.digest: key for key in new}
     gone: list[Command] = [
-        ("DEL", keyspace.api_key(digest)) for digest in before if digest not in after
+        ("DEL", redis_keys.api_key(digest)) for digest in before if digest not in after
     ]
     return gone + [_lookup(key) for digest, key in after.items() if before.get(digest) != key]
 
 
 def _lookup(key: ApiKey) -> Command:
-    command = ("SET", keyspace.api_key(key.digest), key.tenant_id)
+    command = ("SET", redis_keys.api_key(key.digest), key.tenant_id)
     if key.expires_at is None:
         return command
     # Rounded up: the list decides, the look-up may only outlive it.
