@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> Result:
     _allow_files(max(options.sockets, options.clients) + _SPARE_FILES)
     flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
     flags += ["--resume-grace-seconds", str(_ABANDONED_SECONDS)]
+    flags += ["--max-connections", str(max(options.sockets, options.clients) + _SPARE_FILES)]
     with running_service(flags, program="bench.service.stamped") as service:
         found = asyncio.run(_measure(service, options))
     figures = found.figures()
