@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from app.context import Service
 
 _FAREWELL_SECONDS = 2.0
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 256 * 1024
 _COLLECTION_THRESHOLDS = (5_000, 10, 20)
 """New objects that are left after which the young are collected, and multiples for the older."""
 
@@ -174,6 +177,7 @@ async def run_service(
                 admin_token=admin_token.created,
             )
             _spare_collections()
+            _give_back_memory()
             welcome(what)
 
         starting.close()
@@ -198,6 +202,16 @@ def _spare_collections() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
+
+
+def _give_back_memory() -> None:
+    """Let the system have the memory of large bodies and texts again as soon as they are gone.
+
+    Otherwise glibc raises the size from which it does so to that of the largest body seen, and one
+    heap for each thread grows by the bodies of its worst moment.
+    """
+    with contextlib.suppress(AttributeError):  # of another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ _MODULES = {
     "isolation": "bench.tenants.isolation",
     "sockets": "bench.service.sockets",
     "socket-overhead": "bench.service.socket_overhead",
+    "stall": "bench.service.stall",
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",
     "reuse": "bench.engine.reuse",

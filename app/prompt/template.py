@@ -77,8 +77,8 @@ class ChatTemplate:
         `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        tail = await self._ids(tenant, messages, param, partial(self._render_after, previous[-1]))
-        return [*previous, *tail]
+        render = partial(self._render_after, previous[-1])
+        return await self._ids(tenant, messages, param, render, previous)
 
     async def head_ids(self, tenant: str, system: str, *, whole: bool) -> list[int]:
         """The ids that every conversation under a system prompt starts with.
@@ -107,19 +107,25 @@ class ChatTemplate:
         messages: Sequence[Message],
         param: str,
         render: Callable[[Sequence[Message], str], str],
+        previous: Sequence[int] = (),
     ) -> list[int]:
-        """What `render` makes of the messages, tokenized; on a worker where that takes a while."""
+        """`previous` and what `render` makes of the messages, tokenized.
+
+        What takes a while is done on a worker; so is what only has much before it, for that comes
+        one by one to where all these ids are looked at.
+        """
         context = self._context_tokens
 
         def work() -> list[int]:
             try:
-                return self._texts.encode(render(messages, param), context)
+                return [*previous, *self._texts.encode(render(messages, param), context)]
             except TooManyTokens as error:
                 message = f"The prompt has {error} tokens or more; the context holds {context}."
                 raise _too_long(message, param) from None
 
         characters = sum(len(message["content"]) for message in messages)
-        if characters <= _INLINE_CHARACTERS and len(messages) <= _INLINE_MESSAGES:
+        size = characters + len(previous)
+        if size <= _INLINE_CHARACTERS and len(messages) <= _INLINE_MESSAGES:
             return work()
         return await self._workers.run(tenant, work)
 

@@ -93,6 +93,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
         gone.cancel()
         task.cancel()
         await asyncio.wait({task, gone})
+        # An error holds this frame, and the request's texts: no circle may keep them.
+        del task, gone
 
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -107,15 +109,24 @@ def answering(endpoint: Endpoint, route: str) -> Callable[[Request], Awaitable[A
         except (ReaderGone, ClientDisconnect):
             return Response(status_code=READER_GONE)
         except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
-            known = as_api_error(error)
-            if known is None:
-                _log.exception("%s %s failed", request.method, request.url.path)
-                known = internal_error()
-            service: Service = request.app.state.service
-            service.metrics.count_refused(route, known.status)
-            return error_response(known)
+            return _refusal(request, route, error)
 
     return answer
+
+
+def _refusal(request: Request, route: str, error: Exception) -> Response:
+    """The answer to a request that `error` has ended.
+
+    Not where it was caught: an error holds the frames that it went through, and whichever of these
+    held it would keep them all, and the request's texts.
+    """
+    known = as_api_error(error)
+    if known is None:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        known = internal_error()
+    service: Service = request.app.state.service
+    service.metrics.count_refused(route, known.status)
+    return error_response(known)
 
 
 async def routing_error(_: Request, error: Exception) -> Response:

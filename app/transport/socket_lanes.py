@@ -209,14 +209,18 @@ class Lanes:
             raise
         except Exception as error:  # noqa: BLE001 - a lane outlives any bug in one response
             failed = True
-            known = as_api_error(error)
-            if known is None:
-                _log.exception("a response on a socket failed")
-                known = internal_error()
-            self._responses.metrics.count_refused("responses", known.status)
-            await self._writer.send(error_event(known, stream_id))
+            await self._writer.send(self._refusal_event(error, stream_id))
         if failed and previous:
             self.evict(previous)
+
+    def _refusal_event(self, error: Exception, stream_id: str | None) -> bytes:
+        """What the client is told of `error`, which no frame that it went through may hold."""
+        known = as_api_error(error)
+        if known is None:
+            _log.error("a response on a socket failed", exc_info=error)
+            known = internal_error()
+        self._responses.metrics.count_refused("responses", known.status)
+        return error_event(known, stream_id)
 
     async def _begin(self, entry: _LaneResponse, message: CreateMessage | ResumeMessage) -> int:
         """Start or find the response; returns the number of the event that it has been read to."""

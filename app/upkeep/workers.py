@@ -38,7 +38,11 @@ class Workers:
             self._end(tenant)
             raise
         done.add_done_callback(lambda _: self._end(tenant))
-        return await asyncio.shield(done)
+        try:
+            return await asyncio.shield(done)
+        finally:
+            # An error holds this frame, and the work's: no circle may keep what was worked on.
+            del done, work
 
     def close(self) -> None:
         """Take no more work; what waits is never done."""

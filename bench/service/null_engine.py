@@ -3,8 +3,9 @@
 Run as `partywall serve` with it in place of the real one (`python -m bench.service.null_engine
 serve ...`), it speaks the real engine's messages from a process of its own, so that all that the
 service does for a token is done. A request's `seed` is the time of a step in microseconds; the
-newest counts. Whenever its last request has ended, what it has emitted is appended as JSON to the
-file named by the environment variable `NULL_ENGINE_LOG`: see `Emitted`.
+newest counts, unless it is more than a minute, as random ones are. Whenever its last request has
+ended, what it has emitted is appended as JSON to the file named by the environment variable
+`NULL_ENGINE_LOG`: see `Emitted`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from engine.serve.process import ProcessEngine, die_with
 LOG_VARIABLE = "NULL_ENGINE_LOG"
 _CONTEXT_TOKENS = 1_000_000
 _TEXT = "The wall between the two gardens is old and dry; roses climb over it from both sides. " * 4
+_LONGEST_STEP_US = 60_000_000
 _GATHERING_SECONDS = 0.25
 """How long no request must have come before the first step: what is measured is a steady pace."""
 
@@ -96,7 +98,8 @@ class NullEngine:
             socket.send(encode(ProbeReply(message.probe_id, _stats(len(self._left)))))
 
     def _begin(self, request: EngineRequest) -> None:
-        self._period = request.sampling.seed / 1e6
+        if request.sampling.seed < _LONGEST_STEP_US:
+            self._period = request.sampling.seed / 1e6
         if not self._emitted.steps:
             self._due = time.monotonic() + _GATHERING_SECONDS
         self._left[request.request_id] = request.sampling.max_tokens
@@ -139,7 +142,7 @@ def _info(config: EngineConfig, vocab_size: int) -> EngineInfo:
         dtype="none",
         block_size=config.block_size,
         num_blocks=_CONTEXT_TOKENS,
-        max_context_tokens=_CONTEXT_TOKENS,
+        max_context_tokens=config.max_context_tokens or _CONTEXT_TOKENS,
         max_running_sequences=_CONTEXT_TOKENS,
         vocab_size=vocab_size,
         eos_token_ids=(),

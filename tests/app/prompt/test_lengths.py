@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from app.prompt.plain_text import PlainText, TooManyTokens
 from app.prompt.template import ChatTemplate
 from app.transport.bounds import Bounds
 from app.upkeep.workers import Workers
+from app.wire.errors import ApiError
 from tests.app.conftest import World, byte_tokenizer
 
 
@@ -66,6 +68,24 @@ async def test_more_text_than_the_context_can_spell_is_refused_before_it_is_rend
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert not seen
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact"])
+@pytest.mark.parametrize("field", [{"input": "x" * 40_000}, {"input": 1, "x": "x" * 40_000}])
+async def test_nothing_of_a_refused_request_stays_in_memory(
+    world: World, path: str, field: dict[str, Any]
+) -> None:
+    async with httpx.AsyncClient(base_url=world.base_url, headers=world.headers()) as http:
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await http.post(path, json={"model": "Scripted-1", **field})
+            assert answer.status_code == 400
+            await asyncio.sleep(0.05)
+            kept = [one for one in gc.get_objects() if isinstance(one, ApiError)]
+            assert not kept
+        finally:
+            gc.enable()
 
 
 def test_a_text_is_tokenized_only_as_far_as_needed_to_refuse_it() -> None:
