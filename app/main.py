@@ -8,7 +8,8 @@ import ctypes
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from tenants.store import TenantStore
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from app.admin.token import AdminToken
     from app.context import Service
 
 _FAREWELL_SECONDS = 2.0
@@ -118,13 +120,7 @@ async def run_service(
     """
     async with contextlib.AsyncExitStack() as stack:
         starting = stack.enter_context(_cancelled_by_signals())
-        sockets = [
-            stack.enter_context(contextlib.closing(bind(host, port)))
-            for host, port in (
-                (settings.host, settings.port),
-                (settings.admin_host, settings.resolved_admin_port),
-            )
-        ]
+        sockets = _listening(settings, stack)
         allow_files(settings.max_connections)
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
@@ -160,38 +156,53 @@ async def run_service(
             service_bounds(settings),
         )
 
-        async def on_ready() -> None:
-            await engine.stats()
-            wanted = settings.demo_tenant and not settings.is_exposed
-            tenant, api_key = None, None
-            if wanted:
-                tenant, api_key = await _demo_tenant(
-                    stores.tenants, admin_token.created is not None
-                )
-            what = Welcome(
-                url=local_url(settings.host, sockets[0], settings.uses_tls),
-                admin_url=local_url(settings.admin_host, sockets[1], settings.uses_tls),
-                pid=os.getpid(),
-                tenant=tenant,
-                api_key=api_key,
-                admin_token=admin_token.created,
-            )
-            _spare_collections()
-            _give_back_memory()
-            welcome(what)
-
         starting.close()
         apps = (app, create_admin_app(app.state.service, admin_token))
         bounds = connection_bounds(settings)
         await run_server(
             [
-                Listener(socket=socket, app=served, bounds=bounds)
-                for socket, served in zip(sockets, apps, strict=True)
+                Listener(socket=listening, app=served, bounds=bounds)
+                for listening, served in zip(sockets, apps, strict=True)
             ],
             settings,
-            on_ready=on_ready,
+            on_ready=lambda: _ready(app.state.service, settings, sockets, admin_token, welcome),
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
+
+
+def _listening(settings: Settings, stack: contextlib.AsyncExitStack) -> list[socket.socket]:
+    """The tenants' socket and the operators', which `stack` closes."""
+    addresses = (
+        (settings.host, settings.port),
+        (settings.admin_host, settings.resolved_admin_port),
+    )
+    return [stack.enter_context(contextlib.closing(bind(host, port))) for host, port in addresses]
+
+
+async def _ready(
+    service: Service,
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    admin_token: AdminToken,
+    welcome: Callable[[Welcome], None],
+) -> None:
+    """Requests can be served: tell the operator, and leave to them what the start took."""
+    await service.engine.stats()
+    tenant, api_key = None, None
+    if settings.demo_tenant and not settings.is_exposed:
+        is_first_start = admin_token.created is not None
+        tenant, api_key = await _demo_tenant(service.stores.tenants, is_first_start)
+    what = Welcome(
+        url=local_url(settings.host, sockets[0], settings.uses_tls),
+        admin_url=local_url(settings.admin_host, sockets[1], settings.uses_tls),
+        pid=os.getpid(),
+        tenant=tenant,
+        api_key=api_key,
+        admin_token=admin_token.created,
+    )
+    _spare_collections()
+    _give_back_memory()
+    welcome(what)
 
 
 def _spare_collections() -> None:
