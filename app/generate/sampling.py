@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
 from engine.api import EngineInfo, SamplingParams
+
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")
+"""Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
 
 def sampling_params(
@@ -44,7 +48,7 @@ def _logit_bias(bias: dict[str, float], info: EngineInfo) -> dict[int, float]:
     checked: dict[int, float] = {}
     for name, value in bias.items():
         param = f"logit_bias.{name}"
-        if not (name.isascii() and name.isdecimal()):
+        if not _TOKEN_ID.fullmatch(name):
             raise invalid_request(f"'{name}' is not a token id.", param)
         _check_token(int(name), info, param)
         checked[int(name)] = float(value)

@@ -70,6 +70,7 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
         ({"stop": list("abcde")}, "invalid_value", "stop"),
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias.x"),
         ({"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias.99999"),
+        ({"logit_bias": {"9" * 5000: 1}}, "invalid_value", f"logit_bias.{'9' * 5000}"[:1000]),
         ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids[0]"),
         ({"model": "other"}, "model_not_found", "model"),
         ({"previous_response_id": "resp_x"}, "previous_response_not_found", "previous_response_id"),
