@@ -10,6 +10,7 @@ from app.prompt.history import History
 from app.responses.registry import Responses
 from app.stores import Stores
 from app.transport.bounds import Bounds
+from app.transport.intake import Intake
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
@@ -33,6 +34,7 @@ class Service:
     connections: Connections
     warmer: Warmer
     workers: Workers
+    intake: Intake
     draining: Draining
     bounds: Bounds
     metrics: Metrics

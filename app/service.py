@@ -33,6 +33,7 @@ from app.routes.responses_ws import responses_socket
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
+from app.transport.intake import Intake
 from app.transport.request_ids import RequestIds
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
@@ -113,6 +114,7 @@ def _assembled(
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
         workers=workers,
+        intake=Intake(bounds),
         draining=draining,
         bounds=bounds,
         metrics=metrics,

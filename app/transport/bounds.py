@@ -13,9 +13,11 @@ class Bounds:
     """Bounds of the service; every name carries its unit.
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context. A response without a reader goes on for `resume_grace_seconds`, and for
-    as long after its end its events can be fetched. Server-sent streams that say nothing for
-    `keep_alive_seconds`, be it that their request is queued, carry a comment.
+    the rest of the context. Bodies that are being read and parsed have `max_incoming_bytes`
+    together, of which one tenant may take a quarter. A response without a reader goes on for
+    `resume_grace_seconds`, and for as long after its end its events can be fetched. Server-sent
+    streams that say nothing for `keep_alive_seconds`, be it that their request is queued, carry a
+    comment.
     """
 
     send_deadline_seconds: float = 15.0
@@ -26,6 +28,7 @@ class Bounds:
     socket_history_responses: int = 64
     max_message_bytes: int = 4 * 1024 * 1024
     max_body_bytes: int = 4 * 1024 * 1024
+    max_incoming_bytes: int = 256 * 1024 * 1024
     response_ttl_seconds: int = 86_400
     resume_grace_seconds: float = 30.0
     history_cache_tokens: int = 4_000_000

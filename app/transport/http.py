@@ -47,16 +47,18 @@ def error_response(error: ApiError) -> Response:
 async def read_message(
     request: Request, model: type[Model], service: Service, principal: Principal
 ) -> Model:
-    """The request's JSON body. Raises `ApiError` 400, 413 or 415."""
+    """The request's JSON body. Raises `ApiError` 400, 413, 415 or 429."""
     require_json(request)
-    body = await read_body(request, service.bounds.max_body_bytes)
+    tenant_id = principal.tenant.id
+    with service.intake.body(tenant_id) as incoming:
+        body = await read_body(request, service.bounds.max_body_bytes, incoming.grow)
 
-    def work() -> Model:
-        return parse(model, decode_json(body))
+        def work() -> Model:
+            return parse(model, decode_json(body))
 
-    if len(body) <= INLINE_BYTES:
-        return work()
-    return await service.workers.run(principal.tenant.id, work)
+        if len(body) <= INLINE_BYTES:
+            return work()
+        return await service.workers.run(tenant_id, work)
 
 
 def require_json(request: Request) -> None:
@@ -66,14 +68,18 @@ def require_json(request: Request) -> None:
         raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
 
 
-async def read_body(request: Request, max_body_bytes: int) -> bytes:
-    """The request's body. Raises `ApiError` 413."""
+async def read_body(
+    request: Request, max_body_bytes: int, grow: Callable[[int], None] | None = None
+) -> bytes:
+    """The request's body; `grow` is told of every piece, and may raise. Raises `ApiError` 413."""
     body = bytearray()
     async for piece in request.stream():
-        body += piece
-        if len(body) > max_body_bytes:
+        if len(body) + len(piece) > max_body_bytes:
             message = f"The body is larger than {max_body_bytes} bytes."
             raise ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+        if grow is not None:
+            grow(len(piece))
+        body += piece
     return bytes(body)
 
 

@@ -1,0 +1,73 @@
+"""Bodies that are on their way: how many bytes of them this process holds.
+
+They come before their requests are admitted, which a body has to be read and parsed for. So a
+tenant that sends many at once, or lets many stand short of their ends, is bounded here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from app.transport.bounds import INLINE_BYTES, Bounds
+from app.wire.errors import ApiError
+
+_SHARES = 4
+"""One tenant may fill such a part of the room."""
+_RETRY_AFTER_SECONDS = 1
+
+
+class Intake:
+    """The room for bodies; a short one always finds some."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._room = max(bounds.max_incoming_bytes, bounds.max_body_bytes)
+        self._share = max(self._room // _SHARES, bounds.max_body_bytes)
+        self._held: Counter[str] = Counter()
+
+    def body(self, tenant_id: str) -> IncomingBody:
+        """A body of the tenant's that begins: a context, to be left once it has been parsed."""
+        return IncomingBody(self, tenant_id)
+
+    def take(self, tenant_id: str, num_bytes: int) -> None:
+        """Hold so many bytes more. To be called by its bodies only. Raises `ApiError` 429."""
+        if (
+            self._held[tenant_id] + num_bytes > self._share
+            or self._held.total() + num_bytes > self._room
+        ):
+            raise ApiError(
+                429,
+                "Too many long requests are being sent at once.",
+                code="queue_full",
+                # What is left of the body is not read.
+                headers={"retry-after": str(_RETRY_AFTER_SECONDS), "connection": "close"},
+            )
+        self._held[tenant_id] += num_bytes
+
+    def give_back(self, tenant_id: str, num_bytes: int) -> None:
+        """Hold so many bytes fewer. To be called by its bodies only."""
+        self._held[tenant_id] -= num_bytes
+        if not self._held[tenant_id]:
+            del self._held[tenant_id]
+
+
+class IncomingBody:
+    """One body, as far as it has come."""
+
+    def __init__(self, intake: Intake, tenant_id: str) -> None:
+        self._intake = intake
+        self._tenant_id = tenant_id
+        self._num_bytes = 0
+        self._taken = 0
+
+    def __enter__(self) -> IncomingBody:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.give_back(self._tenant_id, self._taken)
+
+    def grow(self, num_bytes: int) -> None:
+        """So many bytes have come. Raises `ApiError` 429 where there is no room for them."""
+        self._num_bytes += num_bytes
+        if self._num_bytes > INLINE_BYTES:
+            self._intake.take(self._tenant_id, self._num_bytes - self._taken)
+            self._taken = self._num_bytes
