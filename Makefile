@@ -20,11 +20,13 @@ serve: setup
 test: lint
 	$(PYTEST)
 
-# Hypothesis draws from SEED, which is fresh unless it is given: the same one finds the same again.
+# Behind `test`: what is long, and random examples again, more of them and others. They are drawn from
+# SEED, which is fresh unless it is given: the same one finds the same again.
 test-all: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
-test-all: setup
+test-all: test
 	@echo "examples are drawn from seed $(SEED): make test-all SEED=$(SEED)"
-	$(PYTEST) -m "" --hypothesis-profile=exhaustive --hypothesis-seed=$(SEED)
+	$(PYTEST) -m "exhaustive or hypothesis or scaled" --hypothesis-profile=exhaustive \
+		--hypothesis-seed=$(SEED)
 
 lint: setup
 	$(BIN)/ruff check .

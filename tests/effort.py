@@ -2,7 +2,8 @@
 
 Hypothesis' profile says which: `quick` draws the same examples in every run, so that a change is
 judged by what it changes; `exhaustive` draws more of them, and fresh ones (`make test-all` prints
-the seed). What is long and rarely finds anything is marked `exhaustive`, and runs there alone.
+the seed). What is long and rarely finds anything is marked `exhaustive`, and runs there alone; what
+draws `scaled` examples without Hypothesis is marked so, and runs there again.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ def _until(stops: tuple[int, ...], tokens: list[int]) -> list[int]:
     return tokens[: ends[0]] if ends else tokens
 
 
+@pytest.mark.scaled
 def test_prompts_get_the_sequences_and_scores_of_generate(
     core: EngineCore,
     prompts: list[list[int]],

@@ -80,6 +80,7 @@ def cached_tokens(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
+@pytest.mark.scaled
 async def test_one_by_one_cold_and_cached(
     service: Service, api_key: str, questions: list[str], expected: list[str]
 ) -> None:

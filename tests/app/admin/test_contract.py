@@ -72,6 +72,7 @@ async def schemathesis(admin_url: str, folder: Path, *options: str) -> tuple[int
     return process.returncode, printed.decode()
 
 
+@pytest.mark.scaled
 async def test_schemathesis_finds_nothing(
     admin: httpx.AsyncClient, world: World, tmp_path: Path
 ) -> None:
