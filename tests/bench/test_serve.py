@@ -47,13 +47,6 @@ class Peer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def do_GET(self) -> None:
-        data = b"partywall_kv_blocks_peak_in_use 42.0\n"
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def log_message(self, *_: object) -> None:
         """Quiet."""
 
@@ -90,7 +83,7 @@ def test_a_peer_is_driven_and_summed_up(
     figures = document["figures"]
     assert figures["errors"] == 0
     assert figures["prompt_hit_ratio"] == 0.75
-    assert figures["peak_kv_blocks"] == 42
+    assert "peak_kv_blocks" not in figures  # operators' metrics are nothing for strangers
     assert figures["output_tokens_per_s"] > 0
     assert figures.keys() <= serve.FIGURES.keys()
     measured = [body for body in handler.requests if body["max_tokens"] == 5]
