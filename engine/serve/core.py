@@ -109,7 +109,8 @@ class EngineCore:
             news += self._take_over(*progress.computed)
         if progress.failure is not None:
             return news + self._recover(progress.failure)
-        self._failures = 0
+        if progress.computed is not None:  # a round that only hashes shows nothing of the device
+            self._failures = 0
         return news
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from engine.api import BeamParams, EngineBroken, StepOutOfMemory
+from engine.schedule import hash_ahead
 from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.step_budget import StepBudget
 from engine.serve.core import EngineCore
@@ -145,3 +146,21 @@ def test_the_third_failed_step_in_a_row_ends_the_engine_with_its_requests_alive(
     with pytest.raises(EngineBroken):
         core.step()
     assert "f" in core.scheduler.running, "another engine goes on with it"
+
+
+def test_hashing_between_failed_steps_does_not_hide_that_the_device_is_sick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hash_ahead, "_MOST_BLOCKS", 4)
+    monkeypatch.setattr(hash_ahead, "_LEAST_BLOCKS", 1)
+    core = simulated_core()
+    fail_when(core, lambda _: True, RuntimeError)
+    prompt = random_prompt(random.Random(1), 40)  # ten blocks, two of them in a round
+    for name in "ab":
+        core.submit(make_request(name, prompt))
+        assert [core.step() for _ in range(4)] == [[]] * 4
+        assert [delta.finish_reason for delta in core.step()] == ["error"]
+    core.submit(make_request("c", prompt))
+    assert [core.step() for _ in range(4)] == [[]] * 4
+    with pytest.raises(EngineBroken):
+        core.step()
