@@ -19,6 +19,8 @@ class HashAllowance:
 
     def __init__(self) -> None:
         self._left = _MOST_BLOCKS
+        self.is_short = False
+        """Whether some of a group was left for the next step."""
 
     def hash(self, group: SequenceGroup) -> bool:
         """Hash what a waiting group knows, but no more than half of what is left for all.
@@ -27,4 +29,6 @@ class HashAllowance:
         """
         hashed = group.hash_ahead(max(self._left // 2, _LEAST_BLOCKS))
         self._left = max(0, self._left - hashed)
-        return group.num_unhashed == 0
+        is_hashed = group.num_unhashed == 0
+        self.is_short |= not is_hashed
+        return is_hashed

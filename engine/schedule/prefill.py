@@ -65,11 +65,7 @@ class PrefillPlanner:
         is_blocked = False
         # Without a budget all slots are decoding, and a new request may still take one's place.
         while left > 0 or not step.chunks:
-            first = None if is_blocked else self.next_waiting(passed)
-            if first is not None and not allowance.hash(first):
-                passed.add(first.tenant)
-                step.is_hashing = True
-                continue
+            first = None if is_blocked else self.next_waiting(passed, allowance)
             candidates = prefilling if first is None else [*prefilling, first]
             if not candidates:
                 break
@@ -90,12 +86,14 @@ class PrefillPlanner:
             while group.prefill and left > 0:
                 step.chunks.append(_next_chunk(group, left))
                 left -= step.chunks[-1].count
+        step.is_hashing = allowance.is_short
         return step
 
-    def next_waiting(self, passed: set[str]) -> SequenceGroup | None:
+    def next_waiting(self, passed: set[str], allowance: HashAllowance) -> SequenceGroup | None:
         """The group to be admitted next, of tenants that are not `passed` over.
 
-        Those at their own limit are, from now on.
+        Those whose prompt `allowance` is too short for are, from now on, and those at their own
+        limit.
         """
         fairness = self._lifecycle.fairness
         while True:
@@ -111,10 +109,13 @@ class PrefillPlanner:
                 (account for account, rank in ranks.items() if rank == least),
                 key=lambda account: account.first_waiting.arrival,
             )
-            if self._is_within_limit(first.first_waiting):
-                return first.first_waiting
+            group = first.first_waiting
+            is_hashed = allowance.hash(group)  # before anything looks it up
+            if is_hashed and self._is_within_limit(group):
+                return group
             passed.add(first.tenant)
-            fairness.passed_over(first)
+            if is_hashed:
+                fairness.passed_over(first)
 
     def fits(self, admission: Admission, without: Collection[SequenceGroup] = ()) -> bool:
         """Whether there are slots and blocks, were the groups `without` not running.

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import TenantShare
+from engine.schedule.hash_ahead import HashAllowance
 from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.engine.simulation import (
@@ -74,7 +75,7 @@ def run_step(core: EngineCore) -> list[Snapshot]:
     plan = scheduler.plan()
     assert plan.num_tokens > 0, "nothing is computed while requests wait"
     planned = look(core)
-    first = scheduler.prefill.next_waiting(set())
+    first = scheduler.prefill.next_waiting(set(), HashAllowance())
     if first is not None and plan.num_tokens < scheduler._config.step_token_budget:
         assert not scheduler.prefill.fits(scheduler.lifecycle.admission(first)), (
             "there was room for it"

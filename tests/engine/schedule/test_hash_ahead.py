@@ -5,6 +5,7 @@ import random
 import pytest
 from msgspec import structs
 
+from engine.api import TenantShare
 from engine.blocks import table
 from engine.blocks.hashing import extend_block_hashes
 from engine.schedule import hash_ahead
@@ -83,3 +84,18 @@ def test_a_short_prompt_does_not_wait_for_many_long_ones(hashed: list[int]) -> N
     core.submit(make_request("short", SHORT, 5, tenant="z"))
     assert "short" in {delta.request_id for delta in core.step()}
     assert sum(hashed) <= hash_ahead._MOST_BLOCKS + 12 * hash_ahead._LEAST_BLOCKS
+
+
+def test_a_tenant_with_a_limit_of_blocks_has_its_prompt_hashed_in_slices_too(
+    hashed: list[int],
+) -> None:
+    core = simulated_core(num_blocks=6000, step_token_budget=8192)
+    share = TenantShare(max_blocks=5900)
+    core.submit(make_request("short", SHORT, 60, share=share))
+    core.step()
+    core.submit(make_request("long", LONG, 2, share=share))
+    while "long" not in core.scheduler.running:
+        hashed.clear()
+        assert core.step(), "what runs goes on"
+        assert sum(hashed) <= hash_ahead._MOST_BLOCKS
+    assert run_to_end(core)["long"] == expected_output(LONG, 2)
