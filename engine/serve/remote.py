@@ -45,6 +45,8 @@ from engine.validation import check_request
 _log = logging.getLogger(__name__)
 _STATS_TIMEOUT_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 5.0
+_LOOKS = 10
+"""At an engine that has been asked, before it is taken for dead."""
 _RESTART_DELAYS_SECONDS = (0.1, 1.0, 5.0, 15.0, 30.0)
 
 
@@ -249,17 +251,22 @@ class RemoteEngine:
             silent.cancel()
 
     async def _silence(self) -> None:
-        """Return when the engine has been asked and has said nothing at all for too long."""
-        loop, patience = asyncio.get_running_loop(), self._silence_seconds
+        """Return when the engine has been asked and has said nothing at all for too long.
+
+        That is counted in looks at it: while the whole machine or container stood still there were
+        none, and the engine could not answer either.
+        """
+        patience = self._silence_seconds
         while True:
-            asked, num_heard = loop.time(), self._num_heard
+            num_heard = self._num_heard
             self._send(Probe(next(self._numbers)))
-            while self._num_heard == num_heard:
-                await asyncio.sleep(patience / 10)
-                if loop.time() - asked >= patience:
-                    await self._deliver()  # it may be this loop that was held up
-                    if self._num_heard == num_heard:
-                        return
+            for _ in range(_LOOKS):
+                await asyncio.sleep(patience / _LOOKS)
+                await self._deliver()  # it may be this loop that was held up
+                if self._num_heard != num_heard:
+                    break
+            else:
+                return
             await asyncio.sleep(patience / 4)
 
     def _let_in(self) -> None:

@@ -457,3 +457,28 @@ async def test_an_engine_whose_steps_all_fail_is_replaced(engine: LocalEngine, f
     assert [delta.error for delta in ends] == ["RuntimeError in the engine"] * 2
     assert tokens(await collect(engine, "3")) == expected_output(request("3").prompt, 60)
     assert fate.builds == 2
+
+
+async def test_an_engine_that_was_stopped_together_with_the_service_is_left_alone(
+    fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_RESTART_DELAYS_SECONDS", (0.01,))
+    monkeypatch.setattr(remote, "_SHUTDOWN_SECONDS", 0.01)
+    thawed = threading.Event()
+
+    def dies(plan: StepPlan) -> bool:
+        if plan.num_tokens == 1:
+            thawed.wait(10)
+        return False
+
+    fate.dies = dies
+    local = LocalEngine(fate.build, silence_seconds=0.3)
+    await local.start()
+    run = asyncio.create_task(collect(local, "1"))
+    await asyncio.sleep(0.15)  # by now it has been asked, and cannot answer
+    time.sleep(0.5)  # noqa: ASYNC251  the container is frozen
+    thawed.set()
+    assert tokens(await run) == expected_output(request("1").prompt, 60)
+    await asyncio.sleep(0.1)
+    assert fate.builds == 1
+    await local.close()
