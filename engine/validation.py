@@ -55,13 +55,24 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
 
 def _most_blocks(request: EngineRequest, info: EngineInfo) -> int:
     """Distinct blocks that the request may come to hold: its sequences share the full ones of the
-    prompt, and no other for certain.
+    prompt, if all have the same rotary factors, and no other for certain.
     """
     longest = -(-(len(request.prompt) + request.sampling.max_tokens) // info.block_size)
     if request.sampling.max_tokens == 0:
         return longest
     shared = len(request.prompt) // info.block_size
-    return shared + request.num_lines * (longest - shared)
+    own = request.num_lines * (longest - shared)
+    return shared * (1 + _may_part(request, info)) + own
+
+
+def _may_part(request: EngineRequest, info: EngineInfo) -> bool:
+    """Whether some of its sequences may be beyond the rotary switch while others are not yet, so
+    that their KV of the prompt differs. The beams of a search are all of one length.
+    """
+    if info.rotary_switch is None or request.num_sequences == 1:
+        return False
+    shortest, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens - 1
+    return shortest <= info.rotary_switch < longest
 
 
 def _check_lines(request: EngineRequest, info: EngineInfo) -> None:

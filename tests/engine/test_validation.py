@@ -40,3 +40,14 @@ def test_sequences_and_beams_that_can_never_be_served_are_refused(
     with pytest.raises(RequestRefused) as refusal:
         check_request(structs.replace(request, **fields), core.info)
     assert refusal.value.param == param
+
+
+def test_sequences_that_may_part_at_the_rotary_switch_need_room_for_two_prompts() -> None:
+    info = simulated_core(num_blocks=20, rotary_switch=44).info
+    request = make_request("r", [5] * 40, 12, num_sequences=2)  # 10 blocks, and 3 for each
+    with pytest.raises(RequestRefused, match="fill 26 blocks; there are 20"):
+        check_request(request, info)
+    for prompt in ([5] * 33, [5] * 45):
+        check_request(structs.replace(request, prompt=prompt), info)
+    check_request(structs.replace(request, num_sequences=1), info)
+    check_request(structs.replace(request, num_sequences=1, beam=BeamParams(num_beams=2)), info)
