@@ -160,7 +160,8 @@ class SequenceGroup:
             expected = (0, 1) if is_computed else (1,)
             assert sequence.num_uncomputed in expected or sequence in self.prefill
         assert all(sequence in self.sequences for sequence in self.prefill)
-        assert not self.candidates or self.prefill, "beams wait for nothing"
+        is_awaited = self.prefill or any(sequence.num_drawn for sequence in self.sequences)
+        assert not self.candidates or is_awaited, "beams wait for nothing"
 
     def take_prefilled(self) -> tuple[Sequence, ...]:
         """The first of `prefill` that are computed to their end: they decode from now on.

@@ -15,9 +15,11 @@ from engine.api import (
     EngineRequest,
     RequestRefused,
     SamplingParams,
+    StepOutOfMemory,
     TenantShare,
     TokenDelta,
 )
+from engine.run.steps import Pending
 from engine.schedule.beam import Hypothesis
 from engine.schedule.plan import StepPlan
 from engine.serve.core import EngineCore
@@ -31,6 +33,7 @@ from tests.engine.simulation import (
     expected_output,
     make_request,
     random_prompt,
+    run_all_to_end,
     run_to_end,
     simulated_core,
 )
@@ -390,3 +393,23 @@ def test_a_search_hits_the_cache_and_leaves_its_best_output_findable() -> None:
     core.submit(searched("s", prompt + best + [7], 4))
     core.step()
     assert core.scheduler.running["s"].sequences[0].first_hit == (16 + 12 - 1) // 4 * 4
+
+
+def test_a_beam_waits_for_another_one_whose_last_row_is_launched_ahead() -> None:
+    core = simulated_core(num_blocks=100, runs_ahead=True)
+    prompt = random_prompt(random.Random(1), 9)
+    beam = BeamParams(num_beams=2, num_return=2)
+    core.submit(make_request("b", prompt, 12, beam=beam))
+    while core.scheduler.lifecycle.live["b"].num_searched < 4:
+        core.step()
+
+    def lack_memory(_: StepPlan) -> Pending:
+        raise StepOutOfMemory
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core._runner, "launch", lack_memory)
+        core.step()
+    assert core.scheduler.budget.num_tokens == 1, "beams are computed one after the other"
+    outputs = run_all_to_end(core)["b"]
+    hypotheses = [hypothesis.token_ids for hypothesis in expected_hypotheses(prompt, 12, beam)]
+    assert [outputs[index] for index in range(2)] == hypotheses
