@@ -7,6 +7,7 @@ container that sees only its own part of the tree has it at the mount point, wha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +54,7 @@ def _unused_memory() -> Iterator[int]:
 def _groups(controller: str) -> Iterator[Path]:
     """The folders of the groups that limit `controller` for this process, the innermost first."""
     try:
-        lines = _MEMBERSHIP.read_text().splitlines()
+        lines = os.fsdecode(_MEMBERSHIP.read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,16 +21,16 @@ class Tree:
     """The control groups of a process on a machine with 64 GB, filled in by a test."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._folder = folder
+        self.folder = folder
         monkeypatch.setattr(control_groups, "_MEMBERSHIP", folder / "membership")
         monkeypatch.setattr(control_groups, "_MOUNT", folder / "mount")
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GB))
 
     def belong(self, *lines: str) -> None:
-        (self._folder / "membership").write_text("".join(f"{line}\n" for line in lines))
+        (self.folder / "membership").write_text("".join(f"{line}\n" for line in lines))
 
     def write(self, group: str, **files: object) -> None:
-        path = self._folder / "mount" / group
+        path = self.folder / "mount" / group
         path.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             kind, _, rest = name.partition("_")
@@ -59,6 +60,13 @@ def test_cores_of_version_1_are_read_where_the_system_mounts_them(tree: Tree, mo
     assert list(cpu_quotas()) == []
     tree.write(f"{mount}/docker/abc", cpu_cfs_quota_us=150_000)
     assert list(cpu_quotas()) == [2]
+
+
+def test_groups_may_have_names_in_any_encoding(tree: Tree) -> None:
+    name = b"caf\xe9"
+    (tree.folder / "membership").write_bytes(b"0::/" + name + b"\n")
+    tree.write(os.fsdecode(name), cpu_max="50000 100000")
+    assert list(cpu_quotas()) == [1]
 
 
 def test_a_machine_without_control_groups_has_no_limits(tree: Tree) -> None:
