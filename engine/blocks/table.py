@@ -63,6 +63,8 @@ class BlockTable:
 
     def has_outgrown(self, num_tokens: int) -> bool:
         """Whether `num_tokens` are so many that none of the sequence's KV counts any more."""
+        if self._rotary_switch is None:
+            return False  # asked of every sequence at every step
         return self._extras_for(num_tokens) != self._extras
 
     def missing(self, num_tokens: int, num_present: int | None = None) -> int:

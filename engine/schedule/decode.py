@@ -55,12 +55,12 @@ class DecodePlanner:
 
         One that has outgrown its KV is preempted with its group: all of it is computed again.
         """
-        table = sequence.table
-        if table.has_outgrown(sequence.num_tokens):
+        table, num_tokens = sequence.table, sequence.num_tokens
+        if table.has_outgrown(num_tokens):
             if not may_preempt:
                 return None
             self._lifecycle.preempt(group)
-        elif table.needed(sequence.num_tokens):
+        elif table.needed(num_tokens):
             return self._grow(group, sequence, may_preempt)
         return []
 
