@@ -30,6 +30,12 @@ def render(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
+def rendered_length(text: str, values: Mapping[str, str]) -> int:
+    """The characters that `render` would make: a placeholder may stand in `text` many times."""
+    matches = _PLACEHOLDER.finditer(text)
+    return len(text) + sum(len(values.get(match[1], "")) - len(match[0]) for match in matches)
+
+
 def static_head(text: str) -> str:
     """What comes before the first placeholder: the same in every rendering."""
     match = _PLACEHOLDER.search(text)

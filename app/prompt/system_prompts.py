@@ -14,7 +14,7 @@ from app.wire.responses import PromptReference
 from tenants.records import Principal, SystemPrompt
 from tenants.store import StoreUnavailable
 from tenants.system_prompts import SystemPrompts
-from tenants.templates import render, static_head, variables
+from tenants.templates import render, rendered_length, static_head, variables
 
 _log = logging.getLogger(__name__)
 _CACHED_PREFIXES = 1024
@@ -66,7 +66,7 @@ class RegisteredPrompts:
         for name in sorted(expected ^ values.keys()):
             complaint = "has no value" if name in expected else "is not in the prompt"
             raise invalid_request(f"The variable '{name}' {complaint}.", f"prompt.variables.{name}")
-        return SystemText(render(prompt.text, values), prompt, owner, values)
+        return SystemText(self._render(prompt, values, "prompt.variables"), prompt, owner, values)
 
     async def recall(self, principal: Principal, origin: PromptOrigin, param: str) -> SystemText:
         """The text that a conversation was under, as far as the tenant may still use its prompt.
@@ -80,7 +80,7 @@ class RegisteredPrompts:
             message = f"There is no prompt '{origin.name}' in version '{origin.version}' any more."
             raise invalid_request(message, param, "prompt_not_found")
         values = origin.variables
-        text = prompt.text if values is None else render(prompt.text, values)
+        text = prompt.text if values is None else self._render(prompt, values, param)
         return SystemText(text, prompt, origin.owner, values)
 
     async def recognize(self, principal: Principal, text: str) -> SystemText:
@@ -102,6 +102,11 @@ class RegisteredPrompts:
         if system is None or system.prompt is None:
             return 0
         return common_prefix(await self.prefix_ids(system.owner, system.prompt), ids)
+
+    def _render(self, prompt: SystemPrompt, values: dict[str, str], param: str) -> str:
+        """Raises `ApiError` naming `param` before a text is made that no context holds."""
+        self._template.check_characters(rendered_length(prompt.text, values), param)
+        return render(prompt.text, values)
 
     async def _find(
         self, principal: Principal, reference: PromptReference

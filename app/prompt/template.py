@@ -51,9 +51,12 @@ class ChatTemplate:
         self._context_tokens = context_tokens
 
     def check_length(self, messages: Sequence[Message], param: str) -> None:
-        """Raise `ApiError` naming `param` for more text than any tokens of the context spell."""
+        """Raise `ApiError` naming `param` for more text than `check_characters` lets through."""
+        self.check_characters(sum(len(message["content"]) for message in messages), param)
+
+    def check_characters(self, characters: int, param: str) -> None:
+        """Raise `ApiError` naming `param` for more than any tokens of the context spell."""
         context = self._context_tokens
-        characters = sum(len(message["content"]) for message in messages)
         if characters > context * self._texts.longest_token:
             message = f"{characters} characters are more than the {context} tokens of the context."
             raise _too_long(message, param)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenants.errors import MissingVariable, UnknownVariable
-from tenants.templates import render, static_head, variables
+from tenants.templates import render, rendered_length, static_head, variables
 
 
 def test_variables_are_named_once_in_order_of_appearance() -> None:
@@ -16,6 +16,7 @@ def test_variables_are_named_once_in_order_of_appearance() -> None:
 def test_a_rendering_puts_every_value_in_its_place() -> None:
     text = "Hi {{who}}, from {{city}}; bye {{who}}."
     assert render(text, {"who": "Ann", "city": r"K\1öln"}) == r"Hi Ann, from K\1öln; bye Ann."
+    assert rendered_length(text, {"who": "Ann", "city": "x"}) == len("Hi Ann, from x; bye Ann.")
     assert render("no placeholder {x}", {}) == "no placeholder {x}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import openai
@@ -19,6 +20,22 @@ async def respond(world: World, **fields: Any) -> Any:
 
 def cached(response: Any) -> int:
     return response.usage.input_tokens_details.cached_tokens
+
+
+async def test_a_value_that_stands_in_many_places_is_counted_in_all_of_them_and_written_in_none(
+    world: World,
+) -> None:
+    await world.register("acme", "echo", "{{word}} " * 2000)
+    prompt: Any = {"id": "echo", "variables": {"word": "x" * 50_000}}
+    tracemalloc.start()
+    try:
+        with pytest.raises(openai.BadRequestError) as error:
+            await respond(world, prompt=prompt)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (error.value.param, error.value.code) == ("prompt.variables", "context_length_exceeded")
+    assert peak_bytes < 20_000_000
 
 
 @pytest.mark.parametrize(
