@@ -162,8 +162,8 @@ class Ticket:
         except LimitExceeded as exceeded:
             self._leave()
             raise gate._refusal(exceeded) from None
-        except BaseException:
-            self._leave()
+        except asyncio.CancelledError:
+            self._leave()  # `_granted` gives back what is taken yet
             raise
 
     async def release(self) -> None:

@@ -29,7 +29,7 @@ class SlowLimiter(Limiter):
         self.may = asyncio.Event()
         self.may.set()
         self.admitted = 0
-        self.refuses: LimitExceeded | None = None
+        self.refuses: Exception | None = None
         self.taken: list[int] = []
         self.settled: list[int] = []
 
@@ -224,6 +224,18 @@ async def test_what_is_taken_for_a_client_that_leaves_meanwhile_is_given_back(
     limiter.may.set()
     await gate.close()
     assert (limiter.taken, limiter.settled) == ([15], [0, 0])
+    assert isinstance(await gate.admit(principal(queued_requests=1)), Ticket)
+
+
+async def test_a_request_whose_reservation_breaks_off_can_still_be_given_back(
+    gate: Gate, limiter: SlowLimiter
+) -> None:
+    ticket = await gate.admit(principal(queued_requests=1))
+    limiter.refuses = ValueError("unforeseen")
+    with pytest.raises(ValueError, match="unforeseen"):
+        await ticket.reserve(request())
+    await ticket.release()
+    assert limiter.settled == [0]
     assert isinstance(await gate.admit(principal(queued_requests=1)), Ticket)
 
 
