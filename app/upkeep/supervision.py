@@ -50,6 +50,11 @@ class Supervisor:
             try:
                 await loop()
                 _log.error("the background loop '%s' has ended; it starts again", name)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                _log.exception("the background loop '%s' gave up; it starts again", name)
             except Exception:  # noqa: BLE001 - what nobody foresaw is what this is for
                 _log.exception("the background loop '%s' has failed; it starts again", name)
             self._metrics.loop_failures.labels(name).inc()
