@@ -19,6 +19,7 @@ from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
 
 _log = logging.getLogger(__name__)
+_TOKEN_BYTES = 4
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,22 +127,31 @@ class History:
 
 
 def _size(turn: Turn) -> int:
-    """What a turn weighs in the cache, in tokens (four bytes each)."""
-    return (len(turn.packed_ids) + len(turn.response)) // 4
+    """What a turn weighs in memory, in tokens."""
+    return (len(turn.packed_ids) + len(turn.response) + len(turn.system or "")) // _TOKEN_BYTES
 
 
 class SocketHistory:
-    """The `store: false` responses of one socket, the oldest forgotten first."""
+    """The `store: false` responses of one socket, the oldest forgotten first.
 
-    def __init__(self, max_responses: int) -> None:
+    There is always room for the newest one.
+    """
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
+        self._max_tokens = max_bytes // _TOKEN_BYTES
+        self._tokens_held = 0
         self._turns: OrderedDict[str, Turn] = OrderedDict()
 
     def save(self, response_id: str, turn: Turn) -> None:
         """Keep a turn for as long as the socket lives, or until newer ones need the room."""
+        self.evict(response_id)
         self._turns[response_id] = turn
-        while len(self._turns) > self._max_responses:
-            self._turns.popitem(last=False)
+        self._tokens_held += _size(turn)
+        while len(self._turns) > self._max_responses or (
+            self._tokens_held > self._max_tokens and len(self._turns) > 1
+        ):
+            self.evict(next(iter(self._turns)))
 
     def load(self, response_id: str) -> Turn | None:
         """The turn, or `None`."""
@@ -149,4 +159,5 @@ class SocketHistory:
 
     def evict(self, response_id: str) -> None:
         """Forget a turn whose continuation failed: the client starts a new chain."""
-        self._turns.pop(response_id, None)
+        turn = self._turns.pop(response_id, None)
+        self._tokens_held -= 0 if turn is None else _size(turn)

@@ -26,6 +26,7 @@ class Bounds:
     max_active_responses_per_socket: int = 16
     max_socket_seconds: float = 3600.0
     socket_history_responses: int = 64
+    socket_history_bytes: int = 4 * 1024 * 1024
     max_message_bytes: int = 4 * 1024 * 1024
     max_body_bytes: int = 4 * 1024 * 1024
     max_incoming_bytes: int = 256 * 1024 * 1024

@@ -91,7 +91,7 @@ class Lanes:
         self._writer = writer
         self._bounds = bounds
         self._on_idle = on_idle
-        self._history = SocketHistory(bounds.socket_history_responses)
+        self._history = SocketHistory(bounds.socket_history_responses, bounds.socket_history_bytes)
         self._active = asyncio.Semaphore(bounds.max_active_responses_per_socket)
         self._lanes: dict[str | None, deque[_LaneResponse]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
