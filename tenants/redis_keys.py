@@ -13,6 +13,9 @@ from __future__ import annotations
 PEPPER = "pw:pepper"
 CHANGES = "pw:changes"
 
+PROBE = "pw:probe"
+"""Never there: writing nothing to it shows whether writes are taken."""
+
 TENANTS = "pw:tenants"
 """Sorted set, all scores 0: ids of the tenants there are."""
 

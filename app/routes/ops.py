@@ -46,7 +46,7 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
         async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
             await service.stores.tenants.ping()
     except (StoreUnavailable, TimeoutError):
-        return 200, ("degraded", "the tenant store is down")
+        return 200, ("degraded", "the tenant store is down, or takes no writes")
     failing = service.supervisor.failing
     if failing:
         names = ", ".join(failing)

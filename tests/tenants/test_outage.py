@@ -205,6 +205,7 @@ async def test_a_server_that_refuses_writes_is_an_outage_of_writes(
     meter, limiter = UsageMeter(room.redis), Limiter(room.redis)
     await room.redis.execute(*REFUSALS[refusal])
     for write in (
+        lambda: room.store.ping(),
         lambda: room.store.create_tenant("umbra"),
         lambda: room.conversations.save("acme", "resp_1", b"blob", 60),
         lambda: Idempotency(room.redis, b"p" * 32).begin("ann", "k1", b"write"),
