@@ -36,10 +36,16 @@ class Entrance:
         self._waiting.append(stream)
 
     def leave(self, stream: RunningStream) -> None:
-        """Nobody reads the stream any more: it does not come in, and nobody waits for it."""
+        """Nobody reads the stream any more: it does not come in.
+
+        In the engine it may still do harm, until that says that the stream has ended.
+        """
         if stream in self._waiting:
             self._waiting.remove(stream)
-        if stream is self._newest:
+
+    def heard_of(self, request_id: str) -> None:
+        """The engine lives, and has done with a stream that nobody reads any more."""
+        if self._newest is not None and self._newest.request_id == request_id:
             self._newest = None
 
     def let_in(self, now: float) -> Iterator[RunningStream]:

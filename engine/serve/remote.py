@@ -317,6 +317,8 @@ class RemoteEngine:
                     stream = self._streams.get(delta.request_id)
                     if stream is not None:
                         stream.push(delta)
+                    else:
+                        self._entrance.heard_of(delta.request_id)
                 self._let_in()
             elif isinstance(message, ProbeReply):
                 reply = self._probes.get(message.probe_id)

@@ -31,6 +31,11 @@ class RunningStream:
         """Whether the engine of now has got anywhere with it."""
 
     @property
+    def request_id(self) -> str:
+        """Unique among the streams that are read."""
+        return self._request.request_id
+
+    @property
     def has_ended(self) -> bool:
         """Whether the last delta of every sequence is there, if not read yet."""
         return not self._open

@@ -482,3 +482,49 @@ async def test_an_engine_that_was_stopped_together_with_the_service_is_left_alon
     await asyncio.sleep(0.1)
     assert fate.builds == 1
     await local.close()
+
+
+async def test_nobody_is_let_in_behind_a_stream_that_was_left_and_may_still_kill(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    gate, holds = threading.Event(), threading.Event()
+
+    def dies(plan: StepPlan) -> bool:
+        if "0" not in {chunk.sequence.request_id for chunk in plan.chunks}:
+            return False
+        if fate.builds == 2:
+            holds.set()
+            gate.wait(10)
+        return fate.builds < 3
+
+    fate.dies = dies
+    left, other = (asyncio.create_task(collect(engine, name)) for name in "01")
+    await asyncio.to_thread(holds.wait)
+    left.cancel()
+    await asyncio.sleep(0.05)
+    gate.set()
+    deltas = await other
+    assert deltas[-1].finish_reason == "length"
+    assert tokens(deltas) == expected_output(request("1").prompt, 60)
+
+
+async def test_a_stream_that_was_left_is_not_waited_for_once_the_engine_has_heard_of_it(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    gate, holds = threading.Event(), threading.Event()
+
+    def dies(plan: StepPlan) -> bool:
+        if "0" in {chunk.sequence.request_id for chunk in plan.chunks} and fate.builds == 2:
+            holds.set()
+            gate.wait(10)
+        return fate.builds == 1
+
+    fate.dies = dies
+    left, other = (asyncio.create_task(collect(engine, name)) for name in "01")
+    await asyncio.to_thread(holds.wait)
+    left.cancel()
+    await asyncio.sleep(0.05)
+    fate.dies = lambda plan: False
+    gate.set()
+    deltas = await asyncio.wait_for(other, 5)  # half of a trial
+    assert tokens(deltas) == expected_output(request("1").prompt, 60)
