@@ -98,7 +98,7 @@ def test_every_package_and_every_data_file_is_installed(room: str) -> None:
             continue
         assert package in setuptools["packages"], f"{package} is missing in an installed copy"
     for file in (ROOT / room).rglob("*"):
-        if file.is_dir() or file.suffix in (".py", ".pyc", ".nbi", ".nbc"):
+        if file.is_dir() or file.suffix in (".py", ".pyc"):
             continue
         if file.suffix in (".c", ".h", ".so"):  # compiled into the package
             continue
