@@ -6,7 +6,7 @@
 
 #include "cpu.h"
 
-/* One call, as kernels/native_attention.py packs it: strides count elements. */
+/* One call, as kernels/native/attention.py packs it: strides count elements. */
 typedef struct {
     const void *query; /* [num_tokens, num_heads, head_dim] */
     void *output;      /* the same, contiguous */
@@ -14,7 +14,7 @@ typedef struct {
     const int32_t *tables;       /* [num_seqs, table_row] */
     const int32_t *query_starts; /* [num_seqs + 1] */
     const int32_t *context_lens; /* [num_seqs] */
-    const int32_t *begins;       /* prefix groups: see kernels.attention.PrefixGroups */
+    const int32_t *begins;       /* prefix groups: see kernels.types.PrefixGroups */
     const int32_t *ends;
     const int32_t *member_starts;
     const int32_t *members;

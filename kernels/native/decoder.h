@@ -1,4 +1,4 @@
-/* The decoder layers of a step, one after the other: see kernels/native_decoder.py. */
+/* The decoder layers of a step, one after the other: see kernels/native/decoder.py. */
 #ifndef PW_DECODER_H
 #define PW_DECODER_H
 
