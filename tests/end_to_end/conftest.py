@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ SYSTEM = "You are a terse assistant. Answer in one short sentence, and never apo
 BLOCK_SIZE = 4
 KV_BLOCKS = 120
 FP32_BLOCK_BYTES = 2 * 30 * 3 * BLOCK_SIZE * 64 * 4
-TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mt_bench_questions.jsonl"
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +55,8 @@ def api_key(service: Service) -> str:
 
 @pytest.fixture(scope="session")
 def questions() -> list[str]:
-    """The first turns of MT-bench questions, or as many of our own where they are missing."""
+    """The same wherever the tests run."""
     count = scaled(8, most=20)
-    if TRACE.exists():
-        lines = TRACE.read_text().splitlines()[:80:4]
-        return [json.loads(line)["turns"][0] for line in lines][:count]
     topics = ["rivers", "bread", "chess", "rust", "whales", "sleep", "maps", "glass", "tea", "moss"]
     shapes = ["Explain {} to a child in 3 steps.", "List 5 odd facts about {}, with dates."]
     return [shape.format(topic) for topic in topics for shape in shapes][:count]
