@@ -16,8 +16,7 @@ from starlette.types import ASGIApp
 from app.context import Service
 from app.transport.bounds import INLINE_BYTES
 from app.transport.server_sent_events import until_gone
-from app.wire.common import Model, parse
-from app.wire.documents import decode_json
+from app.wire.common import Model, decode_json, parse
 from app.wire.errors import ApiError, as_api_error, internal_error
 from tenants.records import Principal
 

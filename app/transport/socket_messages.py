@@ -8,8 +8,7 @@ from typing import Any
 from app.transport.bounds import INLINE_BYTES
 from app.transport.socket_lanes import Lanes, error_event
 from app.upkeep.workers import Workers
-from app.wire.common import parse
-from app.wire.documents import decode_json
+from app.wire.common import decode_json, parse
 from app.wire.errors import ApiError, invalid_request
 from app.wire.responses import CancelMessage, CreateMessage, ResumeMessage
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.wire.chat import ChatBody
-from app.wire.common import MAX_ITEMS, parse
-from app.wire.documents import MAX_MEMBERS, MAX_VALUES, decode_json
+from app.wire.common import MAX_ITEMS, MAX_MEMBERS, MAX_VALUES, decode_json, parse
 from app.wire.errors import ApiError
 from app.wire.responses import CreateBody
 from tests.app.conftest import MODEL, World
