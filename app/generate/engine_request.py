@@ -1,19 +1,23 @@
-"""What the engine is asked for a conversation: its ids, who may share their blocks, and how far."""
+"""What the engine is asked: a conversation's ids, who shares their blocks, how, and how far."""
 
 from __future__ import annotations
 
+import re
 import secrets
 
 import msgspec
 
-from app.generate.output_budget import output_budget
 from app.generate.request import GenerationRequest
-from app.generate.sampling import sampling_params
 from app.prompt.conversation import Prompt
-from engine.api import EngineInfo, EngineRequest, Namespaces, TenantShare
+from app.wire.common import SamplingFields
+from app.wire.errors import ApiError, invalid_request
+from engine.api import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
 from engine.blocks.hashing import derive_key
 from engine.validation import check_request
-from tenants.records import Principal, Tenant
+from tenants.records import Principal, Tenant, TenantLimits
+
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")
+"""Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
 
 def engine_request(
@@ -30,8 +34,8 @@ def engine_request(
     refuse: a stream begins only once nothing can be refused any more.
     """
     tenant, candidates = principal.tenant, request.candidates
-    max_tokens = output_budget(len(prompt.ids), request, default_max_tokens, info, tenant.limits)
-    sampling = sampling_params(request.sampling, info, max_tokens, request.logprobs)
+    max_tokens = _output_budget(len(prompt.ids), request, default_max_tokens, info, tenant.limits)
+    sampling = _sampling_params(request.sampling, info, max_tokens, request.logprobs)
     if candidates.beam is not None:
         sampling = msgspec.structs.replace(sampling, temperature=0.0)
     asked = EngineRequest(
@@ -78,6 +82,11 @@ def tenant_share(tenant: Tenant) -> TenantShare:
     )
 
 
+def or_default(value: float | None, default: float) -> float:
+    """A number as a float, or the protocol's default where none is given."""
+    return default if value is None else float(value)
+
+
 def _private_key(tenant: Tenant, request: GenerationRequest, prompt: Prompt) -> bytes:
     """Of the end user's conversations, or of those under the same `prompt_cache_key`."""
     user, cache_key = prompt.end_user, request.sampling.prompt_cache_key
@@ -103,3 +112,107 @@ def _namespaces(principal: Principal, prompt: Prompt, private_key: bytes) -> Nam
         private_key=private_key,
         shared_tokens=0 if shared_key is None else prompt.shared_tokens,
     )
+
+
+def _output_budget(
+    prompt_tokens: int,
+    request: GenerationRequest,
+    default: int | None,
+    info: EngineInfo,
+    limits: TenantLimits,
+) -> int:
+    """How many tokens the answer may have, or each of several candidates.
+
+    Without an explicit number: the rest of the context, within the request's or the service's
+    `default`, what the tenant can reserve at once, and the blocks that all sequences together can
+    have. Raises `ApiError` if prompt and answer do not fit the context, the model's or the
+    tenant's, or the answer is longer than the tenant's may be.
+    """
+    names, asked, width = request.names, request.max_tokens, request.candidates.width
+    context = min(info.max_context_tokens, limits.context_tokens or info.max_context_tokens)
+    remaining = context - prompt_tokens
+    if remaining < 1:
+        raise _too_long(
+            f"The prompt has {prompt_tokens} tokens; the context holds {context}, answer included.",
+            names.items,
+        )
+    if asked is not None and asked > remaining:
+        raise _too_long(
+            f"A prompt of {prompt_tokens} tokens leaves {remaining} of {context} for the answer; "
+            f"{asked} were asked for.",
+            names.max_tokens,
+        )
+    longest = limits.output_tokens
+    if asked is not None and longest is not None and asked > longest:
+        message = f"An answer may have {longest} tokens; {asked} were asked for."
+        raise invalid_request(message, names.max_tokens)
+    if asked is not None:
+        return asked
+    reservable = [
+        (budget - prompt_tokens) // width
+        for budget in (limits.tokens_per_minute, limits.tokens_per_day)
+        if budget is not None
+    ]
+    default = request.default_max_tokens or default
+    room = _room(prompt_tokens, width, info, limits)
+    bounds = [bound for bound in (default, longest, room, *reservable) if bound is not None]
+    # At least 1: where not even that can be reserved, the gate says so.
+    return max(1, min([remaining, *bounds]))
+
+
+def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLimits) -> int:
+    """The longest output of which the pool, and the tenant's part of it, hold all `sequences`.
+
+    They share the prompt's full blocks.
+    """
+    blocks = min(info.num_blocks, limits.blocks or info.num_blocks)
+    shared = prompt_tokens // info.block_size
+    each = shared + (blocks - shared) // sequences
+    return each * info.block_size - prompt_tokens
+
+
+def _too_long(message: str, param: str) -> ApiError:
+    return invalid_request(message, param, "context_length_exceeded")
+
+
+def _sampling_params(
+    fields: SamplingFields, info: EngineInfo, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """How the engine samples. Raises `ApiError` for token ids outside the vocabulary."""
+    extra_stops = tuple(fields.stop_token_ids or ())
+    for index, token_id in enumerate(extra_stops):
+        _check_token(token_id, info, f"stop_token_ids[{index}]")
+    eos = () if fields.ignore_eos else info.eos_token_ids
+    # A negative seed is as good as any: it maps to one non-negative 63-bit number.
+    seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=or_default(fields.temperature, 1.0),
+        top_p=or_default(fields.top_p, 1.0),
+        top_k=fields.top_k or 0,
+        min_p=or_default(fields.min_p, 0.0),
+        presence_penalty=or_default(fields.presence_penalty, 0.0),
+        frequency_penalty=or_default(fields.frequency_penalty, 0.0),
+        repetition_penalty=or_default(fields.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(fields.logit_bias or {}, info),
+        logprobs=logprobs,
+        seed=seed,
+        stop_token_ids=tuple(dict.fromkeys((*eos, *extra_stops))),
+    )
+
+
+def _logit_bias(bias: dict[str, float], info: EngineInfo) -> dict[int, float]:
+    checked: dict[int, float] = {}
+    for name, value in bias.items():
+        param = f"logit_bias.{name}"
+        if not _TOKEN_ID.fullmatch(name):
+            raise invalid_request(f"'{name}' is not a token id.", param)
+        _check_token(int(name), info, param)
+        checked[int(name)] = float(value)
+    return checked
+
+
+def _check_token(token_id: int, info: EngineInfo, param: str) -> None:
+    if not 0 <= token_id < info.vocab_size:
+        message = f"Token id {token_id} is outside the vocabulary of {info.vocab_size}."
+        raise invalid_request(message, param)

@@ -6,8 +6,8 @@ import secrets
 import time
 from collections.abc import Sequence
 
+from app.generate.engine_request import or_default
 from app.generate.request import FieldNames, GenerationRequest, Item, SealedSummary
-from app.generate.sampling import or_default
 from app.wire.errors import invalid_request
 from app.wire.events import ResponseResource
 from app.wire.responses import LOGPROBS, CompactionItem, CreateBody, MessageItem
