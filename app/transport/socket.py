@@ -1,4 +1,4 @@
-"""The life of one accepted WebSocket: what ends it, and that it ends in order."""
+"""The life of one accepted WebSocket: its frames are taken, and it ends in order."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from starlette.websockets import WebSocket
 
 from app.responses.registry import Responses
-from app.transport.bounds import Bounds
+from app.transport.bounds import INLINE_BYTES, Bounds
 from app.transport.server_sent_events import abort_transport
 from app.transport.socket_lanes import Lanes, error_event
-from app.transport.socket_messages import take_frame
 from app.transport.socket_writer import ReaderFlooded, ReaderLeft, SocketWriter
 from app.upkeep.connections import Connection
 from app.upkeep.draining import Draining, shutting_down
 from app.upkeep.workers import Workers
 from app.wire.errors import ApiError, invalid_request, unauthorized
+from app.wire.responses import (
+    CancelMessage,
+    CreateMessage,
+    RefusedMessage,
+    socket_message,
+)
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS_SECONDS = 0.5
@@ -97,12 +104,12 @@ class OpenSocket:
                     frame = await self._socket.receive()
                     if frame["type"] == "websocket.disconnect":
                         return None
-                    tenant = connection.principal.tenant.id
-                    error = await take_frame(
-                        frame, lanes, self._workers, tenant, self._bounds.max_message_bytes
-                    )
-                    if error is not None:
-                        self._writer.reply(error)
+                    try:
+                        await self._take(frame, lanes, connection.principal.tenant.id)
+                    except RefusedMessage as refused:
+                        if refused.previous is not None:
+                            lanes.evict(refused.previous)
+                        self._writer.reply(error_event(refused.error, refused.stream_id))
                         # Frames that came together are taken together: let the replies go first.
                         await asyncio.sleep(0)
         except TimeoutError:
@@ -121,6 +128,25 @@ class OpenSocket:
             tells=True,
             patience_seconds=self._bounds.send_deadline_seconds,
         )
+
+    async def _take(self, frame: Any, lanes: Lanes, tenant: str) -> None:
+        """Do what an ASGI `websocket.receive` message asks. Raises `RefusedMessage`.
+
+        It waits for no response: what comes of it, the lanes will send.
+        """
+        data = _data(frame, self._bounds.max_message_bytes)
+        if len(data) <= INLINE_BYTES:
+            message = socket_message(data)
+        else:
+            message = await self._workers.run(tenant, partial(socket_message, data))
+        try:
+            if isinstance(message, CancelMessage):
+                lanes.cancel(message.response_id, message.stream_id)
+            else:
+                lanes.submit(message, len(data))
+        except ApiError as error:
+            previous = message.previous_response_id if isinstance(message, CreateMessage) else None
+            raise RefusedMessage(error, message.stream_id, previous) from error
 
     async def _close(self, lanes: Lanes, closing: _Closing) -> None:
         lanes.refuse(closing.refusal)
@@ -158,6 +184,19 @@ class OpenSocket:
     def _stop_reading(self) -> None:
         if self._life is not None and not self._life.expired():
             self._life.reschedule(asyncio.get_running_loop().time())
+
+
+def _data(frame: Any, max_bytes: int) -> bytes:
+    """The text of a frame. Raises `RefusedMessage`."""
+    text = frame.get("text")
+    if text is None:
+        message = "Send text frames: binary ones carry nothing here."
+        raise RefusedMessage(invalid_request(message, None, "invalid_type"))
+    data = bytes(text.encode())
+    if len(data) > max_bytes:
+        message = f"A message holds {max_bytes} bytes."
+        raise RefusedMessage(invalid_request(message, None, "message_too_large"))
+    return data
 
 
 def _too_old() -> ApiError:

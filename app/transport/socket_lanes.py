@@ -21,6 +21,7 @@ from app.wire.events import on_lane
 from app.wire.responses import CreateMessage, ResumeMessage
 
 _log = logging.getLogger(__name__)
+_Message = CreateMessage | ResumeMessage
 
 
 def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
@@ -31,27 +32,44 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
     return msgspec.json.encode(event)
 
 
-class _LaneResponse:
-    """One response in its lane: waiting, starting or running.
+class _Lane:
+    """What waits in one lane, each with the bytes that it came in, and what is served of it."""
 
-    Only what waits is kept as it came, in `num_bytes` bytes.
-    """
-
-    def __init__(self, message: CreateMessage | ResumeMessage, num_bytes: int) -> None:
-        self.message: CreateMessage | ResumeMessage | None = message
-        self.num_bytes = num_bytes
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[_Message, int]] = deque()
         self.run: ResponseRun | None = None
-        self.cancelled = False
+        self._serving = False
+        self._cancelled = False
 
-    def take(self) -> CreateMessage | ResumeMessage:
-        """The message, which is served now and waits no more."""
-        message = self.message
-        assert message is not None
-        self.message, self.num_bytes = None, 0
+    def __len__(self) -> int:
+        """Responses that wait, start or run here."""
+        return len(self.waiting) + self._serving
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of all that waits."""
+        return sum(num_bytes for _, num_bytes in self.waiting)
+
+    def take(self) -> _Message:
+        """The message that is served now."""
+        message, _ = self.waiting.popleft()
+        self._serving = True
         return message
 
+    def began(self, run: ResponseRun) -> None:
+        """What was taken has become a response."""
+        self.run = run
+        if self._cancelled:
+            run.cancel()
+
+    def ended(self) -> None:
+        """What was taken is over."""
+        self.run = None
+        self._serving = self._cancelled = False
+
     def cancel(self) -> None:
-        self.cancelled = True
+        """End the response that is served, or the next one."""
+        self._cancelled = True
         if self.run is not None:
             self.run.cancel()
 
@@ -93,7 +111,7 @@ class Lanes:
         self._on_idle = on_idle
         self._history = SocketHistory(bounds.socket_history_responses, bounds.socket_history_bytes)
         self._active = asyncio.Semaphore(bounds.max_active_responses_per_socket)
-        self._lanes: dict[str | None, deque[_LaneResponse]] = {}
+        self._lanes: dict[str | None, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusal: ApiError | None = None
 
@@ -102,7 +120,7 @@ class Lanes:
         """Whether no response is waiting or running."""
         return not self._lanes
 
-    def submit(self, message: CreateMessage | ResumeMessage, num_bytes: int) -> None:
+    def submit(self, message: _Message, num_bytes: int) -> None:
         """Queue a message of `num_bytes` in its lane.
 
         Raises `ApiError` where the socket has too many, or too long ones.
@@ -123,7 +141,7 @@ class Lanes:
                 f"{self._bounds.inbox_messages} responses are waiting on this socket already.",
                 code="inbox_full",
             )
-        waiting_bytes = sum(entry.num_bytes for entry in self._entries())
+        waiting_bytes = sum(lane.waiting_bytes for lane in self._lanes.values())
         if waiting_bytes and waiting_bytes + num_bytes > self._bounds.max_message_bytes:
             raise ApiError(
                 429,
@@ -131,31 +149,30 @@ class Lanes:
                 f"{self._bounds.max_message_bytes}.",
                 code="inbox_full",
             )
-        if lane is not None:
-            lane.append(_LaneResponse(message, num_bytes))
-            return
-        self._lanes[message.stream_id] = deque([_LaneResponse(message, num_bytes)])
-        task = asyncio.create_task(self._run_lane(message.stream_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if lane is None:
+            lane = self._lanes[message.stream_id] = _Lane()
+            task = asyncio.create_task(self._run_lane(message.stream_id, lane))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        lane.waiting.append((message, num_bytes))
 
     def cancel(self, response_id: str | None, stream_id: str | None) -> None:
         """End the named response, or the lane's current one. Raises `ApiError` if there is none."""
         if response_id is not None:
-            for entry in self._entries():
-                if entry.run is not None and entry.run.resource.id == response_id:
-                    entry.cancel()
+            for lane in self._lanes.values():
+                if lane.run is not None and lane.run.resource.id == response_id:
+                    lane.cancel()
                     return
         elif stream_id in self._lanes:
-            self._lanes[stream_id][0].cancel()
+            self._lanes[stream_id].cancel()
             return
         what = f"response '{response_id}'" if response_id else "response in this lane"
         raise ApiError(404, f"No {what} is running.", code="response_not_found")
 
     def cancel_all(self) -> None:
         """End every response that has begun."""
-        for entry in self._entries():
-            entry.cancel()
+        for lane in self._lanes.values():
+            lane.cancel()
 
     def evict(self, response_id: str) -> None:
         """Forget a socket's own response, because a continuation of it failed."""
@@ -176,17 +193,13 @@ class Lanes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _entries(self) -> list[_LaneResponse]:
-        return [entry for lane in self._lanes.values() for entry in lane]
-
-    async def _run_lane(self, stream_id: str | None) -> None:
-        """Serve a lane until it is empty; the entry being served stays at its head."""
-        lane = self._lanes[stream_id]
+    async def _run_lane(self, stream_id: str | None, lane: _Lane) -> None:
+        """Serve a lane until it is empty."""
         try:
-            while lane:
+            while lane.waiting:
                 async with self._active:
-                    await self._serve(lane[0])
-                lane.popleft()
+                    await self._serve(lane)
+                lane.ended()
         except ReaderLeft:
             pass  # the socket is about to close, and to close its lanes
         finally:
@@ -194,17 +207,17 @@ class Lanes:
             if self.idle:
                 self._on_idle()
 
-    async def _serve(self, entry: _LaneResponse) -> None:
+    async def _serve(self, lane: _Lane) -> None:
         """Send the events of one response, or why there are none. Raises `ReaderLeft`."""
-        message = entry.take()
+        message = lane.take()
         stream_id = message.stream_id
         previous = message.previous_response_id if isinstance(message, CreateMessage) else None
         try:
-            after = await self._begin(entry, message)
+            run, after = await self._begin(message)
             del message  # its texts have become tokens
-            assert entry.run is not None
-            await entry.run.feed(after, _LaneReader(self._writer, stream_id))
-            failed = entry.run.resource.status == "failed"
+            lane.began(run)
+            await run.feed(after, _LaneReader(self._writer, stream_id))
+            failed = run.resource.status == "failed"
         except ReaderLeft:
             raise
         except Exception as error:  # noqa: BLE001 - a lane outlives any bug in one response
@@ -222,17 +235,12 @@ class Lanes:
         self._responses.metrics.count_refused("responses", known.status)
         return error_event(known, stream_id)
 
-    async def _begin(self, entry: _LaneResponse, message: CreateMessage | ResumeMessage) -> int:
-        """Start or find the response; returns the number of the event that it has been read to."""
+    async def _begin(self, message: _Message) -> tuple[ResponseRun, int]:
+        """Start or find a response; with the number of the event that it has been read to."""
         if self._refusal is not None:
             raise self._refusal
         principal = self._connection.principal
-        after = -1
-        if isinstance(message, ResumeMessage):
-            after = -1 if message.starting_after is None else message.starting_after
-            entry.run = await self._responses.resume(principal, message.response_id, after)
-        else:
-            entry.run = await self._responses.start(principal, message, self._history)
-        if entry.cancelled:
-            entry.run.cancel()
-        return after
+        if isinstance(message, CreateMessage):
+            return await self._responses.start(principal, message, self._history), -1
+        after = -1 if message.starting_after is None else message.starting_after
+        return await self._responses.resume(principal, message.response_id, after), after

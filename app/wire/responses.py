@@ -17,8 +17,11 @@ from app.wire.common import (
     ServiceTier,
     Wire,
     declining,
+    decode_json,
+    parse,
     text_or_list,
 )
+from app.wire.errors import ApiError, invalid_request
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -233,3 +236,55 @@ class ResumeMessage(Wire):
     response_id: Identifier
     starting_after: Annotated[int, Field(ge=0)] | None = None
     stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+
+
+SocketMessage = CreateMessage | ResumeMessage | CancelMessage
+_KINDS: dict[object, type[SocketMessage]] = {
+    "response.create": CreateMessage,
+    "response.resume": ResumeMessage,
+    "response.cancel": CancelMessage,
+}
+
+
+class RefusedMessage(Exception):
+    """A message that cannot be served, its lane, and the response that it would have continued."""
+
+    def __init__(
+        self, error: ApiError, stream_id: str | None = None, previous: str | None = None
+    ) -> None:
+        super().__init__(error)
+        self.error = error
+        self.stream_id = stream_id
+        self.previous = previous
+
+
+def socket_message(data: bytes) -> SocketMessage:
+    """What a client's WebSocket frame says. Raises `RefusedMessage`."""
+    stream_id, previous = None, None
+    try:
+        document = decode_json(data)
+        if not isinstance(document, dict):
+            raise invalid_request("Expected a JSON object.", None, "invalid_type")
+        stream_id = _lane_of(document)
+        kind = document.get("type")
+        model = _KINDS.get(kind) if isinstance(kind, str) else None
+        if model is None:
+            named = ", ".join(map(repr, _KINDS))
+            message = f"Unknown message type {kind!r}: send one of {named}."
+            raise invalid_request(message, "type", "unknown_message_type")
+        if model is CreateMessage and isinstance(document.get("previous_response_id"), str):
+            previous = document["previous_response_id"]
+        return parse(model, document)
+    except ApiError as error:
+        raise RefusedMessage(error, stream_id, previous) from error
+
+
+def _lane_of(document: dict[str, Any]) -> str | None:
+    """The lane a message names. Raises `ApiError` with code `invalid_stream_id`."""
+    stream_id = document.get("stream_id")
+    if stream_id is None:
+        return None
+    if not isinstance(stream_id, str) or not 1 <= len(stream_id) <= 64:
+        message = "'stream_id' must be a string of 1 to 64 characters."
+        raise invalid_request(message, "stream_id", "invalid_stream_id")
+    return stream_id
