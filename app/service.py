@@ -102,6 +102,7 @@ def _assembled(
         metrics,
         model_id=model_id,
         resume_grace_seconds=bounds.resume_grace_seconds,
+        max_kept_event_bytes=bounds.max_kept_event_bytes,
     )
     return Service(
         engine=engine,

@@ -10,6 +10,10 @@ from typing import Protocol
 _REPLAYED_AT_ONCE = 64
 
 
+class EventsGone(Exception):
+    """The events that a reader has not had yet are kept no longer."""
+
+
 class Reader(Protocol):
     """Whoever takes a stream's events, one after the other."""
 
@@ -45,6 +49,8 @@ class EventLog:
         events: Sequence[bytes | None] = (),
     ) -> None:
         self._events = list(events)
+        self._next_number = len(self._events)
+        self._num_bytes = sum(len(event) for event in self._events if event is not None)
         self._ended = False
         self._news = asyncio.Event()
         self._live: list[_Follower] = []
@@ -57,7 +63,17 @@ class EventLog:
     @property
     def next_number(self) -> int:
         """The number that the next event will have."""
-        return len(self._events)
+        return self._next_number
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of all events together."""
+        return self._num_bytes
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody follows."""
+        return self._readers > 0
 
     @property
     def events(self) -> list[bytes | None]:
@@ -67,6 +83,8 @@ class EventLog:
     def append(self, event: bytes) -> None:
         """Add the next event: readers that keep up have it at once, the others are woken."""
         self._events.append(event)
+        self._next_number += 1
+        self._num_bytes += len(event)
         for follower in self._live.copy():
             if follower.reader.offer(event):
                 follower.number += 1
@@ -86,10 +104,17 @@ class EventLog:
         self._abandoned = None
         self._stop_timer()
 
+    def drop(self) -> None:
+        """Keep the events of a stream that has ended no longer: who is behind does not catch up."""
+        self.close()
+        self._events = []
+        self._wake()
+
     async def feed(self, after: int, reader: Reader) -> None:
         """Give `reader` every event with a number greater than `after`, as they come, to the end.
 
-        An event that it takes when offered has needed no turn of the event loop.
+        An event that it takes when offered has needed no turn of the event loop. Raises
+        `EventsGone`.
         """
         follower = _Follower(reader, after + 1)
         with self._reading():
@@ -108,13 +133,14 @@ class EventLog:
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
         """Every event with a number greater than `after` (-1: all), as they come, to the end.
 
-        A long replay lets others run, even where the reader takes everything at once.
+        A long replay lets others run, even where the reader takes everything at once. Raises
+        `EventsGone`.
         """
         with self._reading():
             number = after + 1
             while True:
-                while number < len(self._events):
-                    event = self._events[number]
+                while number < self._next_number:
+                    event = self._kept(number)
                     number += 1
                     if event is not None:
                         yield event
@@ -126,13 +152,18 @@ class EventLog:
 
     async def _catch_up(self, follower: _Follower) -> None:
         """Give a reader all that there is; a long replay lets others run."""
-        while follower.number < len(self._events):
-            event = self._events[follower.number]
+        while follower.number < self._next_number:
+            event = self._kept(follower.number)
             follower.number += 1
             if event is not None and not follower.reader.offer(event):
                 await follower.reader.send(event)
             if follower.number % _REPLAYED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+    def _kept(self, number: int) -> bytes | None:
+        if not self._events:
+            raise EventsGone
+        return self._events[number]
 
     def _leave_behind(self, follower: _Follower) -> None:
         self._live.remove(follower)

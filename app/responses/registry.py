@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from app.generate.begin import Generations
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
+from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
 from app.responses.run import ResponseRun, check_position
@@ -35,6 +36,7 @@ class Responses:
         *,
         model_id: str,
         resume_grace_seconds: float,
+        max_kept_event_bytes: int,
     ) -> None:
         self.metrics = metrics
         self._generations = generations
@@ -42,6 +44,7 @@ class Responses:
         self._engine = engine
         self._model_id = model_id
         self._grace_seconds = resume_grace_seconds
+        self._kept = KeptStreams(max_kept_event_bytes)
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._resuming: dict[tuple[str, str], asyncio.Task[ResponseRun]] = {}
 
@@ -137,7 +140,6 @@ class Responses:
         events: Sequence[bytes | None] = (),
         on_socket: SocketHistory | None = None,
     ) -> ResponseRun:
-        key = tenant.id, renderer.resource.id
         run = ResponseRun(
             tenant,
             renderer,
@@ -145,13 +147,16 @@ class Responses:
             self._store,
             on_socket,
             self.metrics,
+            self._kept,
             self._grace_seconds,
-            forget=lambda: self._forget(key),
+            forget=self._forget,
             events=events,
         )
-        self._runs[key] = run
+        self._runs[tenant.id, renderer.resource.id] = run
         run.start()
         return run
 
-    def _forget(self, key: tuple[str, str]) -> None:
-        del self._runs[key]
+    def _forget(self, run: ResponseRun) -> None:
+        key = run.tenant_id, run.resource.id
+        if self._runs.get(key) is run:
+            del self._runs[key]

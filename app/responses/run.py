@@ -10,11 +10,12 @@ from contextlib import aclosing
 
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
-from app.responses.event_log import EventLog, Reader
+from app.responses.event_log import EventLog, EventsGone, Reader
+from app.responses.kept_streams import KeptStreams
 from app.responses.render import ResponseRenderer
 from app.responses.store import ResponseStore
 from app.upkeep.metrics import Metrics
-from app.wire.errors import ApiError, internal_error, invalid_request
+from app.wire.errors import ApiError, internal_error, invalid_request, response_not_found
 from app.wire.events import Event, ResponseResource, encode_json
 from tenants.records import Tenant
 
@@ -24,8 +25,9 @@ _log = logging.getLogger(__name__)
 class ResponseRun:
     """A response whose stream is written to a log as it comes. Readers may leave and come back.
 
-    Left alone for `grace_seconds` it is cancelled, or forgotten once it has ended. Its stream ends
-    with exactly one terminal event, whatever ends it. `events` are those of an earlier process.
+    Left alone for `grace_seconds` it is cancelled, or forgotten once it has ended, or earlier where
+    `kept` has no room for it. Its stream ends with exactly one terminal event, whatever ends it.
+    `events` are those of an earlier process.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class ResponseRun:
         store: ResponseStore,
         on_socket: SocketHistory | None,
         metrics: Metrics,
+        kept: KeptStreams,
         grace_seconds: float,
-        forget: Callable[[], None],
+        forget: Callable[[ResponseRun], None],
         events: Sequence[bytes | None] = (),
     ) -> None:
         self._tenant = tenant
@@ -46,7 +49,8 @@ class ResponseRun:
         self._store = store
         self._on_socket = on_socket
         self._metrics = metrics
-        self._forget = forget
+        self._kept = kept
+        self._tell_forgotten = forget
         self._discarded = False
         self._ended = asyncio.Event()
         self._stream = EventLog(grace_seconds, self._abandoned, events)
@@ -56,6 +60,21 @@ class ResponseRun:
     def resource(self) -> ResponseResource:
         """The response so far."""
         return self._renderer.resource
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose it is."""
+        return self._tenant.id
+
+    @property
+    def num_event_bytes(self) -> int:
+        """The length of all its events so far."""
+        return self._stream.num_bytes
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads its stream."""
+        return self._stream.is_read
 
     @property
     def failure(self) -> ApiError | None:
@@ -84,15 +103,19 @@ class ResponseRun:
     def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
         """The encoded events with numbers greater than `after`, as they come.
 
-        Raises `ApiError` for a number that no event has had yet.
+        Raises `ApiError` for a number that no event has had yet; iterating raises one, 404, where
+        events are dropped before they are read.
         """
         check_position(after, self._stream.next_number)
-        return self._stream.follow(after)
+        return self._follow(after)
 
     async def feed(self, after: int, reader: Reader) -> None:
         """Give `reader` those events as they come, to the end. Raises what `follow` raises."""
         check_position(after, self._stream.next_number)
-        await self._stream.feed(after, reader)
+        try:
+            await self._stream.feed(after, reader)
+        except EventsGone:
+            raise response_not_found(self.resource.id) from None
 
     def cancel(self) -> None:
         """End the response here; its stream goes on to its terminal event."""
@@ -110,6 +133,11 @@ class ResponseRun:
             self._forget()
         else:
             self.cancel()
+
+    def drop(self) -> None:
+        """Forget it, which has ended, whoever still reads."""
+        self._stream.drop()
+        self._forget()
 
     async def settled(self, timeout_seconds: float | None = None) -> bytes:
         """The response as JSON after its end, or as it is after `timeout_seconds`."""
@@ -139,6 +167,8 @@ class ResponseRun:
             self._ended.set()
             if self._discarded:
                 self._forget()
+            else:
+                self._kept.add(self)
 
     async def _generate(self) -> None:
         if not self._stream.next_number:
@@ -166,6 +196,18 @@ class ResponseRun:
         for event in events:
             event.sequence_number = self._stream.next_number
             self._stream.append(encode_json(event))
+
+    async def _follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._stream.follow(after)) as events:
+            try:
+                async for event in events:
+                    yield event
+            except EventsGone:
+                raise response_not_found(self.resource.id) from None
+
+    def _forget(self) -> None:
+        self._kept.remove(self)
+        self._tell_forgotten(self)
 
     def _abandoned(self) -> None:
         self.discard() if self.ended else self.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -13,7 +14,7 @@ from app.context import Service
 from app.responses.run import ResponseRun
 from app.transport.http import json_response, read_message, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
-from app.wire.errors import invalid_request
+from app.wire.errors import ApiError, invalid_request
 from app.wire.events import event_type
 from app.wire.responses import CreateBody
 
@@ -80,8 +81,11 @@ def _stream(service: Service, run: ResponseRun, after: int) -> EventStream:
 
 async def _sse(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
-        async for event in events:
-            yield sse_event(event, event_type(event))
+        try:
+            async for event in events:
+                yield sse_event(event, event_type(event))
+        except ApiError as error:
+            yield sse_event(msgspec.json.encode(error.detail() | {"type": "error"}), b"error")
     yield SSE_DONE
 
 
