@@ -15,7 +15,7 @@ from app.responses.run import ResponseRun, check_position
 from app.responses.store import ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.upkeep.metrics import Metrics
-from app.wire.errors import response_not_found
+from app.wire.errors import response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
 from engine.client import EngineClient
 from tenants.records import Change, Principal, Tenant
@@ -61,8 +61,9 @@ class Responses:
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
         """A response whose stream can still be read, or go on: `follow` it from `after`.
 
-        Raises `ApiError` 404 for any other response, and 400 for an `after` that no event has had;
-        also whatever `start` raises, where another process has begun it.
+        Raises `ApiError` 409 for a response that another process is writing, 404 for any other, and
+        400 for an `after` that no event has had; also whatever `start` raises, where another
+        process has begun it.
         """
         key = principal.tenant.id, response_id
         if key not in self._runs:
@@ -120,6 +121,8 @@ class Responses:
         tenant = principal.tenant
         blob = await self._store.take_suspended(tenant.id, response_id)
         if blob is None:
+            if await self._store.runs_elsewhere(tenant.id, response_id):
+                raise response_runs_elsewhere(response_id)
             raise response_not_found(response_id)
         try:
             suspended = SuspendedRun.decode(blob)

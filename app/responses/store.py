@@ -57,6 +57,10 @@ class ResponseStore:
             running = None  # what has ended may be known here
         return running or await self._finished(tenant_id, response_id)
 
+    async def runs_elsewhere(self, tenant_id: str, response_id: str) -> bool:
+        """Whether a response runs in another process. Raises `StoreUnavailable`."""
+        return await self._running.find(tenant_id, response_id) is not None
+
     async def cancel_elsewhere(
         self, tenant_id: str, response_id: str, patience_seconds: float
     ) -> bytes:

@@ -11,7 +11,8 @@ Codes, by status:
   `message_too_large`
 - 401 `invalid_api_key`; 403 `tenant_disabled`
 - 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
-- 408 `request_timeout`; 413 `body_too_large`; 431 `headers_too_large`; 415 `unsupported_media_type`
+- 408 `request_timeout`; 409 `response_runs_elsewhere`; 413 `body_too_large`;
+  431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
   tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
   `sockets_exceeded`
@@ -86,6 +87,18 @@ def response_not_found(response_id: str) -> ApiError:
     """A 404 for a response that the tenant does not have."""
     message = f"There is no response '{response_id}'."
     return ApiError(404, message, code="response_not_found", param="response_id")
+
+
+def response_runs_elsewhere(response_id: str) -> ApiError:
+    """A 409 for the events of a response that another process is writing."""
+    message = (
+        f"Response '{response_id}' is running in another replica, where its events are read: "
+        "reach that one, or get the response without 'stream'."
+    )
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    return ApiError(
+        409, message, code="response_runs_elsewhere", param="response_id", headers=headers
+    )
 
 
 def unauthorized(message: str) -> ApiError:

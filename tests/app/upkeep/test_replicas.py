@@ -175,8 +175,13 @@ async def test_a_running_response_is_shown_and_cancelled_by_any_process(
         path = f"/v1/responses/{json.loads(line[6:])['response']['id']}"
         other = deployment.processes[1]
         await status_in_time(lambda: other.get(path), "in_progress")
+        refused = await other.get(path, params={"stream": "true"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (409, "response_runs_elsewhere")
+        assert refused.headers["retry-after"]
         for process in stranger.processes:
             assert (await process.get(path)).status_code == 404
+            assert (await process.get(path, params={"stream": "true"})).status_code == 404
             assert (await process.post(f"{path}/cancel")).status_code == 404
         assert (await other.get(path)).json()["status"] == "in_progress"
         cancelled = await other.post(f"{path}/cancel")
