@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
+from tenants.errors import InvalidField, StoreFull, StoreUnavailable, StoreUnsupported
 from tenants.records import Change
 
 Argument = str | bytes | int | float
@@ -170,8 +170,11 @@ class GuardedRedis:
             raise StoreUnavailable(f"Redis does not answer: {error or 'timeout'}") from error
         except ResponseError as error:
             self._open_until = None
-            if error_code(error) in _OUR_FAULT:
+            code = error_code(error)
+            if code in _OUR_FAULT:
                 raise
+            if code == "OOM":
+                raise StoreFull(f"Redis has no memory left: {error}") from error
             raise StoreUnavailable(f"Redis refuses: {error}") from error
         else:
             self._open_until = None

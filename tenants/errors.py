@@ -11,6 +11,10 @@ class StoreUnavailable(StoreError):
     """Redis does not answer, or refuses to work right now; a write may or may not have happened."""
 
 
+class StoreFull(StoreUnavailable):
+    """Redis has no memory for writes (`maxmemory`): nothing was written, it can be read."""
+
+
 class StoreUnsupported(StoreError):
     """The server is too old, or not one that the store can use."""
 

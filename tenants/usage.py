@@ -68,6 +68,7 @@ class UsageMeter:
         # By tenant: field to how much was used since the last batch; and the batch under way.
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._sent: dict[str, _Batch] = {}
+        self._is_behind = False
 
     def add(
         self,
@@ -110,7 +111,13 @@ class UsageMeter:
                 self._sent[tenant_id] = _Batch(self._batches, self._counts.pop(tenant_id))
             await self._hand_in()
         except StoreUnavailable as error:
-            _log.debug("usage is kept until the store is back: %s", error)
+            if not self._is_behind:
+                _log.warning("usage is kept here until the store takes it: %s", error)
+            self._is_behind = True
+            return
+        if self._is_behind:
+            _log.info("the store has all usage again")
+        self._is_behind = False
 
     async def read(self, tenant_id: str, since: date, until: date) -> list[DayUsage]:
         """The days from `since` to `until`, both included, on which a tenant used anything.

@@ -18,6 +18,7 @@ from tenants.errors import (
     PromptNotFound,
     StoreConflict,
     StoreError,
+    StoreFull,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
@@ -138,6 +139,9 @@ def as_problem(error: Exception) -> Problem | None:
         return _from_validation(error)
     if isinstance(error, InvalidField):
         return invalid(complaint(error))
+    if isinstance(error, StoreFull):
+        detail = "The tenant store is full: it takes no writes until there is room."
+        return _unavailable(detail, "store_unavailable")
     if isinstance(error, StoreUnavailable):
         return _unavailable("The tenant store is not available right now.", "store_unavailable")
     if isinstance(error, StoreError) and type(error) in _STORE_ERRORS:

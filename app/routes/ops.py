@@ -12,7 +12,7 @@ from app.context import Service
 from app.transport.http import json_response
 from engine.api import EngineStats
 from engine.client import EngineUnavailable
-from tenants.store import StoreUnavailable
+from tenants.errors import StoreFull, StoreUnavailable
 
 
 async def healthz(_: Request) -> ASGIApp:
@@ -45,6 +45,8 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
     try:
         async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
             await service.stores.tenants.ping()
+    except StoreFull:
+        return 200, ("degraded", "the tenant store is full: it takes no writes")
     except (StoreUnavailable, TimeoutError):
         return 200, ("degraded", "the tenant store is down, or takes no writes")
     failing = service.supervisor.failing

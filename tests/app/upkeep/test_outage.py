@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import redis
 from websockets.asyncio.client import connect
 
 from app.generate import admission
@@ -41,6 +43,23 @@ async def world(
     monkeypatch.setattr(admission, "HEARTBEAT_SECONDS", 0.2)
     async with living(engine, limits, server.url, cache_seconds=0) as world:
         yield world
+
+
+Full = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@pytest.fixture
+def full(server: Server) -> Full:
+    """Within it, the store has no memory for another write."""
+
+    @contextlib.contextmanager
+    def filled() -> Iterator[None]:
+        with redis.Redis.from_url(server.url) as operator:
+            operator.config_set("maxmemory", 1)
+            yield
+            operator.config_set("maxmemory", 0)
+
+    return filled
 
 
 @pytest.fixture
@@ -172,3 +191,76 @@ async def test_a_stream_that_ends_in_the_outage_holds_no_place_for_ever(
     async with asyncio.timeout(20):
         while (await ask(http, world)).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+
+
+async def test_a_full_store_takes_no_admin_writes_and_says_so(
+    world: World, http: httpx.AsyncClient, full: Full
+) -> None:
+    operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    tenants = f"{world.admin_url}/admin/tenants"
+    writes = (
+        ("POST", tenants, {"id": "nova"}),
+        ("PATCH", f"{tenants}/acme", {"name": "Acme"}),
+        ("POST", f"{tenants}/acme/keys", {"name": "another"}),
+        ("PUT", f"{tenants}/acme/prompts/rules", {"text": "Be brief."}),
+        ("POST", f"{world.admin_url}/admin/groups", {"id": "resellers"}),
+    )
+    with full():
+        for method, url, body in writes:
+            for headers in (operator, operator | {"idempotency-key": url[-8:]}):
+                refused = await http.request(method, url, json=body, headers=headers)
+                problem = refused.json()
+                assert (refused.status_code, problem["code"]) == (503, "store_unavailable")
+                assert "full" in problem["detail"]
+                assert int(refused.headers["retry-after"]) >= 1
+        assert (await http.get(f"{tenants}/nova", headers=operator)).status_code == 404
+        assert (await http.get(f"{tenants}/acme", headers=operator)).json()["name"] == "acme"
+        health = (await http.get(f"{world.admin_url}/readyz")).json()
+        assert health["status"] == "degraded"
+        assert "full" in health["reason"]
+    await back(http)
+    for method, url, body in writes:
+        done = await http.request(
+            method, url, json=body, headers=operator | {"idempotency-key": url[-8:]}
+        )
+        assert done.status_code in (200, 201)
+
+
+async def test_what_makes_room_is_done_in_a_full_store_and_audited(
+    world: World, http: httpx.AsyncClient, full: Full
+) -> None:
+    operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    with full():
+        deleted = await http.delete(f"{world.admin_url}/admin/tenants/umbra", headers=operator)
+        assert deleted.status_code == 200
+        entries = await http.get(f"{world.admin_url}/admin/audit", headers=operator)
+    assert entries.json()["entries"][0]["action"] == "tenant.delete"
+
+
+async def test_chats_go_on_under_a_full_store_and_all_of_them_are_metered(
+    world: World, http: httpx.AsyncClient, full: Full, caplog: pytest.LogCaptureFixture
+) -> None:
+    each = (await ask(http, world, store=False)).json()["usage"]["total_tokens"]
+    await limit(world, requests_per_minute=1000, tokens_per_minute=100_000, concurrent_streams=1)
+    unknown = {"authorization": f"Bearer {world.keys['umbra']}"}
+    with full():
+        kept = await ask(http, world)
+        assert kept.status_code == 200
+        for _ in range(2):
+            assert (await ask(http, world, store=False)).status_code == 200
+        chat = await http.post("/v1/chat/completions", json=CHAT, headers=world.headers())
+        assert chat.json()["usage"]["total_tokens"] == each
+        assert await answer_on_socket(world) == "response.completed"
+        # What a full store can still be read for works as ever.
+        assert (await http.post("/v1/responses", json=RESPONSE, headers=unknown)).status_code == 200
+        # What it does not take is here, and the log says that it is nowhere else.
+        path = f"/v1/responses/{kept.json()['id']}"
+        assert (await http.get(path, headers=world.headers())).json() == kept.json()
+        assert f"response {kept.json()['id']} is kept in memory only" in caplog.text
+        await eventually(lambda: "usage is kept here until the store takes it" in caplog.text)
+    await back(http)
+    # The first made the tenant known.
+    await world.metered("acme", requests=7, tokens=7 * each)
+    await world.metered("umbra", requests=1, tokens=each)
+    assert caplog.text.count("usage is kept here") == 1
+    assert (await ask(http, world)).headers["x-ratelimit-limit-tokens"] == "100000"
