@@ -61,10 +61,7 @@ class PlainText:
         """
         text = self._undisguised(text.replace(MARK, _REPLACEMENT))
         controls = self._special if role == "assistant" else self._special | self._spoken
-        for control in controls:
-            while control in text:
-                text = text.replace(control, f"{control[0]}{MARK}{control[1:]}")
-        return text
+        return _broken(text, controls)
 
     def encode(self, rendered: str, most: int) -> list[int]:
         """The token ids of what a template made of marked texts. Raises `TooManyTokens`.
@@ -108,6 +105,30 @@ class PlainText:
         assert self._backend.normalizer is not None
         normal = str(self._backend.normalizer.normalize_str(text))
         return normal if any(one in normal and one not in text for one in self._disguised) else text
+
+
+def _broken(text: str, controls: frozenset[str]) -> str:
+    """`text` with a mark inside every one of `controls` that stands in it.
+
+    In pieces: a call that replaces lets no other thread run. The end of each piece is looked at
+    again with the next one, since a control may lie astride.
+    """
+    astride = max(map(len, controls), default=1) - 1
+    done: list[str] = []
+    rest = ""
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        piece = _broken_piece(rest + text[start : start + _PIECE_CHARACTERS], controls)
+        border = max(0, len(piece) - astride)
+        done.append(piece[:border])
+        rest = piece[border:]
+    return "".join([*done, rest])
+
+
+def _broken_piece(piece: str, controls: frozenset[str]) -> str:
+    for control in controls:
+        while control in piece:  # again: one that overlaps itself is broken at every other place
+            piece = piece.replace(control, f"{control[0]}{MARK}{control[1:]}")
+    return piece
 
 
 def _encoding(backend: Tokenizer, text: str) -> Encoding:

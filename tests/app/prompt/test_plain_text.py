@@ -21,7 +21,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from app.prompt.plain_text import MARK
+from app.prompt.plain_text import MARK, PlainText
 from app.prompt.template import ChatTemplate, Message
 from tests.app.conftest import CHATML, World, byte_tokenizer, chat_template
 from tests.effort import scaled
@@ -233,6 +233,35 @@ async def test_the_mark_itself_cannot_be_written() -> None:
         assert one == await template.prompt_ids(
             "acme", [{"role": "user", "content": other}], "input"
         )
+
+
+def marking(*controls: str) -> Callable[[str], str]:
+    """What marks a user's texts for a tokenizer with these control tokens."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(controls)})
+    texts = PlainText(tokenizer)
+    return lambda text: texts.mark(text, "user")
+
+
+@pytest.mark.parametrize("control", ["==", "===", "<><>", "-=-"])
+def test_a_control_token_that_overlaps_itself_is_broken_at_every_place(control: str) -> None:
+    mark = marking(control)
+    for times in range(2, 12):
+        for text in (control * times, control[0] + control * times, control[:-1] * times):
+            marked = mark(text)
+            assert control not in marked
+            assert marked.replace(MARK, "") == text
+
+
+def test_a_control_token_is_broken_wherever_it_stands_in_a_long_text() -> None:
+    mark = marking("=" * 5)
+    for control in ("<|im_start|>", "=" * 5):
+        # Texts are marked in pieces: whatever the length of those, controls lie astride.
+        for shift in range(len(control) + 1):
+            text = "x" * shift + control * 40_000
+            marked = mark(text)
+            assert control not in marked
+            assert marked.replace(MARK, "") == text
 
 
 async def test_a_users_text_opens_no_system_turn_over_http(world: World) -> None:
