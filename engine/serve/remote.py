@@ -227,7 +227,7 @@ class RemoteEngine:
                 reason = await self._death(self._engine)
             finally:
                 reader.cancel()
-            await self._deliver()
+            self._deliver()
             _log.error("the engine %s; starting it again", reason)
             self._disconnect()
             self._close_socket()
@@ -262,7 +262,7 @@ class RemoteEngine:
             self._send(Probe(next(self._numbers)))
             for _ in range(_LOOKS):
                 await asyncio.sleep(patience / _LOOKS)
-                await self._deliver()  # it may be this loop that was held up
+                self._deliver()  # it may be this loop that was held up
                 if self._num_heard != num_heard:
                     break
             else:
@@ -301,16 +301,18 @@ class RemoteEngine:
         assert self._socket is not None
         while True:
             await self._socket.poll()
-            await self._deliver()
+            self._deliver()
 
-    async def _deliver(self) -> None:
-        """Pass on what has arrived. Never suspends, so a cancelled reader loses no message."""
+    def _deliver(self) -> None:
+        """Pass on what has arrived. Never suspends, so a cancelled reader loses no message.
+
+        Nor does it ask for more than there is: an exception for that would go round in a circle
+        with the frames that it came through, and keep each step's deltas for the garbage collector.
+        """
         assert self._socket is not None
-        while True:
-            try:
-                message = decode_from_engine(await self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
+        inbox: zmq.SyncSocket = zmq.Socket.shadow(self._socket)
+        while inbox.poll(0):
+            message = decode_from_engine(inbox.recv(zmq.NOBLOCK))
             self._num_heard += 1
             if isinstance(message, Deltas):
                 for delta in message.deltas:

@@ -1,13 +1,15 @@
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
 from msgspec import structs
 
-from engine.api import EngineStats
+from engine.api import EngineStats, TokenDelta
 from engine.client import EngineError, EngineUnavailable, RequestRefused
 from engine.serve.local import LocalEngine
+from engine.serve.messages import Deltas
 from tests.engine.simulation import (
     at_a_models_pace,
     expected_output,
@@ -133,3 +135,17 @@ async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
         await engine.stats()
     with pytest.raises(EngineUnavailable):
         await anext(engine.generate(make_request("r", PROMPT)))
+
+
+async def test_deltas_that_were_read_leave_nothing_to_the_garbage_collector(
+    engine: LocalEngine,
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        await asyncio.gather(*(collect(engine, str(number)) for number in range(4)))
+        await idle_stats(engine)
+        left = [one for one in gc.get_objects() if isinstance(one, TokenDelta | Deltas)]
+    finally:
+        gc.enable()
+    assert not left
