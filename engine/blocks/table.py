@@ -193,6 +193,15 @@ class BlockTable:
         self.blocks += taken
         return taken
 
+    def shrink(self, num_tokens: int) -> list[int]:
+        """Give back the blocks behind those that hold `num_tokens` tokens; returns them."""
+        # A list of its own: who mirrors this one looks at its end alone.
+        excess = self.blocks[-(-num_tokens // self._block_size) :]
+        if excess:
+            self.blocks = self.blocks[: -len(excess)]
+            self._pool.release(excess)
+        return excess
+
     def seal(self, token_ids: Sequence[int], num_computed: int) -> None:
         """Make the blocks that `num_computed` tokens fill findable for others."""
         full = num_computed // self._block_size

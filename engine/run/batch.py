@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -16,6 +16,10 @@ from engine.run.block_tables import TableMirror
 from engine.schedule.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
 from kernels.types import AttentionBatch, PrefixGroups
+
+
+_Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
+"""Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,22 @@ class BatchBuilder:
     def build(self, plan: StepPlan) -> Batch:
         """The batch of `plan`, with one logit row for each token that is drawn.
 
-        Where the host does not know a token, it is 0.
+        Where the host does not know a token, it is 0. A draft is packed like a sequence of its own
+        that begins with the blocks of the one that it continues: a step that decodes stays one.
         """
         chunks = plan.chunks
-        ends = accumulate(chunk.count for chunk in chunks)
-        rows = [end - 1 for end, chunk in zip(ends, chunks, strict=True) for _ in chunk.samplers]
-        row = self._tables.row
-        parts = [(_token_ids(c), c.start, c.count, row(c.sequence.table)) for c in chunks]
+        firsts = zip(chunks, first_rows(plan), strict=True)
+        rows = [row for chunk, first in firsts for row in _drawing(chunk, first)]
+        parts = [part for chunk in chunks for part in self._parts(chunk)]
         batch = pack(parts, rows, self._block_size, self._device, self._group)
         return replace(batch, is_long=self._is_long(chunks))
+
+    def _parts(self, chunk: ScheduledChunk) -> Iterator[_Part]:
+        """What a chunk is for `pack`."""
+        blocks = self._tables.row(chunk.sequence.table)
+        yield _token_ids(chunk), chunk.start, chunk.count, blocks
+        for position, token_id in enumerate(chunk.drafts, chunk.start + chunk.count):
+            yield _Only(token_id), position, 1, blocks
 
     def _is_long(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
         """See `Batch`; a sequence counts with the tokens that its plan knows of."""
@@ -73,7 +84,7 @@ class BatchBuilder:
         if switch is None:
             return None
         rows = [chunk.sequence.num_tokens > switch for chunk in chunks]
-        counts = [chunk.count for chunk in chunks]
+        counts = [chunk.num_rows for chunk in chunks]
         return torch.from_numpy(np.array(rows).repeat(counts)).to(self._device)
 
     def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
@@ -89,7 +100,7 @@ class BatchBuilder:
 
 
 def pack(
-    parts: Sequence[tuple[Sequence[int], int, int, Sequence[int] | Integers]],
+    parts: Sequence[_Part],
     logit_rows: Sequence[int],
     block_size: int,
     device: torch.device,
@@ -152,15 +163,32 @@ def token_by_token(batch: Batch) -> Batch:
     return replace(batch, attention=alone)
 
 
-class _Unknown(list[int]):
-    """Stands for the tokens of a sequence whose newest one the host does not know."""
+class _Only(list[int]):
+    """Stands for the tokens of a sequence of which one is computed: here it is, wherever."""
+
+    def __init__(self, token_id: int) -> None:
+        super().__init__([token_id])
 
     def __getitem__(self, _: object) -> list[int]:  # type: ignore[override]
-        return [0]
+        return self.copy()
 
 
 def _token_ids(chunk: ScheduledChunk) -> Sequence[int]:
-    return _Unknown() if chunk.is_unknown else chunk.sequence.token_ids
+    """Its sequence's tokens; where the host does not know the newest one, that is 0."""
+    return _Only(0) if chunk.is_unknown else chunk.sequence.token_ids
+
+
+def first_rows(plan: StepPlan) -> list[int]:
+    """Where each chunk of a plan begins in its batch."""
+    return list(accumulate((chunk.num_rows for chunk in plan.chunks), initial=0))[:-1]
+
+
+def _drawing(chunk: ScheduledChunk, first: int) -> Iterable[int]:
+    """The rows of a chunk that begins with row `first` from which each of its draws is drawn."""
+    last = first + chunk.count - 1
+    if chunk.drafts:
+        return range(last, last + len(chunk.drafts) + 1)
+    return [last] * len(chunk.samplers)
 
 
 def _block_tables(

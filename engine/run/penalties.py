@@ -4,6 +4,7 @@ tokens that are there already.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.run.staging import Array, upload
-from engine.schedule.sequence import Sequence
+from engine.schedule.plan import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Adjustments:
     """Each row's newest token, where the host knows it; 0 where not."""
 
     @classmethod
-    def of(cls, sequences: list[Sequence]) -> Adjustments | None:
-        """What `sequences` want; `None` if that is nothing."""
-        params = [seq.sampling for seq in sequences]
+    def of(cls, draws: Sequence[Draw]) -> Adjustments | None:
+        """What `draws` want; `None` if that is nothing."""
+        params = [draw.sequence.sampling for draw in draws]
         repeats = [p.repetition_penalty != 1 for p in params]
         outputs = [bool(p.presence_penalty or p.frequency_penalty) for p in params]
         if not (any(repeats) or any(outputs) or any(p.logit_bias for p in params)):
@@ -56,25 +57,22 @@ class Adjustments:
             [p.frequency_penalty for p in params],
             [p.presence_penalty for p in params],
             repeats,
-            [
-                has and seq.num_output_tokens > 0
-                for has, seq in zip(outputs, sequences, strict=True)
-            ],
+            [has and draw.num_output_tokens > 0 for has, draw in zip(outputs, draws, strict=True)],
         ]
         return cls(
             _Tokens.of([list(p.logit_bias) for p in params]),
             np.array([value for p in params for value in p.logit_bias.values()], np.float32),
             _Tokens.of(
-                [_older(seq, 0) if r else [] for r, seq in zip(repeats, sequences, strict=True)]
+                [_older(draw, 0) if r else [] for r, draw in zip(repeats, draws, strict=True)]
             ),
             _Tokens.of(
                 [
-                    _older(seq, seq.num_prompt_tokens) if has else []
-                    for has, seq in zip(outputs, sequences, strict=True)
+                    _older(draw, draw.sequence.num_prompt_tokens) if has else []
+                    for has, draw in zip(outputs, draws, strict=True)
                 ]
             ),
             np.array(numbers, np.float32),
-            [seq.token_ids[-1] for seq in sequences],
+            [(draw.drafts or draw.sequence.token_ids)[-1] for draw in draws],
         )
 
     def apply(self, scores: Tensor, newest: Tensor | None) -> Tensor:
@@ -111,9 +109,10 @@ class Adjustments:
         return scores
 
 
-def _older(sequence: Sequence, start: int) -> list[int]:
-    """The tokens from `start` on, but for the newest one."""
-    return sequence.token_ids[start : sequence.num_tokens - 1]
+def _older(draw: Draw, start: int) -> list[int]:
+    """The tokens from `start` on that come before it, but for the newest one."""
+    known = draw.sequence.token_ids[start : draw.num_tokens - 1]
+    return [*known, *draw.drafts[:-1]]
 
 
 def _counts(scores: Tensor, rows: Tensor, tokens: Tensor, newest: Tensor, counts: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.model.paged_model import PagedModel
-from engine.run.batch import Batch, BatchBuilder
+from engine.run.batch import Batch, BatchBuilder, first_rows
 from engine.run.graphs import DecodeGraphs
 from engine.run.memory_errors import attempt
 from engine.run.padding import tensors_of, with_tensors
@@ -97,9 +97,9 @@ class ModelRunner:
         if plan.transfers.copies:
             model.copy_blocks(plan.transfers.copies)
         newest, logits = self._compute(plan)
-        samplers = plan.samplers
-        draws = sample(logits, samplers, newest)
-        self._drawn = {sampler: row for row, sampler in enumerate(samplers)}
+        wanted = plan.draws
+        draws = sample(logits, wanted, newest)
+        self._drawn = {draw.sequence: row for row, draw in enumerate(wanted)}
         self._tokens = draws.tokens
         watch.mark()
         return LaunchedStep(plan, draws, watch, self._costs)
@@ -108,9 +108,12 @@ class ModelRunner:
         """Of each row that draws: the newest token, and the logits."""
         model = self._model
         host = self._batches.build(plan)
-        places = [place for place, chunk in enumerate(plan.chunks) if chunk.is_unknown]
-        # Unknown tokens are those of chunks of one token, which come before all others.
-        rows = [self._drawn[plan.chunks[place].sequence] for place in places]
+        unknown = [
+            (first, self._drawn[chunk.sequence])
+            for first, chunk in zip(first_rows(plan), plan.chunks, strict=True)
+            if chunk.is_unknown
+        ]
+        places, rows = [place for place, _ in unknown], [row for _, row in unknown]
 
         def complete(token_ids: Tensor) -> None:
             if places:
@@ -149,4 +152,4 @@ def _observe(costs: CostModel, plan: StepPlan, seconds: list[float]) -> None:
     swap_out, swap_in, compute = seconds
     costs.observe_swap_out(len(plan.transfers.swap_outs), swap_out)
     costs.observe_swap_in(len(plan.transfers.swap_ins), swap_in)
-    costs.observe_compute([(chunk.start, chunk.count) for chunk in plan.chunks], compute)
+    costs.observe_compute(plan.spans, compute)

@@ -14,7 +14,7 @@ transformers, and the best tokens are listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +26,7 @@ from engine.run.noise import gumbel, noise_states
 from engine.run.penalties import Adjustments
 from engine.run.staging import Array, Download, upload
 from engine.schedule.beam import Candidate, num_candidates
-from engine.schedule.plan import Sampled
-from engine.schedule.sequence import Sequence
+from engine.schedule.plan import Draw, Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +59,34 @@ class Draws:
         return Sampled(token_ids, logprobs, candidates)
 
 
-def sample(logits: Tensor, sequences: list[Sequence], newest: Tensor | None = None) -> Draws:
+def sample(logits: Tensor, draws: Sequence[Draw], newest: Tensor | None = None) -> Draws:
     """Draw one token a row, or list the candidates of a beam's row.
 
-    `logits` is [num_rows, vocab_size] in any float dtype; row i belongs to `sequences[i]`.
+    `logits` is [num_rows, vocab_size] in any float dtype; row i belongs to `draws[i]`.
     `newest` ([num_rows] int64) are the tokens that were computed last, beside the logits: the host
     may not know them. Without it, it does. Log-probabilities are those of the model itself, before
     bias, penalties and temperature.
     """
     wanted = {
-        row: seq.sampling.logprobs
-        for row, seq in enumerate(sequences)
-        if seq.sampling.logprobs is not None
+        row: draw.sequence.sampling.logprobs
+        for row, draw in enumerate(draws)
+        if draw.sequence.sampling.logprobs is not None
     }
     widths = {
-        row: num_candidates(seq.request.beam, seq.sampling.stop_token_ids)
-        for row, seq in enumerate(sequences)
-        if seq.request.beam is not None
+        row: num_candidates(draw.sequence.request.beam, draw.sequence.sampling.stop_token_ids)
+        for row, draw in enumerate(draws)
+        if draw.sequence.request.beam is not None
     }
     scores = logits
     if widths:
         scores = _normalised(logits.float(), widths)
-    adjustments = Adjustments.of(sequences)
+    adjustments = Adjustments.of(draws)
     if adjustments is not None:
         scores = adjustments.apply(scores.float(), newest)
     tokens = _argmax(scores)
-    random_rows = [i for i, seq in enumerate(sequences) if seq.sampling.temperature > 0]
+    random_rows = [i for i, draw in enumerate(draws) if draw.sequence.sampling.temperature > 0]
     if random_rows:
-        chosen = [sequences[i] for i in random_rows]
+        chosen = [draws[i] for i in random_rows]
         tokens = _with_drawn(tokens, scores, random_rows, chosen)
     results = [tokens]
     if wanted:
@@ -105,13 +104,11 @@ def _argmax(scores: Tensor) -> Tensor:
     return torch.from_numpy(scores.numpy().argmax(axis=-1))
 
 
-def _with_drawn(
-    tokens: Tensor, scores: Tensor, rows: list[int], sequences: list[Sequence]
-) -> Tensor:
-    """`tokens`, with those of `rows`, which belong to `sequences`, drawn. Source: Maddison, Tarlow
+def _with_drawn(tokens: Tensor, scores: Tensor, rows: list[int], draws: Sequence[Draw]) -> Tensor:
+    """`tokens`, with those of `rows`, which belong to `draws`, drawn. Source: Maddison, Tarlow
     and Minka, "A* sampling", 2014 (the Gumbel-max trick).
     """
-    params = [seq.sampling for seq in sequences]
+    params = [draw.sequence.sampling for draw in draws]
     columns = np.array(
         [
             [p.temperature for p in params],
@@ -120,7 +117,7 @@ def _with_drawn(
             [math.log(p.min_p) if p.min_p else -math.inf for p in params],
         ]
     )
-    states = noise_states([p.seed for p in params], [seq.num_tokens for seq in sequences])
+    states = noise_states([p.seed for p in params], [draw.num_tokens for draw in draws])
     on_host: list[Array] = [np.array(rows, dtype=np.int64), states, columns]
     index, started, numbers = upload(on_host, scores.device)
     chosen = scores if len(rows) == len(scores) else scores.index_select(0, index)

@@ -118,6 +118,14 @@ class Lifecycle:
             self.num_copied_blocks += 1
         account.hold(table.grow(sequence.num_tokens))
 
+    def extend(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
+        """Let a sequence that has a block for its newest token hold `num_tokens` for a step."""
+        self.account(group).hold(sequence.table.grow(num_tokens))
+
+    def shrink(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Give back the blocks that drafts had and its tokens do not need."""
+        self.account(group).let_go(sequence.table.shrink(sequence.num_tokens))
+
     def reorder(self, group: SequenceGroup, choices: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Go on with one sequence for each (parent, next token), in place of the group's own.
 

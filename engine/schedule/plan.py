@@ -19,11 +19,43 @@ class ScheduledChunk:
     count: int
     samplers: tuple[Sequence, ...]
     """Who draws a token from the chunk's last row, if it ends at the newest token."""
+    drafts: tuple[int, ...] = ()
+    """What may follow the newest token of a sequence that draws alone: computed in rows of their
+    own, each of which draws what follows it."""
 
     @property
     def is_unknown(self) -> bool:
         """Whether its only token is one that the step launched before draws."""
         return self.start >= len(self.sequence.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens computed for it in the step."""
+        return self.count + len(self.drafts)
+
+    @property
+    def draws(self) -> list[Draw]:
+        """What it draws, in the order of its rows."""
+        ends = range(len(self.drafts) + 1)
+        return [Draw(one, self.drafts[:end]) for one in self.samplers for end in ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token to be drawn: of `sequence`, behind all that it has and `drafts`."""
+
+    sequence: Sequence
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens come before it."""
+        return self.sequence.num_tokens + len(self.drafts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many of them have been generated, or are supposed to be."""
+        return self.sequence.num_output_tokens + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +75,33 @@ class StepPlan:
 
     @property
     def samplers(self) -> list[Sequence]:
-        """Who draws a token in the step, in order."""
+        """Who draws in the step, in order."""
         return [sampler for chunk in self.chunks for sampler in chunk.samplers]
+
+    @property
+    def draws(self) -> list[Draw]:
+        """What is drawn in the step, in order: for each sampler one token, and one behind each of
+        its drafts."""
+        return [draw for chunk in self.chunks for draw in chunk.draws]
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
-        return sum(chunk.count for chunk in self.chunks)
+        return sum(chunk.num_rows for chunk in self.chunks)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """What is computed: how many tokens come before, and how many are computed together."""
+        spans = [(chunk.start, chunk.count) for chunk in self.chunks]
+        for chunk in self.chunks:
+            end = chunk.start + chunk.count
+            spans += [(end + behind, 1) for behind in range(len(chunk.drafts))]
+        return spans
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The drawn tokens, and log-probabilities for the rows that asked for them.
+    """The drawn tokens, one for each of a plan's draws, and log-probabilities where asked for.
 
     Rows of a beam search have candidates instead, best first, from which `engine.schedule.beam`
     chooses.
@@ -64,3 +111,12 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     """By row; the token of such a row is its first candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a step means to a sequence: new tokens, its end, or that its beams have grown."""
+
+    sequence: Sequence
+    rows: range = range(0)
+    """Of what was drawn: its new tokens."""

@@ -27,13 +27,13 @@ from engine.blocks.table import BlockTable
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
 from engine.schedule.accounts import Accounts
-from engine.schedule.beam import BeamSearch, Candidate
 from engine.schedule.decode import DecodePlanner
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.plan import Sampled, ScheduledChunk, StepPlan
+from engine.schedule.plan import News, Sampled, ScheduledChunk, StepPlan
 from engine.schedule.prefill import PrefillPlanner
+from engine.schedule.results import Results
 from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
 from engine.schedule.swap_or_recompute import SwapOrRecompute
@@ -66,6 +66,7 @@ class Scheduler:
         self.decode = DecodePlanner(self.lifecycle)
         self.budget = StepBudget(config.step_token_budget, config.max_running_requests)
         self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget)
+        self._results = Results(self.lifecycle, self.pins)
         self._config = config
         self._extras = hash_extras
         self._rotary_switch = rotary_switch
@@ -208,38 +209,24 @@ class Scheduler:
         Its tokens are not known before `commit`. Beams cannot do without theirs.
         """
         self._under_way.append(plan)
-        for sampler in plan.samplers:
-            sampler.num_drawn += 1
+        for chunk in plan.chunks:
+            chunk.sequence.is_drafted = bool(chunk.drafts)
+            for sampler in chunk.samplers:
+                sampler.num_drawn += 1
         self.lifecycle.transfers.settle()
         self.pool.partial_hits.settle()
 
-    def commit(self, plan: StepPlan, sampled: Sampled) -> list[Sequence]:
-        """Take over a computed step. `sampled` has one token per sampler of the plan, in order.
+    def commit(self, plan: StepPlan, sampled: Sampled) -> list[News]:
+        """Take over a computed step. `sampled` has a token for each of the plan's draws, in order.
 
         Steps are taken over in the order of their plans. Tokens of sequences that have ended while
-        the step was under way mean nothing. Returns the sequences that have news: a new token, or
-        their end.
+        the step was under way mean nothing. Returns what is new: tokens, or ends.
         """
         if self._under_way:
             self._land(plan)
         else:
             self.lifecycle.transfers.settle()
-        rows = enumerate(sampled.token_ids)
-        news: list[Sequence] = []
-        for chunk in plan.chunks:
-            for sequence in chunk.samplers:
-                row, token_id = next(rows)
-                if sequence.finish_reason is not None:
-                    continue
-                group = self.running[sequence.request_id]
-                if group.search is None:
-                    self._take(group, sequence, token_id)
-                    news.append(sequence)
-                else:
-                    news += self._search(group, group.search, sequence, sampled.candidates[row])
-            for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
-                if sequence.finish_reason is not None:
-                    self._let_go(sequence)
+        news = self._results.take(plan, sampled)
         self.pool.partial_hits.settle()
         self.budget.succeeded()
         return news
@@ -311,93 +298,9 @@ class Scheduler:
         assert self._under_way[0] is plan, "steps are taken over in order"
         self._under_way.popleft()
         for sampler in plan.samplers:
+            sampler.is_drafted = False
             if sampler.finish_reason is None:
                 sampler.num_drawn -= 1
-
-    def _let_go(self, sequence: Sequence) -> None:
-        """Let a finished sequence give its blocks back, unless it has, or they are still needed."""
-        group = self.running.get(sequence.request_id)
-        if group is None or sequence not in group.sequences:
-            return
-        if self._is_done(group, sequence):
-            sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
-            self.lifecycle.drop(group, sequence)
-
-    def _take(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
-        """Take over a drawn token; it ends a request for a prompt alone, and means nothing else."""
-        if sequence.sampling.max_tokens == 0:
-            self._finish_prompt(sequence)
-        else:
-            sequence.append(token_id)
-            self.lifecycle.account(group).charge(self.lifecycle.prices.output)
-
-    def _search(
-        self,
-        group: SequenceGroup,
-        search: BeamSearch,
-        beam: Sequence,
-        candidates: list[Candidate],
-    ) -> list[Sequence]:
-        """Take over a beam's candidates; the last beam of a step lets the search go on.
-
-        Returns what the search has found once it is done, and a live beam after each other step.
-        """
-        group.candidates[beam] = candidates
-        beams = list(group.sequences)
-        if len(group.candidates) < len(beams):
-            return []
-        group.num_searched += group.width
-        self.lifecycle.account(group).charge(len(beams) * self.lifecycle.prices.output)
-        live = search.advance([group.candidates[beam] for beam in beams])
-        group.candidates.clear()
-        if search.is_done:
-            news = group.found()
-            self.lifecycle.end(group, "length")
-        else:
-            choices = [(beams[parent], token_id) for parent, token_id in live]
-            news = self.lifecycle.reorder(group, choices)[:1]
-        for sequence in news:
-            sequence.num_searched = group.num_searched
-        return news
-
-    def _finish_prompt(self, sequence: Sequence) -> None:
-        """End a request for a prompt alone, which is to be kept if it names a pin."""
-        sequence.finish_reason = "length"
-        request, table = sequence.request, sequence.table
-        if request.pin is None:
-            return
-        if not table.cache:
-            sequence.fail(f"{request.pin!r} cannot be pinned: nothing is cached")
-            return
-        blocks = table.findable()
-        limit = request.share.max_pinned_blocks
-        held = self.pins.would_hold(request.pin, request.tenant, blocks)
-        if limit is None or held <= limit:
-            self.pins.pin(request.pin, request.tenant, blocks)
-        else:
-            sequence.fail(
-                f"{request.pin!r} cannot be pinned: the tenant's pinned prompts would hold {held} "
-                f"blocks, more than its limit of {limit}"
-            )
-
-    def _is_done(self, group: SequenceGroup, sequence: Sequence) -> bool:
-        """Whether nothing is left to compute for the sake of a sequence that has finished.
-
-        Others of its group may build on what it computes. And where its last token, which is never
-        computed for its own sake, is the last of its block, the sequence stays for one more step,
-        which samples nothing: the conversation's next turn can then hit the block. Of sequences
-        that share the block, so that it would have to be copied, only the last one does.
-        """
-        if sequence in group.prefill:
-            return False
-        table = sequence.table
-        return not (
-            table.cache
-            and sequence.num_uncomputed == 1
-            and sequence.num_tokens % self._config.block_size == 0
-            and not table.writes_shared(sequence.num_tokens)
-            and not table.has_outgrown(sequence.num_tokens)
-        )
 
 
 def _next_token(sequence: Sequence) -> ScheduledChunk:

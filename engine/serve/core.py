@@ -16,14 +16,13 @@ from engine.api import (
     StepOutOfMemory,
     TenantStats,
     TokenDelta,
-    TokenLogprobs,
 )
 from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
 from engine.run.steps import Failure, Grouping, Runner, Steps
-from engine.schedule.plan import Sampled, StepPlan
+from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
@@ -157,9 +156,7 @@ class EngineCore:
 
     def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:
         """What a computed step means to readers."""
-        logprobs = dict(zip(map(id, plan.samplers), sampled.logprobs, strict=True))
-        news = self.scheduler.commit(plan, sampled)
-        return [self._delta(sequence, logprobs.get(id(sequence))) for sequence in news]
+        return [self._delta(news, sampled) for news in self.scheduler.commit(plan, sampled)]
 
     def _recover(self, failure: Failure) -> list[TokenDelta]:
         """Go on behind a failed step; returns the terminal deltas of what ends by it."""
@@ -180,8 +177,9 @@ class EngineCore:
             ended = self.scheduler.fail_all(message)
         return list(map(_last_delta, ended))
 
-    def _delta(self, sequence: Sequence, logprobs: TokenLogprobs | None) -> TokenDelta:
-        """What a sampled token, or what a beam search has come to, is to its reader, counted."""
+    def _delta(self, news: News, sampled: Sampled) -> TokenDelta:
+        """What sampled tokens, or what a beam search has come to, are to their reader, counted."""
+        sequence = news.sequence
         if sequence.sampling.max_tokens == 0:
             return _last_delta(sequence)
         if sequence.request.beam is not None and sequence.finish_reason is None:
@@ -190,15 +188,17 @@ class EngineCore:
                 searched_tokens=sequence.num_searched,
                 cached_tokens=sequence.first_hit or 0,
             )
-        # A token, or with a score whole hypotheses.
-        first = -1 if sequence.score is None else sequence.num_prompt_tokens
+        # Tokens of this step, or with a score whole hypotheses.
+        count = len(news.rows) if sequence.score is None else len(sequence.token_ids)
+        first = max(sequence.num_prompt_tokens, len(sequence.token_ids) - count)
         token_ids = sequence.token_ids[first:]
         self._output_tokens += len(token_ids)
+        logprobs = [sampled.logprobs[row] for row in news.rows]
         return TokenDelta(
             request_id=sequence.request_id,
             index=sequence.index,
             token_ids=token_ids,
-            logprobs=None if logprobs is None else [logprobs],
+            logprobs=[one for one in logprobs if one is not None] or None,
             finish_reason=sequence.finish_reason,
             score=sequence.score,
             searched_tokens=sequence.num_searched,

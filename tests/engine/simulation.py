@@ -68,8 +68,9 @@ class Work(NamedTuple):
     """What a runner reads of a plan when it is launched; the rest is on the device."""
 
     transfers: Transfers
-    writes: list[tuple[Sequence, int, list[int], list[int]]]
-    """Of each chunk: whose it is, where it starts, its known tokens, and its blocks."""
+    writes: list[tuple[Sequence, int, list[int], int, list[int]]]
+    """Of each chunk: whose it is, where it starts, its known tokens and drafts, how many of them
+    come before the drafts, if it has some, and its blocks."""
     draws: list[tuple[Sequence, Sequence, int, list[int], list[int]]]
     """Of each sampler: itself, whose row it draws from, behind how many tokens, its known tokens
     and its blocks."""
@@ -94,11 +95,21 @@ class SimulatedRunner:
         writes, draws = [], []
         for chunk in plan.chunks:
             one, end = chunk.sequence, chunk.start + chunk.count
-            writes.append((one, chunk.start, one.token_ids[chunk.start : end], one.table.blocks[:]))
+            tokens = [*one.token_ids[chunk.start : end], *chunk.drafts]
+            assert tokens or chunk.is_unknown
+            count = chunk.count if chunk.drafts else 0
+            writes.append((one, chunk.start, tokens, count, one.table.blocks[:]))
             draws += [
-                (sampler, one, end, sampler.token_ids[:], sampler.table.blocks[:])
-                for sampler in chunk.samplers
+                (
+                    draw.sequence,
+                    one,
+                    draw.num_tokens,
+                    [*draw.sequence.token_ids, *draw.drafts],
+                    draw.sequence.table.blocks[:],
+                )
+                for draw in chunk.draws
             ]
+            assert not chunk.drafts or (chunk.samplers == (one,) and one.num_uncomputed == 0)
             assert all(sampler.num_tokens == end for sampler in chunk.samplers)
             assert one.num_drawn == end - len(one.token_ids) or end < one.num_tokens
         return Work(plan.transfers, writes, draws)
@@ -111,11 +122,14 @@ class SimulatedRunner:
         _move(self.memory, self.memory, transfers.copies)
         filled = [block for _, block in transfers.swap_ins + transfers.copies]
         assert len(set(filled)) == len(filled), "two transfers into one block"
-        for sequence, start, tokens, blocks in work.writes:
+        for sequence, start, tokens, _, blocks in work.writes:
             # A chunk without known tokens is the newest token, which the step before has drawn.
             for position, token in enumerate(tokens or [self._newest[sequence]], start):
                 self.memory[blocks[position // self.block_size], position % self.block_size] = token
-        known = {sequence: start + len(tokens) for sequence, start, tokens, _ in work.writes}
+        known = {
+            sequence: range(start + (count or len(tokens)), start + len(tokens) + 1)
+            for sequence, start, tokens, count, _ in work.writes
+        }
         drawn: dict[Sequence, int] = {}
         tokens: list[int] = []
         listed: dict[int, list[Candidate]] = {}
@@ -123,7 +137,8 @@ class SimulatedRunner:
             history = self.memory[blocks].reshape(-1)[:end].tolist()
             newest = [self._newest[sampler]] if len(token_ids) < end else []
             assert history == token_ids + newest, "the KV memory shows other tokens"
-            assert known[sequence] == end - len(newest), "it draws from another one's row"
+            rows = known[sequence]
+            assert end - len(newest) in rows, "it draws from another one's row"
             beam = sampler.request.beam
             if beam is not None:
                 listed[len(tokens)] = candidates(history, num_candidates(beam, (EOS,)))

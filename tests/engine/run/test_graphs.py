@@ -24,6 +24,7 @@ from engine.run.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.sampler import sample
 from engine.run.staging import num_bytes, refill, upload, views
+from engine.schedule.plan import Draw
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from kernels.types import PrefixGroups
@@ -137,8 +138,9 @@ def test_a_gpu_answers_as_generate_does_and_as_without_graphs(folder: Path) -> N
 def test_a_gpu_draws_what_a_cpu_draws() -> None:
     rows = [sequence([1, 2], [3], seed=seed, temperature=1.1, top_p=0.95) for seed in range(50)]
     scores = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
-    drawn = sample(scores.cuda(), rows).result()
-    assert drawn == sample(scores, rows).result()
+    draws = list(map(Draw, rows))
+    drawn = sample(scores.cuda(), draws).result()
+    assert drawn == sample(scores, draws).result()
 
 
 def test_sampled_requests_of_every_kind_draw_the_same_in_every_order(folder: Path) -> None:

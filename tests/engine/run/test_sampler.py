@@ -24,7 +24,7 @@ from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.run.noise import gumbel, noise_bits, noise_states
 from engine.run.sampler import sample as launch
-from engine.schedule.plan import Sampled
+from engine.schedule.plan import Draw, Sampled
 from engine.schedule.sequence import Sequence
 from tests.effort import scaled
 
@@ -47,7 +47,7 @@ def sequence(prompt: list[int], output: list[int], **sampling: object) -> Sequen
 
 
 def sample(scores: torch.Tensor, rows: list[Sequence]) -> Sampled:
-    return launch(scores, rows).result()
+    return launch(scores, list(map(Draw, rows))).result()
 
 
 def noise(seeds: list[int], positions: Iterable[int], size: int) -> np.ndarray:
@@ -252,7 +252,31 @@ def test_a_token_that_only_the_device_knows_counts_like_any_other() -> None:
         for one, other, token in zip(known, hidden, newest.tolist(), strict=True):
             one.append(token)
             other.num_drawn += 1
-        assert launch(scores, hidden, newest).result() == sample(scores, known)
+        drawn = launch(scores, list(map(Draw, hidden)), newest).result()
+        assert drawn == sample(scores, known)
+
+
+def test_drafts_count_like_tokens_that_are_known() -> None:
+    options: list[dict[str, object]] = [
+        {"temperature": 0, "repetition_penalty": 1.7},
+        {"temperature": 0.9, "frequency_penalty": 1.1, "presence_penalty": 0.4, "seed": 3},
+        {"temperature": 0, "presence_penalty": 3.0},
+        {"temperature": 1.2, "top_k": 7, "top_p": 0.9, "seed": 5, "logprobs": 2},
+    ]
+    drafts = (7, 3, 7)
+    for trial in range(20):
+        for output in ([], [3]):
+            scores = logits(trial, len(options)).repeat_interleave(4, dim=0)
+            drafted = [sequence([1, 2], output, **option) for option in options]
+            known = [
+                sequence([1, 2], [*output, *drafts[:count]], **option)
+                for option in options
+                for count in range(4)
+            ]
+            rows = [Draw(one, drafts[:count]) for one in drafted for count in range(4)]
+            newest = torch.tensor([(draw.drafts or draw.sequence.token_ids)[-1] for draw in rows])
+            assert launch(scores, rows).result() == sample(scores, known)
+            assert launch(scores, rows, newest).result() == sample(scores, known)
 
 
 def test_a_gpu_draws_the_same_noise() -> None:
@@ -284,4 +308,4 @@ def test_nothing_of_a_draw_is_read_before_its_result(monkeypatch: pytest.MonkeyP
     meta = torch.empty(3, VOCAB, device="meta")
     with pytest.raises(NotImplementedError):
         meta.argmax(-1).tolist()
-    launch(meta, rows, torch.empty(3, dtype=torch.int64, device="meta"))
+    launch(meta, list(map(Draw, rows)), torch.empty(3, dtype=torch.int64, device="meta"))

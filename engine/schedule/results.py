@@ -1,0 +1,144 @@
+"""What a computed step means to its sequences: new tokens, ends, and blocks that are not needed."""
+
+from __future__ import annotations
+
+from engine.blocks.pins import Pins
+from engine.schedule.beam import BeamSearch, Candidate
+from engine.schedule.group import SequenceGroup
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.plan import News, Sampled, StepPlan
+from engine.schedule.sequence import Sequence
+
+
+class Results:
+    """Takes over what steps have drawn."""
+
+    def __init__(self, lifecycle: Lifecycle, pins: Pins) -> None:
+        self._lifecycle = lifecycle
+        self._pins = pins
+
+    def take(self, plan: StepPlan, sampled: Sampled) -> list[News]:
+        """Take over a step, all of which has been computed; see `Scheduler.commit`."""
+        news: list[News] = []
+        row = 0
+        for chunk in plan.chunks:
+            for sequence in chunk.samplers:
+                first, row = row, row + len(chunk.drafts) + 1
+                if sequence.finish_reason is not None:
+                    continue
+                group = self._lifecycle.running[sequence.request_id]
+                if group.search is not None:
+                    candidates = sampled.candidates[first]
+                    news += self._search(group, group.search, sequence, candidates)
+                elif sequence.sampling.max_tokens == 0:
+                    self._finish_prompt(sequence)
+                    news.append(News(sequence))
+                else:
+                    drawn = sampled.token_ids[first:row]
+                    count = self._take(group, sequence, chunk.drafts, drawn)
+                    news.append(News(sequence, range(first, first + count)))
+            for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
+                if sequence.finish_reason is not None:
+                    self._let_go(sequence)
+        return news
+
+    def _take(
+        self, group: SequenceGroup, sequence: Sequence, drafts: tuple[int, ...], drawn: list[int]
+    ) -> int:
+        """Take over the tokens drawn behind drafts that were right; returns how many.
+
+        The first one is drawn behind what is known, and each of the others behind one draft more:
+        it counts if that draft is what has been drawn. So whatever was drafted, the tokens are
+        those that one step for each would have drawn.
+        """
+        count = 0
+        for token_id, draft in zip(drawn, (*drafts, None), strict=True):
+            sequence.append(token_id)
+            count += 1
+            if token_id != draft:
+                break
+            sequence.compute(1)
+            if sequence.finish_reason is not None:
+                break
+        prices, account = self._lifecycle.prices, self._lifecycle.account(group)
+        account.charge(count * prices.output)
+        if drafts:
+            self._lifecycle.shrink(group, sequence)
+        return count
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Let a finished sequence give its blocks back, unless it has, or they are still needed."""
+        group = self._lifecycle.running.get(sequence.request_id)
+        if group is None or sequence not in group.sequences:
+            return
+        if self._is_done(group, sequence):
+            sequence.table.leave_tail(sequence.token_ids, sequence.num_computed)
+            self._lifecycle.drop(group, sequence)
+
+    def _search(
+        self,
+        group: SequenceGroup,
+        search: BeamSearch,
+        beam: Sequence,
+        candidates: list[Candidate],
+    ) -> list[News]:
+        """Take over a beam's candidates; the last beam of a step lets the search go on.
+
+        Returns what the search has found once it is done, and a live beam after each other step.
+        """
+        group.candidates[beam] = candidates
+        beams = list(group.sequences)
+        if len(group.candidates) < len(beams):
+            return []
+        group.num_searched += group.width
+        self._lifecycle.account(group).charge(len(beams) * self._lifecycle.prices.output)
+        live = search.advance([group.candidates[beam] for beam in beams])
+        group.candidates.clear()
+        if search.is_done:
+            told = group.found()
+            self._lifecycle.end(group, "length")
+        else:
+            choices = [(beams[parent], token_id) for parent, token_id in live]
+            told = self._lifecycle.reorder(group, choices)[:1]
+        for sequence in told:
+            sequence.num_searched = group.num_searched
+        return list(map(News, told))
+
+    def _finish_prompt(self, sequence: Sequence) -> None:
+        """End a request for a prompt alone, which is to be kept if it names a pin."""
+        sequence.finish_reason = "length"
+        request, table = sequence.request, sequence.table
+        if request.pin is None:
+            return
+        if not table.cache:
+            sequence.fail(f"{request.pin!r} cannot be pinned: nothing is cached")
+            return
+        blocks = table.findable()
+        limit = request.share.max_pinned_blocks
+        held = self._pins.would_hold(request.pin, request.tenant, blocks)
+        if limit is None or held <= limit:
+            self._pins.pin(request.pin, request.tenant, blocks)
+        else:
+            sequence.fail(
+                f"{request.pin!r} cannot be pinned: the tenant's pinned prompts would hold {held} "
+                f"blocks, more than its limit of {limit}"
+            )
+
+    def _is_done(self, group: SequenceGroup, sequence: Sequence) -> bool:
+        """Whether nothing is left to compute for the sake of a sequence that has finished.
+
+        Others of its group may build on what it computes. And where its last token, which is never
+        computed for its own sake, is the last of its block, the sequence stays for one more step,
+        which samples nothing: the conversation's next turn can then hit the block. Of sequences
+        that share the block, so that it would have to be copied, only the last one does.
+        """
+        if sequence in group.prefill:
+            return False
+        table = sequence.table
+        return not (
+            table.cache
+            and sequence.num_uncomputed == 1
+            and sequence.num_tokens % self._lifecycle.block_size == 0
+            and not table.writes_shared(sequence.num_tokens)
+            and not table.has_outgrown(sequence.num_tokens)
+        )
