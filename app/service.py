@@ -74,7 +74,7 @@ def _assembled(
     bounds: Bounds,
 ) -> Service:
     """Every part with the parts that it works with."""
-    metrics, draining, workers = Metrics(), Draining(), Workers()
+    metrics, workers = Metrics(), Workers()
     names = ModelNames(model_id)
     template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens)
     registered = RegisteredPrompts(stores.prompts, template)
@@ -91,7 +91,6 @@ def _assembled(
         history=history,
         gate=gate,
         connections=connections,
-        draining=draining,
         metrics=metrics,
         default_max_tokens=bounds.default_max_output_tokens,
     )
@@ -116,7 +115,7 @@ def _assembled(
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
         workers=workers,
         intake=Intake(bounds),
-        draining=draining,
+        draining=Draining(gate),
         bounds=bounds,
         metrics=metrics,
         supervisor=Supervisor(metrics),

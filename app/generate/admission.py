@@ -1,4 +1,7 @@
-"""The gate before the engine: a tenant's limits are taken on admission and settled at the end."""
+"""The gate before the engine: what a request may use is taken on admission, settled at its end.
+
+Whether the service takes requests at all is asked here as well, and nowhere else on their way.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from app.upkeep.metrics import Metrics
-from app.wire.errors import ApiError
+from app.wire.errors import ApiError, shutting_down
 from engine.api import EngineRequest
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.records import Principal, Tenant
@@ -34,8 +37,7 @@ class Gate:
 
     One for each service process; what holds across processes is the limiter's business. Of all
     tenants together `max_queued_requests` wait for their first token, from before any work is done
-    for them. `run`
-    keeps the leases of running streams alive.
+    for them. `run` keeps the leases of running streams alive.
     """
 
     def __init__(
@@ -48,13 +50,40 @@ class Gate:
         self._queued: Counter[str] = Counter()
         self._tickets: set[Ticket] = set()
         self._unfinished: set[asyncio.Task[None]] = set()
+        self._is_shut = False
+        self._has_ended = False
+        self._fewer = asyncio.Event()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every request that was let in is over.
+
+        Each counts from before anything is asked of it: none falls between that and its start.
+        """
+        return not self._queued and not self._tickets
+
+    def shut(self) -> None:
+        """Let nobody in any more."""
+        self._is_shut = True
+
+    def end(self) -> None:
+        """Have nothing started any more, not even what was let in before."""
+        self._is_shut = self._has_ended = True
+
+    async def emptied(self) -> None:
+        """Wait until it is empty."""
+        while not self.is_empty:
+            self._fewer.clear()
+            await self._fewer.wait()
 
     async def admit(self, principal: Principal) -> Ticket:
         """Count one request and one stream, before anything is done for them.
 
         The caller must settle the ticket, and reserve tokens with it before the engine sees the
-        request. Raises `ApiError` 429; nothing is counted then.
+        request. Raises `ApiError` 429, and 503 of a gate that is shut; nothing is counted then.
         """
+        if self._is_shut:
+            raise shutting_down()
         tenant = principal.tenant
         self._enqueue(tenant)
         try:
@@ -99,6 +128,7 @@ class Gate:
         self._queued[tenant_id] -= 1
         if not self._queued[tenant_id]:
             del self._queued[tenant_id]
+        self._fewer.set()
 
     async def _granted(self, asking: Coroutine[Any, Any, Admission]) -> Admission:
         """What the limiter grants; given back where the caller has left meanwhile."""
@@ -150,7 +180,7 @@ class Ticket:
 
         One that goes on behind `generated` tokens takes the rest of the answer only: the others
         were paid for. Raises `ApiError` 429; the ticket is then settled, and the request stays
-        counted.
+        counted. Raises 503 where it was let in, but by now the time is up.
         """
         gate = self._gate
         self._continued = request.num_generated > 0
@@ -165,6 +195,8 @@ class Ticket:
         except asyncio.CancelledError:
             self._leave()  # `_granted` gives back what is taken yet
             raise
+        if gate._has_ended:
+            raise shutting_down()
 
     async def release(self) -> None:
         """Settle a request that was not handed to the engine; harmless after its end."""
@@ -177,6 +209,7 @@ class Ticket:
             self._gate._tickets.discard(self)
             if self._began is None:
                 self._gate._leave_queue(self._tenant_id)
+            self._gate._fewer.set()
 
     def first_token(self) -> None:
         """The request waits no longer: its first token is there. Harmless when repeated."""

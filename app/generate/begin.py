@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,9 +16,9 @@ from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
 from app.upkeep.connections import Connections
-from app.upkeep.draining import Draining
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
+from engine.api import TokenDelta
 from engine.client import EngineClient
 from tenants.records import Principal
 
@@ -48,7 +49,6 @@ class Generations:
         history: History,
         gate: Gate,
         connections: Connections,
-        draining: Draining,
         metrics: Metrics,
         default_max_tokens: int | None,
     ) -> None:
@@ -59,7 +59,6 @@ class Generations:
         self._history = history
         self._gate = gate
         self._connections = connections
-        self._draining = draining
         self._metrics = metrics
         self._default_max_tokens = default_max_tokens
 
@@ -74,37 +73,29 @@ class Generations:
         Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`: nothing runs
         then, and the tenant has used up one request at most.
         """
-        with ExitStack() as leaving:
-            leaving.enter_context(self._draining.request())
-            self._names.check(request.model)
-            info = self._engine.info
-            request.candidates.check(info.max_running_sequences)
-            ticket = await self._gate.admit(principal)
-            async with _released_unless_started(ticket):
-                prompt = await self._prompt(principal, request, on_socket)
-                asked = engine_request(principal, request, prompt, info, self._default_max_tokens)
-                await ticket.reserve(asked)
-                text = Asked(
-                    request=asked,
-                    prompt=prompt,
-                    stop=request.sampling.stop_strings,
-                    engine_kind=info.hash_extras,
-                )
-                return self._start(principal, text, ticket, leaving)
+        self._names.check(request.model)
+        info = self._engine.info
+        request.candidates.check(info.max_running_sequences)
+        ticket = await self._gate.admit(principal)
+        async with _released_unless_started(ticket):
+            prompt = await self._prompt(principal, request, on_socket)
+            asked = Asked(
+                request=engine_request(principal, request, prompt, info, self._default_max_tokens),
+                prompt=prompt,
+                stop=request.sampling.stop_strings,
+                engine_kind=info.hash_extras,
+            )
+            return await self._start(principal, asked, ticket)
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
         """Go on with a generation that was suspended, in this process or another.
 
         Raises what `begin` raises.
         """
-        with ExitStack() as leaving:
-            leaving.enter_context(self._draining.request())
-            asked = renewed(interrupted.request, principal, interrupted.prompt, self._engine.info)
-            ticket = await self._gate.admit(principal)
-            async with _released_unless_started(ticket):
-                await ticket.reserve(asked)
-                text = replace(interrupted, request=asked)
-                return self._start(principal, text, ticket, leaving)
+        again = renewed(interrupted.request, principal, interrupted.prompt, self._engine.info)
+        ticket = await self._gate.admit(principal)
+        async with _released_unless_started(ticket):
+            return await self._start(principal, replace(interrupted, request=again), ticket)
 
     async def _prompt(
         self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
@@ -116,15 +107,13 @@ class Generations:
         )
         return await self._prompts.next_turn(principal, request, previous)
 
-    def _start(
-        self, principal: Principal, asked: Asked, ticket: Ticket, leaving: ExitStack
-    ) -> Generation:
-        """Hand it to the engine, and what it leaves at its end to the generation."""
-        self._draining.check_start()
-        generation = Generation(
-            self._engine, self._tokenizer, self._metrics, asked, ticket, leaving.pop_all()
-        )
-        generation.start(self._connections, principal)
+    async def _start(self, principal: Principal, asked: Asked, ticket: Ticket) -> Generation:
+        """Take what it may use, and hand it to the engine."""
+        await ticket.reserve(asked.request)
+        # The protocol promises `aclose` in words; every engine implements it as a generator.
+        deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
+        generation = Generation(self._engine, self._tokenizer, self._metrics, asked, ticket, deltas)
+        generation.end_with(self._connections.stream(principal, generation.fail))
         return generation
 
 

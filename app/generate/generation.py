@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal, cast
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Ticket
 from app.generate.lines import Line, LineEnd, Piece
 from app.prompt.conversation import Prompt
-from app.upkeep.connections import Connections
-from app.upkeep.draining import shutting_down
 from app.upkeep.metrics import Metrics
-from app.wire.errors import ApiError
+from app.wire.errors import ApiError, shutting_down
 from app.wire.events import TokenLogprob
 from engine.api import EngineRequest, TokenDelta
 from engine.client import EngineClient, EngineError
-from tenants.records import Principal
 
 Interruption = Literal["cancelled", "suspended", "error"]
 Outcome = LineEnd | Interruption
@@ -45,11 +42,12 @@ class Asked:
 
 
 class Generation:
-    """Runs one request. Whatever ends it, the engine's blocks are given back, `ticket` is settled,
-    and `leaving` is closed.
+    """Reads what the engine answers. Whatever ends it, the engine's blocks are given back, and
+    `ticket` is settled.
 
-    Its `lines` and `cached_tokens` grow until it has an `outcome`; `failure` explains the outcome
-    "error". `prompt` is the conversation that it answers.
+    Whoever has it must iterate `pieces` or call `close`. Its `lines` and `cached_tokens` grow until
+    it has an `outcome`; `failure` explains the outcome "error". `prompt` is the conversation that
+    it answers.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class Generation:
         metrics: Metrics,
         asked: Asked,
         ticket: Ticket,
-        leaving: ExitStack,
+        deltas: AsyncGenerator[TokenDelta, None],
     ) -> None:
         request = self.request = asked.request
         self.prompt = asked.prompt
@@ -79,18 +77,19 @@ class Generation:
         self.stop = asked.stop
         self.ticket = ticket
         self.engine_kind = asked.engine_kind
-        self._leaving = leaving
+        self._leaving = ExitStack()
         self._engine = engine
         self._metrics = metrics
         self._interruption: Interruption | None = None
         self._engine_failed = False
-        self._deltas: AsyncGenerator[TokenDelta, None] | None = None
+        self._deltas: AsyncGenerator[TokenDelta, None] | None = deltas
         self._reader: asyncio.Task[object] | None = None
         self._is_waiting = False
         self._first_run = request.num_generated == 0
         self._started = perf_counter()
         self._last_tokens: dict[int, float] = {}
         self._searched_tokens = 0
+        metrics.streams_running.inc()
 
     @property
     def line(self) -> Line:
@@ -115,19 +114,12 @@ class Generation:
             return self._searched_tokens
         return sum(len(line.output_ids) for line in self.lines)
 
-    def start(self, connections: Connections, principal: Principal) -> None:
-        """Begin on behalf of `principal`, whose end is its end.
-
-        The caller must iterate `pieces` or call `close`.
-        """
-        self._leaving.enter_context(connections.stream(principal, self.fail))
-        # The protocol promises `aclose` in words; every engine implements it as a generator.
-        deltas = self._engine.generate(self.request)
-        self._deltas = cast("AsyncGenerator[TokenDelta, None]", deltas)
-        self._metrics.streams_running.inc()
+    def end_with(self, presence: AbstractContextManager[None]) -> None:
+        """Enter `presence`, and leave it at the end, when the engine no longer runs this."""
+        self._leaving.enter_context(presence)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer's text as it comes; `start` goes first.
+        """The answer's text as it comes.
 
         Errors of the engine set `outcome`, since the stream has begun. What a suspended generation
         holds back stays so.

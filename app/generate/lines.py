@@ -54,7 +54,7 @@ class Line:
         self.end: LineEnd | None = None
         self.score: float | None = None
         self._sampling = sampling
-        self._texts = TokenTexts(tokenizer)
+        self._texts = None if sampling.logprobs is None else TokenTexts(tokenizer)
         self._detokenizer = Detokenizer(tokenizer, stop)
         self._detokenizer.push(generated)
         self._one_by_one = bool(stop) or sampling.logprobs is not None
@@ -83,8 +83,8 @@ class Line:
         for start in range(0, len(delta.token_ids), step):
             ids = delta.token_ids[start : start + step]
             self.output_ids.extend(ids)
-            if delta.logprobs is not None and self._sampling.logprobs is not None:
-                self._note_logprobs(ids[0], delta, start)
+            if delta.logprobs is not None and self._texts is not None:
+                self._note_logprobs(ids[0], delta, start, self._texts)
             text = self._detokenizer.push(ids)
             if text:
                 pieces.append(self._release(text))
@@ -101,7 +101,9 @@ class Line:
         """What is held back, given that no more tokens will come. Empty when repeated."""
         return self._release(self._detokenizer.finish())
 
-    def _note_logprobs(self, token_id: int, delta: TokenDelta, position: int) -> None:
+    def _note_logprobs(
+        self, token_id: int, delta: TokenDelta, position: int, texts: TokenTexts
+    ) -> None:
         assert delta.logprobs is not None
         logprobs = delta.logprobs[position]
         self._logprob_sum += logprobs.logprob
@@ -109,7 +111,7 @@ class Line:
         if delta.finish_reason == "stop" and is_last and token_id in self._sampling.stop_token_ids:
             return
         top = self._sampling.logprobs or 0
-        self._held.append(self._texts.describe(token_id, logprobs, top))
+        self._held.append(texts.describe(token_id, logprobs, top))
 
     def _release(self, text: str) -> Piece:
         held, self._held = self._held, []

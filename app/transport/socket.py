@@ -17,9 +17,9 @@ from app.transport.server_sent_events import abort_transport
 from app.transport.socket_lanes import Lanes, error_event
 from app.transport.socket_writer import ReaderFlooded, ReaderLeft, SocketWriter
 from app.upkeep.connections import Connection
-from app.upkeep.draining import Draining, shutting_down
+from app.upkeep.draining import Draining
 from app.upkeep.workers import Workers
-from app.wire.errors import ApiError, invalid_request, unauthorized
+from app.wire.errors import ApiError, invalid_request, shutting_down, unauthorized
 from app.wire.responses import (
     CancelMessage,
     CreateMessage,

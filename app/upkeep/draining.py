@@ -1,4 +1,4 @@
-"""Going down: from a certain moment no new work is taken, and the sockets are asked to leave."""
+"""Going down: the gate takes no new requests any more, and the sockets are asked to leave."""
 
 from __future__ import annotations
 
@@ -6,31 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from app.wire.errors import ApiError
-
-_RETRY_AFTER_SECONDS = 5
-
-
-def shutting_down() -> ApiError:
-    """What new work is told, here; another replica, or this one after its restart, will take it."""
-    return ApiError(
-        503,
-        "The service is shutting down.",
-        code="shutting_down",
-        headers={"retry-after": str(_RETRY_AFTER_SECONDS)},
-    )
+from app.generate.admission import Gate
+from app.wire.errors import shutting_down
 
 
 class Draining:
-    """Whether the service is going down, and who still has to finish: requests and sockets.
+    """Whether the service is going down, and who still has to finish: requests and sockets."""
 
-    A request counts from before it is checked, so that none falls between its check and its start.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._begun = False
-        self._ended = False
-        self._requests = 0
         self._sockets: set[Callable[[], None]] = set()
         self._fewer = asyncio.Event()
 
@@ -40,27 +25,8 @@ class Draining:
         return self._begun
 
     def check(self) -> None:
-        """Raises `ApiError` 503 where new work is not taken any more."""
+        """Raises `ApiError` 503 where no socket is opened any more."""
         if self._begun:
-            raise shutting_down()
-
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """While entered, a request is waited for. Raises `ApiError` 503 where it came too late."""
-        self.check()
-        self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            self._fewer.set()
-
-    def check_start(self) -> None:
-        """To be asked at the very start of what `request` let in: by now the time may be up.
-
-        Raises `ApiError` 503.
-        """
-        if self._ended:
             raise shutting_down()
 
     @contextmanager
@@ -78,15 +44,18 @@ class Draining:
     def begin(self) -> None:
         """Refuse new work from now on, and ask every socket to leave."""
         self._begun = True
+        self._gate.shut()
         for leave in list(self._sockets):
             leave()
 
     def end(self) -> None:
         """Start nothing any more, not even what was let in before."""
-        self._ended = True
+        self._gate.end()
 
     async def finished(self) -> None:
         """Wait until every request is over and every socket has left."""
-        while self._requests or self._sockets:
-            self._fewer.clear()
-            await self._fewer.wait()
+        while self._sockets or not self._gate.is_empty:
+            await self._gate.emptied()
+            if self._sockets:
+                self._fewer.clear()
+                await self._fewer.wait()

@@ -30,6 +30,7 @@ from engine.client import EngineUnavailable, RequestRefused
 from tenants.store import StoreUnavailable
 
 RETRY_AFTER_SECONDS = 1
+_RESTART_SECONDS = 5
 _MAX_CHARACTERS = 1000
 """Of a message or a field's name: both may repeat what the client has sent."""
 
@@ -81,6 +82,12 @@ def invalid_request(
 ) -> ApiError:
     """A 400 that names the offending field."""
     return ApiError(400, message, code=code, param=param)
+
+
+def shutting_down() -> ApiError:
+    """What new work is told, here; another replica, or this one after its restart, will take it."""
+    retry = {"retry-after": str(_RESTART_SECONDS)}
+    return ApiError(503, "The service is shutting down.", code="shutting_down", headers=retry)
 
 
 def response_not_found(response_id: str) -> ApiError:

@@ -394,8 +394,8 @@ async def test_an_abandoned_stream_is_suspended_like_any_other(
         assert text_of(await rest_by_sse(http, response_id)) == "You said: one"
 
 
-async def test_a_socket_that_opens_as_draining_begins_leaves_at_once() -> None:
-    state = Draining()
+async def test_a_socket_that_opens_as_draining_begins_leaves_at_once(world: World) -> None:
+    state: Draining = world.app.state.service.draining
     asked = []
     with state.socket(lambda: asked.append("early")):
         state.begin()
