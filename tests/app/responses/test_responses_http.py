@@ -218,6 +218,8 @@ async def test_an_abandoned_stream_is_cancelled_after_the_grace(
     writer.transport.abort()
     await eventually(lambda: not world.engine.active)
     response_id = world.engine.requests[-1].request_id
+    responses = world.app.state.service.responses
+    await eventually(lambda: responses.running(world.tenants["acme"], response_id) is None)
     stored = (await http.get(f"/v1/responses/{response_id}")).json()
     assert stored["status"] == "cancelled"
 
