@@ -6,6 +6,7 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, cast
 
 from rich.table import Table
@@ -65,7 +66,11 @@ class BenchError(Exception):
 
 def parameters(options: argparse.Namespace, **measured: object) -> dict[str, object]:
     """The options as they are reported, and what else was found to hold."""
-    given = {name: value for name, value in vars(options).items() if name not in _NOT_PARAMETERS}
+    given = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name not in _NOT_PARAMETERS
+    }
     return given | measured
 
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
-from typing import Protocol
+from typing import Final, Protocol
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of an answer are chosen; greedily at temperature 0."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +29,12 @@ class Ask:
 
     api_key: str
     system: str
+    """The system prompt; without one where it is empty."""
     question: str
     output_tokens: int
+    history: tuple[tuple[str, str], ...] = ()
+    """Questions and answers of the conversation so far."""
+    sampling: Sampling = Sampling()
     user: str | None = None
     """The end user, in whose namespace the prompt is cached; the tenant's where there is none."""
 
@@ -36,6 +48,7 @@ class Timing:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    text: str = ""
     error: str | None = None
 
     @property
@@ -89,16 +102,12 @@ class HttpDriver:
         """See `Driver.ask`."""
         body = {
             "model": self._model,
-            "messages": [
-                {"role": "system", "content": ask.system},
-                {"role": "user", "content": ask.question},
-            ],
+            "messages": [*_system(ask), *_messages(ask)],
             "max_tokens": ask.output_tokens,
-            "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-        } | _user(ask)
+        } | _choices(ask)
         body = {name: value for name, value in body.items() if name not in self._omits}
         headers = {"authorization": f"Bearer {ask.api_key}"}
         timing.sent_at = perf_counter()
@@ -125,8 +134,9 @@ class HttpDriver:
             raise DriverError(str(chunk["error"]))
         choices = chunk["choices"]
         assert isinstance(choices, list)
-        if choices and choices[0]["delta"].get("content"):
+        if choices and (text := choices[0]["delta"].get("content")):
             timing.arrivals.append(perf_counter())
+            timing.text += text
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             details = usage.get("prompt_tokens_details") or {}
@@ -149,13 +159,13 @@ class WebSocketDriver:
         message = {
             "type": "response.create",
             "model": self._model,
-            "instructions": ask.system,
-            "input": ask.question,
+            "input": _messages(ask),
             "max_output_tokens": ask.output_tokens,
-            "temperature": 0,
             "ignore_eos": True,
             "store": False,
-        } | _user(ask)
+        } | _choices(ask)
+        if ask.system:
+            message["instructions"] = ask.system
         try:
             socket = await self._socket(ask.api_key)
             timing.sent_at = perf_counter()
@@ -190,6 +200,7 @@ class WebSocketDriver:
         kind = event["type"]
         if kind == "response.output_text.delta":
             timing.arrivals.append(perf_counter())
+            timing.text += str(event["delta"])
         elif kind == "error" or kind == "response.failed":
             raise DriverError(json.dumps(event)[:300])
         elif kind in ("response.completed", "response.incomplete"):
@@ -203,5 +214,29 @@ class WebSocketDriver:
         return False
 
 
-def _user(ask: Ask) -> dict[str, str]:
-    return {} if ask.user is None else {"user": ask.user}
+DRIVERS: Final[Mapping[str, Callable[[str, str], Driver]]] = {
+    "http": HttpDriver,
+    "websocket": WebSocketDriver,
+}
+"""By transport: made of a server's URL and its model's name."""
+
+
+def _system(ask: Ask) -> list[dict[str, str]]:
+    return [{"role": "system", "content": ask.system}] if ask.system else []
+
+
+def _messages(ask: Ask) -> list[dict[str, str]]:
+    """The conversation so far and the question, alike for both APIs."""
+    texts = [text for turn in ask.history for text in turn] + [ask.question]
+    roles = ("user", "assistant")
+    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def _choices(ask: Ask) -> dict[str, object]:
+    """How the tokens are chosen, and whose answer it is; nothing that is a server's default."""
+    found: dict[str, object] = {"temperature": ask.sampling.temperature}
+    if ask.sampling.top_p < 1:
+        found["top_p"] = ask.sampling.top_p
+    if ask.user is not None:
+        found["user"] = ask.user
+    return found

@@ -10,6 +10,8 @@ from time import perf_counter
 
 from bench.common.drivers import Ask, Driver, DriverError, Timing
 
+_LOOK_SECONDS = 0.05
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
@@ -97,29 +99,40 @@ async def send_as_due(
     seconds: float,
     awaited: Collection[str],
     grace_seconds: float,
+    hopeless: Callable[[Sequence[Sent]], bool] | None = None,
 ) -> Phase:
     """Send for `seconds`, then until the requests of the `awaited` tenants are answered.
 
-    Those that are not answered when `grace_seconds` are over too, and all others, are broken off.
+    Those that are not answered when `grace_seconds` are over too, and all others, are broken off;
+    all of them as soon as it is `hopeless`.
     """
     started = perf_counter()
     phase = Phase([Sent(arrival) for arrival in arrivals], started, 0.0)
     tasks = [asyncio.create_task(_send(driver, one, started)) for one in phase.sent]
+    waiting = [
+        task
+        for task, one in zip(tasks, phase.sent, strict=True)
+        if one.arrival.tenant in awaited and one.arrival.due_seconds < seconds
+    ]
+    ending = asyncio.create_task(_until_answered(waiting, seconds, grace_seconds))
+    look_seconds = None if hopeless is None else _LOOK_SECONDS
     try:
-        await asyncio.sleep(seconds)
-        waiting = [
-            task
-            for task, one in zip(tasks, phase.sent, strict=True)
-            if one.arrival.tenant in awaited and one.arrival.due_seconds < seconds
-        ]
-        if waiting:
-            await asyncio.wait(waiting, timeout=grace_seconds)
+        while not ending.done() and not (hopeless and hopeless(phase.sent)):
+            await asyncio.wait([ending], timeout=look_seconds)
     finally:
         ended = perf_counter()
-        for task in tasks:
+        for task in (ending, *tasks):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(ending, *tasks, return_exceptions=True)
     return Phase(phase.sent, started, ended)
+
+
+async def _until_answered(
+    waiting: Collection[asyncio.Task[None]], seconds: float, grace_seconds: float
+) -> None:
+    await asyncio.sleep(seconds)
+    if waiting:
+        await asyncio.wait(waiting, timeout=grace_seconds)
 
 
 async def most_per_s(

@@ -1,8 +1,9 @@
-"""What the benches send: system prompts of an exact length, and questions that never repeat."""
+"""What the benches send: texts of an exact length, and questions that never repeat."""
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 
 from bench.registry import BenchError
@@ -27,23 +28,40 @@ def system_prompt(seed: str, tokens: int, count: CountTokens) -> str:
 
     Raises `BenchError` if the tokenizer cannot be met exactly.
     """
-    draw = random.Random(f"system {seed}")
-    text = f"You are assistant {seed}, with these notes:"
-    while count(text) < tokens:
-        text += f" {draw.choice(_WORDS)}"
-    while count(text) > tokens and " " in text:
-        text = text.rpartition(" ")[0]
-    while count(text) < tokens:
-        text += _PADDING
-    if count(text) != tokens:
-        raise BenchError(f"no system prompt of exactly {tokens} tokens could be made")
-    return text
+    return exact_text(
+        f"You are assistant {seed}, with these notes:", f"system {seed}", tokens, count
+    )
+
+
+def exact_text(start: str, seed: str, tokens: int, count: CountTokens) -> str:
+    """`start` and as many words as make exactly `tokens` tokens, whatever they are for a seed.
+
+    Counts a text about log2(tokens) times. Raises `BenchError` if the tokenizer cannot be met
+    exactly.
+    """
+    words = random.Random(seed).choices(_WORDS, k=tokens)
+
+    def text(number: int) -> str:
+        return " ".join([start, *words[:number]])
+
+    most = bisect_right(range(tokens + 1), tokens, key=lambda number: count(text(number))) - 1
+    found = text(max(0, most))
+    while count(found) < tokens:
+        found += _PADDING
+    if count(found) != tokens:
+        raise BenchError(f"no text of exactly {tokens} tokens could be made")
+    return found
 
 
 def passage(seed: str, words: int) -> str:
     """That many common words (about a token each), different for every seed from the first on."""
     draw = random.Random(f"passage {seed}")
-    return f"{draw.getrandbits(32):x}: " + " ".join(draw.choices(_WORDS, k=words))
+    return f"{unique_start(seed)} " + " ".join(draw.choices(_WORDS, k=words))
+
+
+def unique_start(seed: str) -> str:
+    """A few tokens to begin a text with, different for every seed from the first on."""
+    return f"{random.Random(f'start {seed}').getrandbits(32):x}:"
 
 
 def question(seed: str) -> str:

@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from app.prompt.tokenizer import load_tokenizer
+from bench.common.mt_bench import DEFAULT_QUESTIONS
 from bench.common.stopwatch import replaced
 from bench.registry import BenchError, Result, parameters
 from engine.config import EngineConfig, Quantization
@@ -52,7 +53,6 @@ FIGURES: Final = {
     if scheme != _REFERENCE or figure in ("perplexity", "product_bytes")
 }
 _PROJECT: Final = Path(__file__).parents[2]
-_QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
 _BLOCK_SIZE: Final = 16
 
 
@@ -150,7 +150,7 @@ def _logits(model: PagedModel, window: list[int]) -> Tensor:
 
 def _default_texts() -> list[Path]:
     own = [_PROJECT / "README.md", *sorted((_PROJECT / "docs").glob("*.md"))]
-    return [path for path in (*own, _QUESTIONS) if path.is_file()]
+    return [path for path in (*own, DEFAULT_QUESTIONS) if path.is_file()]
 
 
 def _read(paths: list[Path] | None) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from app.prompt.template import ChatTemplate, Message, common_prefix
 from app.prompt.tokenizer import load_tokenizer
 from app.upkeep.workers import Workers
-from bench.common.workload import passage, question
+from bench.common.mt_bench import DEFAULT_QUESTIONS, Conversation, conversations
+from bench.common.workload import passage
 from bench.engine.scripted import scripted_core
 from bench.registry import BenchError, Result, parameters
 from engine.api import EngineRequest, Namespaces, SamplingParams
@@ -44,10 +44,6 @@ _TENANT: Final = "bench"
 _KEY: Final = derive_key(bytes(32), "bench reuse")
 _MAX_STEPS: Final = 10_000
 _NUM_SLOTS: Final = 1 << 20
-_SYNTHETIC: Final = 80
-_QUESTIONS: Final = Path("../shared/traces/mt_bench_questions.jsonl")
-
-Conversation = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class _ScriptedRunner:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--questions", type=Path, default=_QUESTIONS, help="of MT-bench")
+    parser.add_argument("--questions", type=Path, default=DEFAULT_QUESTIONS, help="of MT-bench")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose template and tokens are used")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--answer-tokens", type=int, default=200, help="length of an answer, about")
@@ -121,25 +117,10 @@ def run(options: argparse.Namespace) -> Result:
                 figures = row
     reported = parameters(
         options,
-        questions=str(options.questions),
         questions_found=options.questions.is_file(),
         conversations=len(played),
     )
     return Result(reported, figures, [table])
-
-
-def conversations(path: Path) -> list[Conversation]:
-    """The users' turns of every conversation. Raises `BenchError` for a file without any."""
-    if not path.is_file():
-        return [(question(f"{i} first"), question(f"{i} then")) for i in range(_SYNTHETIC)]
-    try:
-        lines = path.read_text().splitlines()
-        turns = [tuple(json.loads(line)["turns"]) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BenchError(f"{path}: no questions in MT-bench's format ({error})") from error
-    if not turns:
-        raise BenchError(f"{path}: no questions")
-    return turns
 
 
 async def _play(

@@ -96,7 +96,6 @@ def run(options: argparse.Namespace) -> Result:
     figures = _figures(replays, optimal, unbounded=optimal[found.num_ids])
     reported = parameters(
         options,
-        trace=str(options.trace),
         source=found.source,
         requests=len(found.prompts),
         ids=found.num_ids,

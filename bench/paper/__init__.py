@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from bench.common.azure import DEFAULT_TRACE
 from bench.paper.blocks import BLOCK_SIZES
 from bench.paper.cost_model import opt_13b_on_a100
 from bench.paper.findings import Findings
@@ -26,7 +27,6 @@ from bench.paper.tables import tables
 from bench.registry import BenchError, Result, parameters
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 
-_TRACE: Final = Path("../shared/traces/azure_conv_2023.csv")
 _SUFFIXES: Final = {"": "", "_alpaca": ", Alpaca lengths", "_azure": ", Azure lengths"}
 _BASELINES: Final = {
     "orca_oracle": "Orca (Oracle)",
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--figures", type=_letters, default=ALL_FIGURES, help="which ones, such as a,b,d"
     )
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="write the pictures there")
-    parser.add_argument("--trace", type=Path, default=_TRACE, help="azure_conv_2023.csv")
+    parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="azure_conv_2023.csv")
     parser.add_argument("--minutes", type=float, default=10.0, help="simulated time of a trace")
     parser.add_argument(
         "--model", default=DEFAULT_MODEL, help="model of the real point, and of beams"

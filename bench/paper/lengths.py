@@ -7,13 +7,14 @@ and 13 tell how many slots requests hold on average, and so the answers' size-bi
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+from bench.common.azure import draw_lengths, read_trace
 
 CONTEXT_TOKENS = 2048
 _REFERENCE_SAMPLES = 200_000
@@ -52,9 +53,6 @@ _SHAREGPT = _LogNormal(161.31, 337.99, 1.0, 0.8)
 _ALPACA = _LogNormal(19.31, 58.45, 0.5, 1.1)
 # Prompt and answer of one sentence, as WMT16 English-German has them in Llama's tokens.
 _TRANSLATION = _LogNormal(30.0, 40.0, 0.5, 0.5)
-_AZURE_LOG_MEAN = (6.633, 5.019)
-_AZURE_LOG_SPREAD = (0.985, 0.859)
-_AZURE_LONGEST = (14_050, 1_000)
 
 
 def sharegpt(count: int, seed: int = 0) -> Lengths:
@@ -81,13 +79,10 @@ def azure(count: int, path: Path | None, seed: int = 0) -> Lengths:
     draw = np.random.default_rng(seed)
     name = "Azure"
     if path is not None and path.is_file():
-        with path.open(newline="") as file:
-            table = csv.DictReader(file)
-            rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in table]
+        rows = [(one.prompt_tokens, one.output_tokens) for one in read_trace(path)]
         chosen = np.resize(np.array(rows)[draw.permutation(len(rows))], (count, 2))
     else:
-        logs = draw.normal(_AZURE_LOG_MEAN, _AZURE_LOG_SPREAD, (count, 2))
-        chosen = np.minimum(np.exp(logs), _AZURE_LONGEST).astype(int)
+        chosen = draw_lengths(count, draw)
         name = "Azure (synthetic)"
     prompts, outputs = _clip(chosen[:, 0].astype(float), chosen[:, 1].astype(float))
     return Lengths(name, prompts.tolist(), outputs.tolist())

@@ -1,4 +1,4 @@
-"""Partywall beside other servers: the load of `serve`, in turns, one server alive at a time.
+"""Partywall beside other servers: the loads of `serve`, in turns, one server alive at a time.
 
 Every server is started, warmed up, loaded once and stopped in each round (A B A B), so that
 whatever changes on the machine meets all alike; ratios are medians over the rounds. Peers get the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import shlex
 import statistics
 import threading
@@ -16,27 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
-from bench.common.drivers import HttpDriver
+from bench.common.drivers import DRIVERS, Driver, HttpDriver
 from bench.common.machine import LoadWatch, tree_rss_mib, warn_if_busy
-from bench.common.rounds import (
-    LOAD_FIGURES,
-    Tenants,
-    add_load_arguments,
-    registered,
-    round_of_asks,
-    send_round,
-    summary,
-    system_prompts,
-    token_counter,
-    warm_up,
-)
 from bench.common.service import running_service, served_model
 from bench.registry import BenchError, Result, parameters
+from bench.service.loads import FIGURES as LOAD_FIGURES
+from bench.service.loads import Load, add_load_arguments, make_load, settled, token_counter
+from bench.service.loads.options import count
+from bench.service.loads.rounds import Target, Tenants, registered, warm_up
 from bench.service.peer import Peer, read_peers, running_peer
 from engine.model.weights import DEFAULT_MODEL
 
@@ -47,16 +41,23 @@ _OF_EACH: Final = LOAD_FIGURES | {
     "foreign_load_percent": "how busy others kept the machine in its worst round, % of all cores",
 }
 _RATIOS: Final = {
-    "tokens_per_s_ratio": ("output_tokens_per_s", "Partywall's tokens a second over the peer's"),
-    "ttft_p50_ratio": ("ttft_ms_p50", "Partywall's median time to the first text over the peer's"),
+    "output_tokens_per_s": ("tokens_per_s_ratio", "tokens a second"),
+    "ttft_ms_p50": ("ttft_p50_ratio", "median time to the first text"),
+    "ttft_ms_p99": ("ttft_p99_ratio", "99th percentile of the time to the first text"),
+    "itl_ms_p99": ("itl_p99_ratio", "99th percentile of the time between two texts"),
+    "goodput_requests_per_s": ("goodput_ratio", "goodput on *mixed*"),
+    "ttft_ms_p50_alone_LENGTH": ("ttft_p50_ratio_alone_LENGTH", "time on *cold*, alone"),
+    "ttft_ms_p50_at_once_LENGTH": ("ttft_p50_ratio_at_once_LENGTH", "time on *cold*, at once"),
 }
+"""Of a figure: what the ratio is called, and of what it is the ratio."""
 FIGURES: Final = {
-    f"{name}_PEER": f"{meaning}; PEER is its name in the file"
-    for name, (_, meaning) in _RATIOS.items()
+    f"{name}_PEER": f"Partywall's {what} over the peer's; PEER is its name in the file"
+    for name, what in _RATIOS.values()
 } | {
     f"{name}_SERVER": f"{meaning}; SERVER is `{_OURS}` or a peer's name"
     for name, meaning in _OF_EACH.items()
 }
+_LENGTH: Final = "LENGTH"
 _IN_ROUNDS: Final = ("output_tokens_per_s", "ttft_ms_p50", "itl_ms_p50")
 _SAMPLE_SECONDS: Final = 0.2
 
@@ -64,10 +65,17 @@ _SAMPLE_SECONDS: Final = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--peers", type=Path, required=True, metavar="FILE", help="see bench/peers.example.toml"
+        "--peers",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="see bench/service/peers.example.toml",
     )
     add_load_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds; figures are their medians")
+    parser.add_argument("--rounds", type=count, default=2, help="rounds; figures are their medians")
+    parser.add_argument(
+        "--transport", choices=tuple(DRIVERS), default="http", help="how Partywall is asked"
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="what Partywall serves")
     parser.add_argument("--dtype", default="auto", help="type of its weights and KV cache")
     parser.add_argument("--serve-args", default="", help="more options of `partywall serve`")
@@ -75,22 +83,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Load all servers in turns, and compare."""
+    options = settled(options)
     peers = read_peers(options.peers)
     foreign = warn_if_busy()
-    systems = system_prompts(options, token_counter(options.model))
-    servers = [_ours(options, systems), *(_server(peer, systems) for peer in peers)]
+    load = make_load(options, token_counter(options.model))
+    servers = [_ours(options, load), *(_server(peer, load) for peer in peers)]
     for number in range(options.rounds):
         for server in servers:
-            server.rounds.append(_load(server, options, f"round {number}"))
+            server.rounds.append(_load(server, load, options, f"round {number}"))
     figures = {
         f"{name}_{server.name}": value
         for server in servers
         for name, value in server.figures().items()
     }
-    for name, (figure, _) in _RATIOS.items():
-        for peer in servers[1:]:
-            figures[f"{name}_{peer.name}"] = _ratio(servers[0], peer, figure)
-    reported = parameters(options, peers=str(options.peers), foreign_load_percent=foreign)
+    for figure in servers[0].rounds[0]:
+        if name := ratio_name(figure):
+            for peer in servers[1:]:
+                figures[f"{name}_{peer.name}"] = _ratio(servers[0], peer, figure)
+    reported = parameters(options, foreign_load_percent=foreign)
     return Result(reported, figures, [_table(servers, figures), _rounds_table(servers)])
 
 
@@ -112,8 +122,9 @@ class _Server:
 
     name: str
     start: Callable[[], AbstractContextManager[_Running]]
+    connect: Callable[[str, str], Driver]
+    """To its URL, asking for a model."""
     omits: Sequence[str] = ()
-    new_connections: bool = False
     rounds: list[dict[str, float]] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
@@ -129,59 +140,57 @@ class _Server:
         }
 
 
-def _ours(options: argparse.Namespace, systems: Sequence[str]) -> _Server:
+def _ours(options: argparse.Namespace, load: Load) -> _Server:
     flags = ["--model", options.model, "--dtype", options.dtype, *shlex.split(options.serve_args)]
 
     @contextmanager
     def start() -> Iterator[_Running]:
         with running_service(flags) as service:
-            tenants = registered(service, systems)
+            tenants = registered(service, load.systems)
             model = served_model(service.url, tenants[0][0])
             yield _Running(service.url, model, tenants, service.pid, service.ready_seconds)
 
-    return _Server(_OURS, start)
+    return _Server(_OURS, start, DRIVERS[options.transport])
 
 
-def _server(peer: Peer, systems: Sequence[str]) -> _Server:
-    tenants = [(peer.api_key, system) for system in systems]
+def _server(peer: Peer, load: Load) -> _Server:
+    tenants = [(peer.api_key, system) for system in load.systems]
 
     @contextmanager
     def start() -> Iterator[_Running]:
         with running_peer(peer) as (pid, seconds):
             yield _Running(peer.base_url, peer.model, tenants, pid, seconds)
 
-    return _Server(peer.name, start, peer.omits, peer.new_connections)
+    connect = partial(HttpDriver, omits=peer.omits, new_connections=peer.new_connections)
+    return _Server(peer.name, start, connect, peer.omits)
 
 
-def _load(server: _Server, options: argparse.Namespace, label: str) -> dict[str, float]:
+def _load(server: _Server, load: Load, options: argparse.Namespace, label: str) -> dict[str, float]:
     """One round of one server. Raises `BenchError` where it cannot be started or serves nothing."""
     with server.start() as running:
         try:
-            return asyncio.run(_measure(server, running, options, label))
+            return asyncio.run(_measure(server, running, load, options, label))
         except BenchError as error:
             raise BenchError(f"{server.name}: {error}") from error
 
 
 async def _measure(
-    server: _Server, running: _Running, options: argparse.Namespace, label: str
+    server: _Server, running: _Running, load: Load, options: argparse.Namespace, label: str
 ) -> dict[str, float]:
-    driver = HttpDriver(
-        running.url,
-        running.model,
-        omits=server.omits,
-        new_connections=server.new_connections,
+    target = Target(
+        server.connect(running.url, running.model),
+        running.tenants,
+        options.timeout_seconds,
+        shorter="ignore_eos" in server.omits,
     )
-    shorter = "ignore_eos" in server.omits
     try:
-        await warm_up(driver, running.tenants, options, shorter=shorter)
-        asks = round_of_asks(running.tenants, options, label)
+        await warm_up(target)
         watch = LoadWatch()
         with _peak_rss(running.pid) as peak:
-            timings, seconds = await send_round(driver, asks, options, shorter=shorter)
+            found = await load.measure(target, label)
         foreign = watch.foreign_percent()
     finally:
-        await driver.close()
-    found = summary(timings, seconds)
+        await target.driver.close()
     if running.pid is not None:
         found["ready_s"] = running.ready_seconds
         found["peak_rss_mib"] = max(peak)
@@ -213,16 +222,30 @@ def _peak_rss(pid: int | None) -> Iterator[list[float]]:
         watching.join()
 
 
+def ratio_name(figure: str) -> str | None:
+    """What the ratio of that figure is called, where there is one."""
+    length = re.search(r"(?<=_)\d+$", figure)
+    if length is None:
+        return _RATIOS[figure][0] if figure in _RATIOS else None
+    name, _ = _RATIOS[figure[: length.start()] + _LENGTH]
+    return name.replace(_LENGTH, length[0])
+
+
 def _ratio(ours: _Server, peer: _Server, figure: str) -> float:
     """The median over the rounds, whose two sides were measured one after the other."""
     pairs = zip(ours.rounds, peer.rounds, strict=True)
-    return statistics.median(one[figure] / other[figure] for one, other in pairs)
+    return statistics.median(_over(one[figure], other[figure]) for one, other in pairs)
+
+
+def _over(one: float, other: float) -> float:
+    return one / other if other else inf
 
 
 def _table(servers: Sequence[_Server], figures: dict[str, float]) -> Table:
     columns = [server.name for server in servers]
     table = Table("figure", *columns, title="peers", title_justify="left")
-    for name in [*_OF_EACH, *_RATIOS]:
+    names = list(servers[0].rounds[0])
+    for name in [*names, *filter(None, map(ratio_name, names))]:
         cells = (figures.get(f"{name}_{column}") for column in columns)
         table.add_row(name, *("" if cell is None else f"{cell:,.2f}" for cell in cells))
     return table

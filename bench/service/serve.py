@@ -1,9 +1,8 @@
-"""The whole service under load: T tenants, each with a system prompt, over real sockets.
+"""The whole service under load, over real sockets: T tenants, several requests at once.
 
-Every tenant's requests share its registered system prompt, which is sent inline (so that any
-OpenAI-compatible server gets the same load); questions never repeat. The engine's step is not
-measured here, but what a client sees of it: TTFT is the time from sending a request to the first
-text of its answer, ITL the time between two arrivals of text.
+`--load` says what is asked (`bench/service/loads/`), the same as in `peers`. The engine's step is
+not measured here, but what a client sees of it: TTFT is the time from sending a request to the
+first text of its answer, ITL the time between two arrivals of text.
 """
 
 from __future__ import annotations
@@ -18,30 +17,22 @@ from typing import Final
 
 from rich.table import Table
 
-from bench.common.drivers import Driver, HttpDriver, WebSocketDriver
+from bench.common.drivers import DRIVERS
 from bench.common.machine import warn_if_busy
-from bench.common.rounds import (
-    LOAD_FIGURES,
-    Tenants,
-    add_load_arguments,
-    registered,
-    round_of_asks,
-    send_round,
-    summary,
-    system_prompts,
-    token_counter,
-    warm_up,
-)
 from bench.common.service import Service, running_service, served_model
-from bench.common.workload import CountTokens
 from bench.registry import Result, parameters
+from bench.service.loads import FIGURES as LOAD_FIGURES
+from bench.service.loads import Load, add_load_arguments, make_load, settled, token_counter
+from bench.service.loads.options import count
+from bench.service.loads.rounds import Target, Tenants, registered, warm_up
 from engine.model.weights import DEFAULT_MODEL
 
-_BASE: Final = LOAD_FIGURES | {
+_OWN: Final = {
     "peak_kv_blocks": "most KV blocks in use at once",
     "ready_s": "from starting the service to its ready file, seconds",
     "rss_mib": "resident memory of all processes of the service after the load, MiB",
 }
+_BASE: Final = LOAD_FIGURES | _OWN
 _SPEEDUP: Final = "ttft_p50_off_over_on"
 FIGURES: Final = (
     _BASE
@@ -57,8 +48,8 @@ FIGURES: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_load_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are their medians")
-    parser.add_argument("--transport", choices=("http", "websocket"), default="http")
+    parser.add_argument("--rounds", type=count, default=3, help="rounds; figures are their medians")
+    parser.add_argument("--transport", choices=tuple(DRIVERS), default="http")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model served, and its tokenizer")
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
     parser.add_argument("--kv-memory", default="auto", help="memory of the KV cache")
@@ -74,11 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     """Start what is to be measured, load it in rounds, and sum up."""
+    options = settled(options)
     foreign = warn_if_busy()
-    count = token_counter(options.model)
+    load = make_load(options, token_counter(options.model))
     with ExitStack() as stack:
-        sides = _sides(options, stack, count)
-        asyncio.run(_measure(sides, options))
+        sides = _sides(options, stack, load)
+        asyncio.run(_measure(sides, load, options))
     reported = parameters(options, foreign_load_percent=foreign)
     return Result(reported, _figures(sides), [_table(sides)])
 
@@ -112,11 +104,10 @@ class _Side:
         return result
 
 
-def _sides(options: argparse.Namespace, stack: ExitStack, count: CountTokens) -> list[_Side]:
-    systems = system_prompts(options, count)
+def _sides(options: argparse.Namespace, stack: ExitStack, load: Load) -> list[_Side]:
     if options.url is not None:
         url = options.url.rstrip("/").removesuffix("/v1")
-        tenants = [(options.api_key, system) for system in systems]
+        tenants = [(options.api_key, system) for system in load.systems]
         return [_Side("", url, options.served_model or options.model, tenants, None)]
     common = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
     on, off = ["--prefix-cache"], ["--no-prefix-cache"]
@@ -126,31 +117,32 @@ def _sides(options: argparse.Namespace, stack: ExitStack, count: CountTokens) ->
     sides = []
     for name, flags in wanted.items():
         service = stack.enter_context(running_service([*common, *flags]))
-        tenants = registered(service, systems)
+        tenants = registered(service, load.systems)
         model = served_model(service.url, tenants[0][0])
         sides.append(_Side(name, service.url, model, tenants, service))
     return sides
 
 
-async def _measure(sides: Sequence[_Side], options: argparse.Namespace) -> None:
+async def _measure(sides: Sequence[_Side], load: Load, options: argparse.Namespace) -> None:
     """Rounds in turn over all sides, so that whatever changes on the machine meets them alike."""
-    make = HttpDriver if options.transport == "http" else WebSocketDriver
-    drivers: list[Driver] = [make(side.url, side.model) for side in sides]
+    make = DRIVERS[options.transport]
+    targets = [
+        Target(make(side.url, side.model), side.tenants, options.timeout_seconds) for side in sides
+    ]
     try:
-        for side, driver in zip(sides, drivers, strict=True):
-            await warm_up(driver, side.tenants, options)
+        for target in targets:
+            await warm_up(target)
         for number in range(options.rounds):
-            for side, driver in zip(sides, drivers, strict=True):
-                asks = round_of_asks(side.tenants, options, f"round {number}")
-                side.rounds.append(summary(*await send_round(driver, asks, options)))
+            for side, target in zip(sides, targets, strict=True):
+                side.rounds.append(await load.measure(target, f"round {number}"))
         for side in sides:
             if side.service is not None:
                 # Other servers have no such figure.
                 side.peak_kv_blocks = side.service.metrics()["partywall_kv_blocks_peak_in_use"]
                 side.rss_mib = side.service.rss_mib()
     finally:
-        for driver in drivers:
-            await driver.close()
+        for target in targets:
+            await target.driver.close()
 
 
 def _figures(sides: Sequence[_Side]) -> dict[str, float]:
@@ -168,7 +160,7 @@ def _table(sides: Sequence[_Side]) -> Table:
     columns = [f"prefix cache {side.name}" if side.name else "value" for side in sides]
     table = Table("figure", *columns, title="serve", title_justify="left")
     found = [side.figures() for side in sides]
-    for name in _BASE:
+    for name in [*sides[0].rounds[0], *_OWN]:
         table.add_row(name, *(_shown(figures.get(name)) for figures in found))
     if len(sides) == 2:
         ratio = _figures(sides)[_SPEEDUP]

@@ -90,6 +90,21 @@ async def test_a_request_without_an_answer_counts_with_how_long_it_has_waited() 
     assert phase.sent[1].timing.error == "no"
 
 
+async def test_a_load_that_is_hopeless_is_broken_off() -> None:
+    driver = Scripted()
+    phase = await send_as_due(
+        driver,
+        [arrival(0.0, "a", "never"), arrival(0.0, "a"), arrival(60.0)],
+        seconds=60.0,
+        awaited=["a"],
+        grace_seconds=60.0,
+        hopeless=lambda sent: any(one.answered for one in sent),
+    )
+    assert phase.ended_at - phase.started_at < 30.0
+    assert [one.answered for one in phase.sent] == [False, True, False]
+    assert driver.running == 0
+
+
 def sent(tenant: str, times: list[float], prompt_tokens: int) -> Sent:
     timing = Timing(sent_at=0.5, arrivals=times, prompt_tokens=prompt_tokens)
     return Sent(arrival(0.0, tenant), timing, answered=prompt_tokens > 0)

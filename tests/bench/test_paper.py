@@ -66,7 +66,10 @@ def test_synthetic_lengths_have_the_papers_means(
 
 def test_the_azure_trace_is_read_and_has_a_stand_in(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,374,44\ny,5000,100\n")
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,5000,100\n"
+    )
     found = lengths.azure(4, path)
     assert (
         sorted(zip(found.prompts, found.outputs, strict=True))
