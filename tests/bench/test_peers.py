@@ -109,4 +109,9 @@ def test_a_file_that_is_wrong_is_refused_with_what_is_wrong(
 
 
 def test_the_example_can_be_read() -> None:
-    assert [peer.name for peer in read_peers(EXAMPLE)] == ["vllm", "llamacpp", "transformers"]
+    assert [peer.name for peer in read_peers(EXAMPLE)] == [
+        "vllm",
+        "llamacpp",
+        "openvino",
+        "transformers",
+    ]
