@@ -7,9 +7,11 @@ and `error` events; only these end a socket:
 
 - 1000 the client closed it
 - 1001 it reached its greatest age, after an error `websocket_connection_limit_reached`
-- 1008 its key or tenant has ended, or the client caused errors faster than it read them
+- 1008 its key or tenant has ended, the client caused errors faster than it read them, or a message
+  took too long
 - 1009 a message larger than the server accepts at all
 - 1011 the server failed
+- 1013 too many long messages are on their way at once
 - 1012 the service restarts; streams that it interrupts can be resumed
 - 1006 (no close frame) the reader stalled past the send deadline: the connection is dropped
 
@@ -19,11 +21,15 @@ many sockets) or 503 (the tenant store is down, or the service is shutting down)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 from starlette.websockets import WebSocket
 
 from app.auth import authenticate, select_subprotocol
 from app.context import Service
 from app.transport.http import error_response
+from app.transport.intake import IncomingBody
 from app.transport.socket import OpenSocket
 from app.wire.errors import as_api_error
 
@@ -32,12 +38,18 @@ async def responses_socket(socket: WebSocket) -> None:
     """Serve one socket for its whole life."""
     service: Service = socket.app.state.service
     serving = OpenSocket(
-        socket, service.responses, service.draining, service.workers, service.bounds
+        socket,
+        service.responses,
+        service.draining,
+        service.workers,
+        service.intake,
+        service.bounds,
     )
     accepted = False
     try:
         service.draining.check()
         principal = await authenticate(service.stores.tenants, socket)
+        _count_messages(socket, service.intake.body(principal.tenant.id))
         async with service.connections.socket(principal, serving.end) as connection:
             await socket.accept(subprotocol=select_subprotocol(socket.scope["subprotocols"]))
             accepted = True
@@ -48,3 +60,10 @@ async def responses_socket(socket: WebSocket) -> None:
         if accepted or known is None:
             raise
         await socket.send_denial_response(error_response(known))
+
+
+def _count_messages(socket: WebSocket, incoming: IncomingBody) -> None:
+    """Have the connection's bytes counted as those of bodies are, where the server offers that."""
+    extension = socket.scope.get("extensions", {}).get("partywall.incoming")
+    if extension is not None:
+        cast("Callable[[IncomingBody], None]", extension["count"])(incoming)

@@ -13,7 +13,7 @@ class Bounds:
     """Bounds of the service; every name carries its unit.
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context. Bodies that are being read and parsed have `max_incoming_bytes`
+    the rest of the context. Bodies and messages on their way have `max_incoming_bytes`
     together, of which one tenant may take a quarter. A response without a reader goes on for
     `resume_grace_seconds`, and for as long after its end its events can be fetched, unless they are
     more than `max_kept_event_bytes` with those of others, or a quarter of that with others of the

@@ -359,7 +359,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._deaf = True
         self._expect(None)
         self.connections.discard(self)
-        protocol = WebSocketProtocol(self.config, self.server_state, self.app_state, self._place)
+        protocol = WebSocketProtocol(
+            self.config,
+            self.server_state,
+            self.app_state,
+            self._place,
+            self._bounds.body_deadline_seconds,
+        )
         self._place = None
         protocol.connection_made(self.transport)
         self.transport.set_protocol(protocol)

@@ -1,6 +1,6 @@
-"""Bodies that are on their way: how many bytes of them this process holds.
+"""Bodies and messages that are on their way: how many bytes of them this process holds.
 
-They come before their requests are admitted, which a body has to be read and parsed for. So a
+They come before their requests are admitted, which they have to be read and parsed for. So a
 tenant that sends many at once, or lets many stand short of their ends, is bounded here.
 """
 
@@ -17,15 +17,20 @@ _RETRY_AFTER_SECONDS = 1
 
 
 class Intake:
-    """The room for bodies; a short one always finds some."""
+    """The room for bodies and messages; a short one always finds some."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._room = max(bounds.max_incoming_bytes, bounds.max_body_bytes)
-        self._share = max(self._room // _SHARES, bounds.max_body_bytes)
+        # A socket's message counts twice while it is handed on: as it came, and as it is read.
+        least = max(bounds.max_body_bytes, 2 * bounds.max_message_bytes)
+        self._room = max(bounds.max_incoming_bytes, least)
+        self._share = max(self._room // _SHARES, least)
         self._held: Counter[str] = Counter()
 
     def body(self, tenant_id: str) -> IncomingBody:
-        """A body of the tenant's that begins: a context, to be left once it has been parsed."""
+        """A body of the tenant's that begins, or a socket for its messages.
+
+        It is a context, to be left once nothing of it is held any more.
+        """
         return IncomingBody(self, tenant_id)
 
     def take(self, tenant_id: str, num_bytes: int) -> None:
@@ -51,7 +56,7 @@ class Intake:
 
 
 class IncomingBody:
-    """One body, as far as it has come."""
+    """One body, as far as it has come; or one socket's messages."""
 
     def __init__(self, intake: Intake, tenant_id: str) -> None:
         self._intake = intake
@@ -63,11 +68,18 @@ class IncomingBody:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._intake.give_back(self._tenant_id, self._taken)
+        self.hold(0)
 
     def grow(self, num_bytes: int) -> None:
         """So many bytes have come. Raises `ApiError` 429 where there is no room for them."""
-        self._num_bytes += num_bytes
-        if self._num_bytes > INLINE_BYTES:
-            self._intake.take(self._tenant_id, self._num_bytes - self._taken)
-            self._taken = self._num_bytes
+        self.hold(self._num_bytes + num_bytes)
+
+    def hold(self, num_bytes: int) -> None:
+        """Now it is so many bytes in all. Raises `ApiError` 429 where there is no room for more."""
+        self._num_bytes = num_bytes
+        counted = num_bytes if num_bytes > INLINE_BYTES else 0
+        if counted > self._taken:
+            self._intake.take(self._tenant_id, counted - self._taken)
+        elif counted < self._taken:
+            self._intake.give_back(self._tenant_id, self._taken - counted)
+        self._taken = counted

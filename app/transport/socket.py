@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 
 from app.responses.registry import Responses
 from app.transport.bounds import INLINE_BYTES, Bounds
+from app.transport.intake import Intake
 from app.transport.server_sent_events import abort_transport
 from app.transport.socket_lanes import Lanes, error_event
 from app.transport.socket_writer import ReaderFlooded, ReaderLeft, SocketWriter
@@ -55,12 +56,14 @@ class OpenSocket:
         responses: Responses,
         draining: Draining,
         workers: Workers,
+        intake: Intake,
         bounds: Bounds,
     ) -> None:
         self._socket = socket
         self._responses = responses
         self._draining = draining
         self._workers = workers
+        self._intake = intake
         self._bounds = bounds
         self._writer = SocketWriter(
             socket, bounds.send_deadline_seconds, bounds.inbox_messages, self._stalled
@@ -72,7 +75,12 @@ class OpenSocket:
     async def serve(self, connection: Connection) -> None:
         """Serve the socket until the client has left or it is closed."""
         lanes = Lanes(
-            self._responses, connection, self._writer, self._bounds, on_idle=self._leave_if_asked
+            self._responses,
+            connection,
+            self._writer,
+            self._bounds,
+            self._intake.body(connection.principal.tenant.id),
+            on_idle=self._leave_if_asked,
         )
 
         def leave() -> None:

@@ -14,6 +14,7 @@ from app.prompt.history import SocketHistory
 from app.responses.registry import Responses
 from app.responses.run import ResponseRun
 from app.transport.bounds import Bounds
+from app.transport.intake import IncomingBody
 from app.transport.socket_writer import ReaderLeft, SocketWriter
 from app.upkeep.connections import Connection
 from app.wire.errors import ApiError, as_api_error, internal_error
@@ -93,7 +94,8 @@ class _LaneReader:
 class Lanes:
     """Runs one socket's responses and sends their events to its reader.
 
-    `on_idle` is called whenever the last lane has become empty.
+    The bytes of messages that wait count in `waiting`. `on_idle` is called whenever the last lane
+    has become empty.
     """
 
     def __init__(
@@ -102,9 +104,11 @@ class Lanes:
         connection: Connection,
         writer: SocketWriter,
         bounds: Bounds,
+        waiting: IncomingBody,
         on_idle: Callable[[], None],
     ) -> None:
         self._responses = responses
+        self._waiting = waiting
         self._connection = connection
         self._writer = writer
         self._bounds = bounds
@@ -123,7 +127,7 @@ class Lanes:
     def submit(self, message: _Message, num_bytes: int) -> None:
         """Queue a message of `num_bytes` in its lane.
 
-        Raises `ApiError` where the socket has too many, or too long ones.
+        Raises `ApiError` where the socket has too many, or too long ones, or its tenant has.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -141,7 +145,7 @@ class Lanes:
                 f"{self._bounds.inbox_messages} responses are waiting on this socket already.",
                 code="inbox_full",
             )
-        waiting_bytes = sum(lane.waiting_bytes for lane in self._lanes.values())
+        waiting_bytes = self._num_waiting_bytes()
         if waiting_bytes and waiting_bytes + num_bytes > self._bounds.max_message_bytes:
             raise ApiError(
                 429,
@@ -149,6 +153,7 @@ class Lanes:
                 f"{self._bounds.max_message_bytes}.",
                 code="inbox_full",
             )
+        self._waiting.hold(waiting_bytes + num_bytes)
         if lane is None:
             lane = self._lanes[message.stream_id] = _Lane()
             task = asyncio.create_task(self._run_lane(message.stream_id, lane))
@@ -192,6 +197,10 @@ class Lanes:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._waiting.hold(0)
+
+    def _num_waiting_bytes(self) -> int:
+        return sum(lane.waiting_bytes for lane in self._lanes.values())
 
     async def _run_lane(self, stream_id: str | None, lane: _Lane) -> None:
         """Serve a lane until it is empty."""
@@ -210,6 +219,7 @@ class Lanes:
     async def _serve(self, lane: _Lane) -> None:
         """Send the events of one response, or why there are none. Raises `ReaderLeft`."""
         message = lane.take()
+        self._waiting.hold(self._num_waiting_bytes())
         stream_id = message.stream_id
         previous = message.previous_response_id if isinstance(message, CreateMessage) else None
         try:

@@ -2,27 +2,33 @@
 
 The scope carries a way to drop the transport, as that of HTTP does, and a way to send a text
 message without waiting, `["partywall.write"]["write"](message: bytes) -> bool`: whether it was
-sent, which it is not where the reader is behind or the socket is not open.
+sent, which it is not where the reader is behind or the socket is not open. Before it accepts, the
+application says with `["partywall.incoming"]["count"](account: Account)` where the bytes of its
+messages count, as they come and until it asks for the next message.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
+from app.transport.bounds import INLINE_BYTES
 from app.transport.connection_bounds import Place
+from app.wire.errors import ApiError
 
 ABORT_EXTENSION = "partywall.abort"
 WRITE_EXTENSION = "partywall.write"
+INCOMING_EXTENSION = "partywall.incoming"
 _CLOSE_GRACE_SECONDS = 1.0
 _MAX_FRAGMENTS = 1024
 _TEXT_FRAME = 0x81
@@ -31,6 +37,14 @@ _MEDIUM_HEADER = Struct("!BBH")
 _LONG_HEADER = Struct("!BBQ")
 _HANDSHAKE_HEADERS = (b"connection", b"upgrade", b"origin")
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Account(Protocol):
+    """Where a connection's incoming bytes are counted."""
+
+    def hold(self, num_bytes: int) -> None:
+        """Now it is so many. Raises `ApiError` where there is no room for more."""
+        ...
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -42,9 +56,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         place: Place | None,
+        message_deadline_seconds: float,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._place = place
+        self._message_deadline = message_deadline_seconds
+        self._account: Account | None = None
+        self._queued: deque[int] = deque()
+        """The lengths of the messages that wait for the application."""
+        self._in_hand = 0
+        """The length of the message that it took last."""
+        self._overdue: asyncio.TimerHandle | None = None
         self._request_headers: list[tuple[bytes, bytes]] = []
         self._latest_pong = b""
         self._drop: asyncio.TimerHandle | None = None
@@ -80,6 +102,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         extensions: dict[str, Any] = self.scope["extensions"]
         extensions[ABORT_EXTENSION] = {"abort": self.transport.abort}
         extensions[WRITE_EXTENSION] = {"write": self.write_text}
+        extensions[INCOMING_EXTENSION] = {"count": self.count_in}
         # No frame is looked at before the application has accepted the handshake.
         self.read_paused = True
         self.transport.pause_reading()
@@ -98,6 +121,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             header = _LONG_HEADER.pack(_TEXT_FRAME, 127, length)
         self.transport.write(header + message)
         return True
+
+    def count_in(self, account: Account) -> None:
+        """From now on incoming bytes count there, until the connection and its task have ended."""
+        self._account = account
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come, if there is room for it."""
+        super().data_received(data)
+        self._count()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """The next message; the one before it is done with."""
+        self._in_hand = 0
+        self._count()
+        message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._in_hand = self._queued.popleft()
+        return message
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send; a refused upgrade is complete, which uvicorn would log as an error."""
@@ -125,6 +166,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._fail(CloseCode.INVALID_DATA, "a text message is UTF-8")
                 return
             self.frames = [data]
+        if not self.close_sent:
+            self._queued.append(sum(map(len, self.frames)))
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
@@ -150,6 +193,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         """The application is done: the peer has a while to read the rest and to close."""
         super().on_task_complete(task)
+        self._in_hand = 0
+        self._queued.clear()
+        self._count()
         self._drop_soon(self.close_timeout + _CLOSE_GRACE_SECONDS)
 
     def shutdown(self) -> None:
@@ -162,10 +208,49 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Free everything."""
         super().connection_lost(exc)
+        self.frames = []
+        self.conn.reader.buffer.clear()
+        self._count()
         if self._drop is not None:
             self._drop.cancel()
         if self._place is not None:
             self._place.leave()
+
+    def _count(self) -> None:
+        """Tell how many bytes are held, of a message that has not ended and of whole ones.
+
+        Short ones do not count: they always find room. Where a long one does not, the socket ends.
+        """
+        unfinished = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        self._time(unfinished)
+        if self._account is None:
+            return
+        held = (unfinished, *self._queued, self._in_hand)
+        try:
+            self._account.hold(sum(length for length in held if length > INLINE_BYTES))
+        except ApiError as error:
+            self._queued.clear()
+            while not self.queue.empty():
+                self.queue.get_nowait()
+            self._fail(CloseCode.TRY_AGAIN_LATER, error.message)
+            self._count()
+
+    def _time(self, unfinished: int) -> None:
+        """A long message that does not end in time ends the socket."""
+        if unfinished <= INLINE_BYTES:
+            if self._overdue is not None:
+                self._overdue.cancel()
+                self._overdue = None
+        elif self._overdue is None and not self.disconnected:
+            self._overdue = self.loop.call_later(self._message_deadline, self._give_up)
+
+    def _give_up(self) -> None:
+        self._overdue = None
+        if self.read_paused:  # it cannot end before the application goes on
+            self._count()
+        elif not self.close_sent:
+            self._fail(CloseCode.POLICY_VIOLATION, "a message was too long on its way")
+            self._count()
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         self.frames = []

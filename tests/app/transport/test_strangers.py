@@ -9,6 +9,8 @@ import struct
 import psutil
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
+from websockets.frames import Frame, Opcode
 
 from tests.app.transport.raw import HANDSHAKE, Reader, stranger, until_a_place_is_free
 from tests.app.transport.test_server import running, settings
@@ -179,6 +181,22 @@ async def test_a_body_that_drips_is_given_up_and_its_request_ends(reader: Reader
         assert await peer.status() == 408
         assert await reader.bodies.get() is None
         await peer.rest()
+
+
+async def test_a_message_that_drips_ends_its_socket(reader: Reader) -> None:
+    quick = settings(body_deadline_seconds=0.3)
+    async with (
+        running(reader, quick) as url,
+        connect(url.replace("http", "ws"), proxy=None) as socket,
+    ):
+        long = Frame(Opcode.TEXT, b"x" * 100_000).serialize(mask=True)
+        socket.transport.write(long)
+        await asyncio.sleep(0.5)
+        assert await (await socket.ping()) >= 0
+        socket.transport.write(long[:-1])
+        with pytest.raises(ConnectionClosedError):
+            await socket.recv()
+        assert socket.close_code == 1008
 
 
 async def test_an_answer_may_take_longer_than_its_request_might(reader: Reader) -> None:
