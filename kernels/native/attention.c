@@ -64,7 +64,22 @@ static void cut_run(const pw_attention *call, pw_run *run, bool split) {
     run->split = split ? PW_SPLIT : most(run->end, 1);
     run->first_split = begin / run->split;
     run->num_splits = begin < run->end ? ceiling(run->end, run->split) - run->first_split : 0;
-    run->row_blocks = ceiling(run->num_rows, PW_ROWS);
+}
+
+/* Cut the rows of all runs into blocks: as large as may be, unless threads would find too few. How
+ * does not matter to any result. */
+static void cut_rows(const pw_attention *call, pw_run *runs, int64_t num_runs) {
+    int64_t num_rows = 0;
+    for (int64_t r = 0; r < num_runs; r++) {
+        num_rows += runs[r].num_rows * call->num_kv_heads;
+    }
+    const int64_t share = num_rows / ((int64_t)pw_threads() * PARTS_PER_THREAD);
+    const int64_t limit = most(least(share, PW_ROWS), PW_STRIP_ROWS);
+    for (int64_t r = 0; r < num_runs; r++) {
+        pw_run *run = &runs[r];
+        run->row_blocks = ceiling(run->num_rows, limit);
+        run->block_rows = ceiling(run->num_rows, most(run->row_blocks, 1));
+    }
 }
 
 static int64_t num_items(const pw_attention *call, const pw_run *run) {
@@ -76,8 +91,8 @@ static pw_item item_of(const pw_attention *call, const pw_run *run, int64_t inde
     const int64_t group = call->num_heads / call->num_kv_heads;
     pw_item item = {.call = call, .run = run, .head = index % call->num_kv_heads};
     index /= call->num_kv_heads;
-    item.row = index % run->row_blocks * PW_ROWS;
-    item.num_rows = least(PW_ROWS, run->num_rows - item.row);
+    item.row = index % run->row_blocks * run->block_rows;
+    item.num_rows = least(run->block_rows, run->num_rows - item.row);
     const int64_t split = run->first_split + index / run->row_blocks;
     const int64_t oldest = run->first_position + item.row / group - call->window + 1;
     const int64_t newest = run->first_position + (item.row + item.num_rows - 1) / group;
@@ -121,6 +136,7 @@ static int64_t make_runs(const pw_attention *call, pw_run *runs) {
                         .num_rows = (end - start) * group};
         cut_run(call, run, end - start <= LONGEST_SPLIT);
     }
+    cut_rows(call, runs, count);
     return count;
 }
 
@@ -208,12 +224,26 @@ static void attend_item(const pw_plan *plan, const pw_run *run, int64_t index, f
     }
 }
 
-/* The items whose first cost lies in this part's share of the whole. */
+/* Memory of the calling thread, which keeps it; grows to what its largest call needs. */
+static float *scratch_of_thread(size_t bytes) {
+    static _Thread_local float *memory;
+    static _Thread_local size_t size;
+    if (bytes > size) {
+        free(memory);
+        memory = aligned_alloc(64, bytes);
+        size = memory ? bytes : 0;
+    }
+    return memory;
+}
+
+/* The items whose first cost lies in this part's share of the whole; the last ones, which see the
+ * most keys, first. */
 static void attend_part(void *context, int part, int num_parts) {
     pw_plan *plan = context;
+    part = num_parts - 1 - part;
     const int64_t total = plan->costs[plan->num_items];
     const int64_t from = total * part / num_parts, until = total * (part + 1) / num_parts;
-    float *scratch = aligned_alloc(64, (size_t)ceiling(pw_scratch(plan->call), 16) * 64);
+    float *scratch = scratch_of_thread((size_t)ceiling(pw_scratch(plan->call), 16) * 64);
     if (scratch == NULL) {
         plan->failed = 1;
         return;
@@ -227,7 +257,6 @@ static void attend_part(void *context, int part, int num_parts) {
             }
         }
     }
-    free(scratch);
 }
 
 /* Where the partial results of one row lie: a query of a sequence, and a head. Returns how many. */

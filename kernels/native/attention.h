@@ -29,12 +29,18 @@ typedef struct {
     double scale, softcap; /* softcap 0 for none */
 } pw_attention;
 
-/* Query rows that an item attends together. A row is one query of one head; the rows of a KV head
- * are its queries in order, each with its group of heads. */
-#define PW_ROWS 64
+/* Query rows that an item attends together, at most. A row is one query of one head; the rows of a
+ * KV head are its queries in order, each with its group of heads. */
+#define PW_ROWS 192
+
+/* Of these, those whose scores are held at a time; a multiple of what any instruction set takes. */
+#define PW_STRIP_ROWS 48
+
+/* Rows that may be read behind the last. */
+#define PW_SPARE_ROWS 16
 
 /* Keys between two updates of the softmax of many rows. */
-#define PW_KEYS 64
+#define PW_KEYS 256
 
 /* Keys in a split of a run that several threads may share: never chosen by the batch, so that a
  * result depends neither on batch-mates nor on the number of threads. */
@@ -49,7 +55,8 @@ typedef struct {
     int64_t begin, end;     /* keys */
     int64_t num_rows;       /* of a KV head */
     int64_t split;          /* keys in a split */
-    int64_t first_split, num_splits, row_blocks;
+    int64_t first_split, num_splits;
+    int64_t row_blocks, block_rows;
     int64_t first_partial; /* row of the partial results, or -1: each row is done at once */
     int64_t first_item;
 } pw_run;
@@ -69,11 +76,11 @@ static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int6
     return run->members ? call->query_starts[run->members[query]] : run->first_token + query;
 }
 
-/* Floats of scratch memory that an item of this call needs. */
+/* Floats of scratch memory that an item of this call needs; attention_strip.h shares them out. */
 static inline int64_t pw_scratch(const pw_attention *call) {
     const int64_t dim = (call->head_dim + 63) & ~63;
-    const int64_t rows = 3 * PW_ROWS * dim + PW_ROWS * (PW_SPLIT + 4) + 4 * PW_SPLIT;
-    return rows + PW_SPLIT * dim / 2 + PW_ROWS * PW_SPLIT / 2; /* values and weights in tiles */
+    const int64_t rows = 2 * (PW_ROWS + PW_SPARE_ROWS) + PW_STRIP_ROWS + 2 * PW_KEYS;
+    return rows * dim + PW_STRIP_ROWS * PW_KEYS + 2 * PW_ROWS + 4 * PW_KEYS;
 }
 
 /* The code for one instruction set. */

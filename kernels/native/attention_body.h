@@ -1,7 +1,8 @@
 /* Paged attention in the vectors of one instruction set, which has been included before.
  *
- * FEW rows are multiplied together; fewer than MANY do not pay for being transposed. STRIP vectors
- * of a head are summed at a time, and BLOCK x PAIR vectors of a product: what the registers hold. */
+ * FEW rows are multiplied together; fewer than MANY do not pay for packing keys. STRIP vectors of a
+ * head are summed at a time, and BLOCK rows times PANEL vectors of a product: what the registers
+ * hold. */
 #include <string.h>
 
 #include "attention.h"
@@ -9,8 +10,6 @@
 
 #define AT_ONCE 4 /* keys that are multiplied together with FEW rows */
 #define AHEAD 16  /* keys between asking for memory and using it */
-#define PAIR 2
-#define SUMMED_AT_ONCE 64 /* products: sums of sums round less than one long sum */
 
 /* call_with(rows) with a constant, 1 <= rows <= FEW, so that its loops unroll into registers. */
 #if FEW == 4
@@ -104,127 +103,6 @@ static float weigh_row(const pw_attention *call, float *scores, int64_t begin, i
     return factor;
 }
 
-/* Nothing attended to yet; positions[row] as a float, which all of them fit. */
-static void start_rows(const pw_item *item, int64_t padded, float *sums, float *highest,
-                       float *total, float *positions) {
-    const int64_t group = item->call->num_heads / item->call->num_kv_heads;
-    memset(sums, 0, (size_t)(padded * PW_ROWS) * sizeof *sums);
-    for (int64_t row = 0; row < PW_ROWS; row++) {
-        highest[row] = -INFINITY;
-        total[row] = 0.0f;
-        positions[row] = (float)(item->run->first_position + (item->row + row) / group);
-    }
-}
-
-/* Hide the keys that a row does not see. */
-static void mask_tile(const pw_item *item, int64_t begin, int64_t num_keys, int64_t tiles,
-                      const float *positions, float *scores) {
-    const int64_t window = item->call->window;
-    const vf hidden = v_set(-INFINITY);
-    for (int64_t key = 0; key < num_keys; key++) {
-        const vf place = v_set((float)(begin + key));
-        const vf reach = v_set((float)(begin + key + window - 1));
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            float *target = scores + key * PW_ROWS + tile * LANES;
-            const vf position = v_load_f32(positions + tile * LANES);
-            vf score = v_where_ge(position, place, v_load_f32(target), hidden);
-            if (window > 0) {
-                score = v_where_ge(reach, position, score, hidden);
-            }
-            v_store_f32(target, score);
-        }
-    }
-}
-
-/* The products [key][row] of a tile become weights; earlier sums are rescaled to the new maxima. */
-static void weigh_tile(const pw_item *item, int64_t begin, int64_t num_keys, int64_t tiles,
-                       int64_t dim, const float *positions, float *scores, float *highest,
-                       float *total, float *sums) {
-    const int64_t window = item->call->window;
-    for (int64_t key = 0; key < num_keys; key++) {
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            float *target = scores + key * PW_ROWS + tile * LANES;
-            v_store_f32(target, form_scores(item->call, v_load_f32(target)));
-        }
-    }
-    const float newest = positions[item->num_rows - 1];
-    if ((float)(begin + num_keys - 1) > positions[0] ||
-        (window > 0 && newest - (float)begin >= (float)window)) {
-        mask_tile(item, begin, num_keys, tiles, positions, scores);
-    }
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        float *column = scores + tile * LANES;
-        const vf before = v_load_f32(highest + tile * LANES);
-        vf after = before;
-        for (int64_t key = 0; key < num_keys; key++) {
-            after = v_max(after, v_load_f32(column + key * PW_ROWS));
-        }
-        /* Rows that have not seen a key yet: -inf - -inf would be no number; v_exp makes it 0. */
-        const vf factor = v_exp(v_sub(before, after));
-        vf sum = v_mul(v_load_f32(total + tile * LANES), factor);
-        for (int64_t key = 0; key < num_keys; key++) {
-            const vf weights = v_exp(v_sub(v_load_f32(column + key * PW_ROWS), after));
-            v_store_f32(column + key * PW_ROWS, weights);
-            sum = v_add(sum, weights);
-        }
-        v_store_f32(highest + tile * LANES, after);
-        v_store_f32(total + tile * LANES, sum);
-        for (int64_t i = 0; i < dim; i++) {
-            float *target = sums + i * PW_ROWS + tile * LANES;
-            v_store_f32(target, v_mul(v_load_f32(target), factor));
-        }
-    }
-}
-
-/* BLOCK rows of `multiply`, for `pair` (a constant where this is inlined) vectors of them. */
-static inline __attribute__((always_inline)) void multiply_block(
-    const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t inner, int pair,
-    bool add, float *c) {
-    vf sums[BLOCK][PAIR];
-    for (int i = 0; i < BLOCK; i++) {
-        for (int p = 0; p < pair; p++) {
-            sums[i][p] = add ? v_load_f32(c + i * PW_ROWS + p * LANES) : v_set(0.0f);
-        }
-    }
-    for (int64_t k = 0; k < inner; k++) {
-        vf loaded[PAIR];
-        for (int p = 0; p < pair; p++) {
-            loaded[p] = v_load_f32(b + k * PW_ROWS + p * LANES);
-        }
-        for (int i = 0; i < BLOCK; i++) {
-            const vf factor = v_set(a[i * a_row + k * a_inner]);
-            for (int p = 0; p < pair; p++) {
-                sums[i][p] = v_fma(factor, loaded[p], sums[i][p]);
-            }
-        }
-    }
-    for (int i = 0; i < BLOCK; i++) {
-        for (int p = 0; p < pair; p++) {
-            v_store_f32(c + i * PW_ROWS + p * LANES, sums[i][p]);
-        }
-    }
-}
-
-/* c[i][lane] (+)= a[i][k] * b[k][lane], the lanes being rows in `tiles` vectors. Rows i are rounded
- * up to BLOCK: what lies there in `a` may be anything, and in `c` becomes so. */
-static inline __attribute__((always_inline)) void multiply(
-    const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t rows, int64_t inner,
-    int64_t tiles, bool add, float *c) {
-    int64_t tile = 0;
-    for (; tile + PAIR <= tiles; tile += PAIR) {
-        for (int64_t i = 0; i < rows; i += BLOCK) {
-            multiply_block(a + i * a_row, a_row, a_inner, b + tile * LANES, inner, PAIR, add,
-                           c + i * PW_ROWS + tile * LANES);
-        }
-    }
-    for (; tile < tiles; tile++) {
-        for (int64_t i = 0; i < rows; i += BLOCK) {
-            multiply_block(a + i * a_row, a_row, a_inner, b + tile * LANES, inner, 1, add,
-                           c + i * PW_ROWS + tile * LANES);
-        }
-    }
-}
-
 /* The weight of each part, in statistics[part][1]; returns their total. */
 static float merge_weights(float *const *statistics, int64_t count) {
     float highest = -INFINITY, total = 0.0f;
@@ -239,6 +117,9 @@ static float merge_weights(float *const *statistics, int64_t count) {
     return total;
 }
 
+#include "attention_products.h"
+#include "attention_strip.h"
+
 #define T f32
 #include "attention_rows.h"
 #define T bf16
@@ -246,16 +127,17 @@ static float merge_weights(float *const *statistics, int64_t count) {
 #define T f16
 #include "attention_rows.h"
 
+#define T f32
+#include "attention_many.h"
+#define T bf16
+#include "attention_many.h"
+#define T f16
+#include "attention_many.h"
+
 #ifdef BF16_PAIRS
 #include "attention_pairs.h"
 #define ATTEND_BF16 attend_pairs
-#endif
-#ifdef BF16_TILES
-#include "attention_tiles.h"
-#undef ATTEND_BF16
-#define ATTEND_BF16 attend_tiles
-#endif
-#ifndef ATTEND_BF16
+#else
 #define ATTEND_BF16 attend_bf16
 #endif
 

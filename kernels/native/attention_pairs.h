@@ -1,8 +1,8 @@
-/* Attention of a few rows in bfloat16, by the instruction that adds products of pairs to float32.
+/* Attention in bfloat16 by the instruction that adds products of pairs to float32, or by tiles.
  *
- * Like the few rows of attention_rows.h, without widening what is read: a pair is two neighbours of
- * a head for the scores, and two keys, whose values are interleaved, for the sums. Weights are
- * rounded to bfloat16. */
+ * A few rows are as those of attention_rows.h, without widening what is read: a pair is two
+ * neighbours of a head for the scores, and two keys, whose values are interleaved, for the sums.
+ * Weights are rounded to bfloat16. */
 
 #define PAIRED 32 /* elements of a vector */
 
@@ -134,10 +134,19 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
 }
 
 static void attend_pairs(const pw_item *item, float *scratch) {
-    if (item->num_rows < MANY && item->call->head_dim % PAIRED == 0 &&
-        item->end - item->begin <= PW_SPLIT) {
-        attend_few_pairs(item, scratch);
-    } else {
-        attend_bf16(item, scratch);
+    if (item->num_rows < MANY && item->end - item->begin <= PW_SPLIT) {
+        if (item->call->head_dim % PAIRED == 0) {
+            attend_few_pairs(item, scratch);
+        } else {
+            attend_bf16(item, scratch);
+        }
+        return;
     }
+#ifdef BF16_TILES
+    configure_tiles((const uint8_t[8]){16, 16, 16, 16, 16, 16, 16, 16});
+    attend_many_bf16(item, scratch, BY_TILES);
+    TILE_RELEASE();
+#else
+    attend_many_bf16(item, scratch, BY_PAIRS);
+#endif
 }

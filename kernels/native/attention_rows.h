@@ -1,10 +1,8 @@
-/* Attention of rows of one KV head over some keys, for one element type and instruction set.
+/* Attention of a few rows of one KV head over some keys, and what happens to the result of any, for
+ * one element type and instruction set.
  *
- * Included with T as the type's name. There are two ways. A few rows: each key is read from the
- * block once and multiplied with every row, the lanes run along the head. Many rows: they are
- * transposed, so that the lanes run along the rows; keys and values are read into a tile and their
- * elements broadcast (FlashAttention, Dao et al. 2022). Then no sum, maximum or rescaling of the
- * softmax ever crosses lanes. */
+ * Included with T as the type's name. Each key is read from its block once and multiplied with every
+ * row; the lanes run along the head. */
 
 #include "typed.h"
 
@@ -58,8 +56,6 @@ static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *
     ELEMENT *output = (ELEMENT *)call->output + (token * call->num_heads + head) * call->head_dim;
     TYPED(narrow)(sums, 1.0f / total, output, call->head_dim);
 }
-
-/* ---- A few rows ------------------------------------------------------------------------- */
 
 /* scores[row][key] = query[row] . key, for num_rows rows (a constant where this is inlined). */
 static inline __attribute__((always_inline)) void TYPED(score_few)(
@@ -167,69 +163,6 @@ static void TYPED(attend_few)(const pw_item *item, float *scratch) {
             TYPED(finish)(item, first + row, sums + row * dim, statistics[row][0],
                           statistics[row][1]);
         }
-    }
-}
-
-/* ---- Many rows -------------------------------------------------------------------------- */
-
-/* transposed[i][row] = the rows of the item, padded with zeros to a whole number of vectors. */
-static void TYPED(transpose_queries)(const pw_item *item, float *row_buffer, int64_t padded,
-                                     float *transposed) {
-    memset(transposed, 0, (size_t)(padded * PW_ROWS) * sizeof *transposed);
-    for (int64_t row = 0; row < item->num_rows; row++) {
-        TYPED(widen)(TYPED(query_row)(item, row), row_buffer, item->call->head_dim, padded);
-        for (int64_t i = 0; i < item->call->head_dim; i++) {
-            transposed[i * PW_ROWS + row] = row_buffer[i];
-        }
-    }
-}
-
-static void TYPED(load_tile)(const pw_attention *call, const int64_t *offsets, int64_t shift,
-                             int64_t num_keys, int64_t padded, float *tile) {
-    const ELEMENT *base = (const ELEMENT *)call->kv + shift;
-    for (int64_t key = 0; key < num_keys; key++) {
-        prefetch(base + offsets[key + AHEAD], call->head_dim * (int64_t)sizeof(ELEMENT));
-        TYPED(widen)(base + offsets[key], tile + key * padded, call->head_dim, padded);
-    }
-}
-
-static void TYPED(attend_many)(const pw_item *item, float *scratch) {
-    const pw_attention *call = item->call;
-    const int64_t dim = call->head_dim, padded = (dim + 63) & ~(int64_t)63;
-    const int64_t tiles = (item->num_rows + LANES - 1) / LANES;
-    float *query = scratch, *sums = query + padded * PW_ROWS, *tile = sums + padded * PW_ROWS;
-    float *scores = tile + PW_KEYS * padded, *highest = scores + PW_KEYS * PW_ROWS;
-    float *total = highest + PW_ROWS, *positions = total + PW_ROWS;
-    int64_t *offsets = (int64_t *)(positions + PW_ROWS);
-    TYPED(transpose_queries)(item, tile, padded, query);
-    start_rows(item, padded, sums, highest, total, positions);
-    for (int64_t begin = item->begin; begin < item->end; begin += PW_KEYS) {
-        const int64_t end = begin + PW_KEYS < item->end ? begin + PW_KEYS : item->end;
-        const int64_t num_keys = end - begin;
-        key_offsets(item, begin, end, offsets);
-        TYPED(load_tile)(call, offsets, 0, num_keys, padded, tile);
-        for (int64_t i = 0; i < dim; i += SUMMED_AT_ONCE) {
-            const int64_t part = dim - i < SUMMED_AT_ONCE ? dim - i : SUMMED_AT_ONCE;
-            multiply(tile + i, padded, 1, query + i * PW_ROWS, num_keys, part, tiles, i > 0, scores);
-        }
-        weigh_tile(item, begin, num_keys, tiles, padded, positions, scores, highest, total, sums);
-        TYPED(load_tile)(call, offsets, call->kv_value, num_keys, padded, tile);
-        multiply(tile, 1, padded, scores, dim, num_keys, tiles, true, sums);
-    }
-    for (int64_t row = 0; row < item->num_rows; row++) {
-        for (int64_t i = 0; i < dim; i++) {
-            tile[i] = sums[i * PW_ROWS + row];
-        }
-        TYPED(finish)(item, row, tile, highest[row], total[row]);
-    }
-}
-
-static void TYPED(attend)(const pw_item *item, float *scratch) {
-    if (item->num_rows < MANY && item->call->head_dim % LANES == 0 &&
-        item->end - item->begin <= PW_SPLIT) {
-        TYPED(attend_few)(item, scratch);
-    } else {
-        TYPED(attend_many)(item, scratch);
     }
 }
 

@@ -12,7 +12,8 @@
 #define FEW 4
 #define MANY 9
 #define STRIP 4
-#define BLOCK 8
+#define BLOCK 6
+#define PANEL 4
 #define BF16_PAIRS
 #define BF16_TILES
 #include "vector_avx512.h"

@@ -11,7 +11,8 @@
 #define FEW 2
 #define MANY 8
 #define STRIP 2
-#define BLOCK 4
+#define BLOCK 6
+#define PANEL 2
 #include "vector_avx2.h"
 
 #include "attention_body.h"

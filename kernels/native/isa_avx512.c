@@ -12,7 +12,8 @@
 #define FEW 4
 #define MANY 9
 #define STRIP 4
-#define BLOCK 8
+#define BLOCK 6
+#define PANEL 4
 #include "vector_avx512.h"
 
 #include "attention_body.h"

@@ -4,6 +4,7 @@
 #define MANY 8
 #define STRIP 2
 #define BLOCK 4
+#define PANEL 2
 #include "vector_plain.h"
 
 #include "attention_body.h"

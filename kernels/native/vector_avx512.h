@@ -33,6 +33,10 @@ static inline vf v_load_bf16(const pw_bf16 *p) {
 
 /* Rounds to nearest even; a NaN stays one. */
 static inline void v_store_bf16(pw_bf16 *p, vf x) {
+#ifdef BF16_PAIRS
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x));
+    return;
+#endif
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
@@ -49,6 +53,60 @@ static inline vf v_load_f16(const pw_f16 *p) {
 static inline void v_store_f16(pw_f16 *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+
+/* e^x of a score x <= 0, which becomes the weight of a key: within 2e-7 of the weight of the highest
+ * score, and 0 for -inf. A polynomial of the rest of a power of 2, which rounds down. */
+#define HAS_WEIGHT
+static inline vf v_weight(vf x) {
+    const vf power = _mm512_mul_ps(x, v_set(1.44269504f));
+    const vf rest = _mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF);
+    vf series = v_set(1.87757665e-3f);
+    series = v_fma(series, rest, v_set(8.98934016e-3f));
+    series = v_fma(series, rest, v_set(5.5826318e-2f));
+    series = v_fma(series, rest, v_set(0.240153617f));
+    series = v_fma(series, rest, v_set(0.693153073f));
+    series = v_fma(series, rest, v_set(0.999999925f));
+    return _mm512_scalef_ps(series, power);
+}
+
+/* target[column][row] = rows[row][column] */
+#define HAS_TRANSPOSE
+static inline void v_transpose(const vf *rows, float *target, int64_t target_row) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        const __m512i even = _mm512_castps_si512(rows[i]), odd = _mm512_castps_si512(rows[i + 1]);
+        b[i] = _mm512_unpacklo_epi32(even, odd);
+        b[i + 1] = _mm512_unpackhi_epi32(even, odd);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    /* a[4 g + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 g to 4 g + 3, one a quarter. */
+    for (int c = 0; c < 4; c++) {
+        const __m512i low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0x88);
+        const __m512i high = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0x88);
+        const __m512i low_odd = _mm512_shuffle_i32x4(a[c], a[c + 4], 0xdd);
+        const __m512i high_odd = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0xdd);
+        b[c] = _mm512_shuffle_i32x4(low, high, 0x88);
+        b[c + 8] = _mm512_shuffle_i32x4(low, high, 0xdd);
+        b[c + 4] = _mm512_shuffle_i32x4(low_odd, high_odd, 0x88);
+        b[c + 12] = _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd);
+    }
+    for (int i = 0; i < 16; i++) {
+        v_store_f32(target + i * target_row, _mm512_castsi512_ps(b[i]));
+    }
+}
+
+#ifdef BF16_PAIRS
+/* Words of pairs of bfloat16, which both are floats without their lower halves. */
+static inline vf v_pair_bf16(vf first, vf second) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
+    return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(second)));
+}
+#endif
 
 /* out[i] = the sum over x[i], for four vectors. */
 static inline void v_sum_four(const vf x[4], float *out) {

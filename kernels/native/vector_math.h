@@ -23,6 +23,24 @@ static inline vf v_exp(vf x) {
     return v_where_ge(x, v_set(-87.0f), v_scale(series, power), v_set(0.0f));
 }
 
+#ifndef HAS_WEIGHT
+static inline vf v_weight(vf x) { return v_exp(x); }
+#endif
+
+#ifndef HAS_TRANSPOSE
+static inline void v_transpose(const vf *rows, float *target, int64_t target_row) {
+    float all[LANES][LANES];
+    for (int row = 0; row < LANES; row++) {
+        v_store_f32(all[row], rows[row]);
+    }
+    for (int column = 0; column < LANES; column++) {
+        for (int row = 0; row < LANES; row++) {
+            target[column * target_row + row] = all[row][column];
+        }
+    }
+}
+#endif
+
 static inline vf v_clamp(vf x, float low, float high) {
     x = v_where_ge(x, v_set(low), x, v_set(low));
     return v_where_ge(v_set(high), x, x, v_set(high));

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -72,6 +73,39 @@ def test_any_batch_agrees_with_the_reference(
     at_every_level(lambda: assert_right("native", example, sliding_window, softcap))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (1, None), (100, 5.0), (300, None)])
+def test_prompts_of_several_tiles_agree_with_the_reference(
+    dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    # Edges of tiles (256 keys), of panels (64) and of strips and blocks of rows (48, 192).
+    seqs = [(257, 257), (700, 130), (513, 64), (64, 64), (520, 17)]
+    for shape in ((9, 3, 64), (8, 1, 40)):
+        example = paged(seqs, *shape, dtype=dtype)
+        at_every_level(partial(assert_right, "native", example, window, softcap))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_chunk_reads_nothing_older_than_its_window(dtype: torch.dtype) -> None:
+    example = paged([(700, 60)], 9, 3, dtype=dtype)
+    expected = run("native", example, sliding_window=100)
+    example.kv[example.batch.block_tables[0, :33].long()] = torch.nan  # positions 0 to 527
+    assert torch.equal(run("native", example, sliding_window=100), expected)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_row_has_the_same_bits_in_a_longer_chunk(window: int | None) -> None:
+    whole = paged([(900, 500)], 9, 3, dtype=torch.bfloat16)
+    last = replace(
+        whole.batch,
+        query_starts=torch.tensor([0, 120], dtype=torch.int32),
+        slots=whole.batch.slots[-120:],
+        max_query_len=120,
+    )
+    part = run("native", replace(whole, query=whole.query[-120:], batch=last), window)
+    assert torch.equal(part, run("native", whole, window)[-120:])
+
+
 def shared(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> Paged:
     """Six sequences on one prefix of 20 blocks, the last three of them on one of 30, and one alone;
     the groups say so, and hold a run of no keys besides."""
@@ -127,10 +161,12 @@ def test_a_sliding_window_leaves_the_groups_aside() -> None:
 def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
     examples = [paged(MIXED, 9, 3, dtype=dtype), shared(dtype, 9, 3, 64)]
     examples.append(paged([(30_000, 1), (17, 3), (9_000, 1)], 2, 1, dtype=dtype))
+    examples.append(paged([(800, 500), (90, 70)], 9, 3, dtype=dtype))
     results = []
     for count in (1, 2, 3):
         library.set_threads(count)
         results.append([run("native", example) for example in examples])
+        results[-1].append(run("native", examples[-1], sliding_window=100))
     library.set_threads(torch.get_num_threads())
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))

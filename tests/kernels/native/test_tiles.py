@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.exhaustive
 
 SOURCES = Path(library.__file__).parent
 EMULATOR = Path(__file__).parent / "tile_emulator.h"
-LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2)]
+LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2), (300, 90)]
 USED = ("attention", "isa_amx", "linear", "linear_amx", "linear_vnni", "pool")
 USE_TILES = '#include "cpu.h"\npw_level pw_cpu_level(void) { return PW_AMX; }\n'
 
@@ -91,15 +90,6 @@ def test_windows_and_softcaps_are_kept(window: int | None, softcap: float | None
 @pytest.mark.parametrize("shape", [(9, 3, 64), (16, 1, 96), (2, 2, 32)])
 def test_nested_groups_are_right(shape: tuple[int, int, int]) -> None:
     assert_right("native", shared(torch.bfloat16, *shape))
-
-
-def test_keys_whose_ends_alone_lie_as_in_one_piece_are_collected() -> None:
-    example = paged([(20, 20)], 9, 1, block_size=7, dtype=torch.bfloat16)
-    blocks = example.batch.block_tables[0, :3].long()
-    # Of keys 0 to 15, the first two blocks apart, the last lies 15 keys behind the first.
-    kv = example.kv[blocks[[0, 2, 1]]]
-    batch = replace(example.batch, block_tables=torch.tensor([[0, 2, 1]], dtype=torch.int32))
-    assert_right("native", replace(example, kv=kv, batch=batch))
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1)])

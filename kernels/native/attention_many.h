@@ -1,0 +1,141 @@
+/* Attention of many rows of one KV head over some keys, for one element type and instruction set:
+ * flash attention (Dao et al. 2022) by tiles of queries and keys.
+ *
+ * Included with T as the type's name; `way` says how to multiply, and is a constant wherever this is
+ * inlined. PW_KEYS keys at a time are packed into panels, and used by all rows of the item: keys
+ * transposed, so that the lanes of a row's scores are keys, values as they lie or, as pairs, two of
+ * them interleaved. The rows pass over them a strip at a time, whose scores stay in the core's first
+ * cache. Panels that are hidden from all of a strip are skipped, and only rows at an edge are
+ * masked. Where tiles begin depends on the run alone, so that a row's result depends neither on the
+ * rows beside it nor on how their work is shared out. */
+
+#include "typed.h"
+
+/* A word of each lane, from an element of a row on; zeros behind its last. */
+static inline __attribute__((always_inline)) vf TYPED(load_words)(const ELEMENT *row, int64_t start,
+                                                                  int64_t dim, int way) {
+    const int64_t width = LANES * per_word(way);
+    if (start + width > dim || way == BY_FLOATS) {
+        if (start + width <= dim) {
+            return LOAD(row + start);
+        }
+        ELEMENT end[2 * LANES] = {0};
+        if (start < dim) {
+            memcpy(end, row + start, (size_t)(dim - start) * sizeof *end);
+        }
+        return way == BY_FLOATS ? LOAD(end) : v_load_f32((const float *)(const void *)end);
+    }
+    return v_load_f32((const float *)(const void *)(row + start));
+}
+
+/* packed[row][word] */
+static inline __attribute__((always_inline)) void TYPED(pack_queries)(const pw_item *item,
+                                                                      const many_rows *many, int way) {
+    float *target = many->queries;
+    for (int64_t row = 0; row < item->num_rows; row++, target += many->words) {
+        const ELEMENT *source = TYPED(query_row)(item, row);
+        for (int64_t word = 0; word < many->words; word += LANES) {
+            v_store_f32(target + word, TYPED(load_words)(source, word * per_word(way),
+                                                         item->call->head_dim, way));
+        }
+    }
+    memset(target, 0, (size_t)(ROUNDED_ROWS * many->words) * sizeof *target);
+}
+
+/* The keys of a tile as columns; zeros for those that nobody sees. */
+static inline __attribute__((always_inline)) void TYPED(pack_keys)(const pw_attention *call,
+                                                                   const many_rows *many,
+                                                                   const key_tile *tile, int way) {
+    const ELEMENT *base = (const ELEMENT *)call->kv;
+    const int64_t words = many->words;
+    for (int64_t key = tile->first / PANEL_WIDTH * PANEL_WIDTH; key < tile->padded; key += LANES) {
+        float *target = many->keys + key / PANEL_WIDTH * PANEL_WIDTH * words + key % PANEL_WIDTH;
+        for (int64_t word = 0; word < words; word += LANES) {
+            vf rows[LANES];
+            for (int i = 0; i < LANES; i++) {
+                const bool is_seen = key + i >= tile->first && key + i < tile->end;
+                rows[i] = is_seen ? TYPED(load_words)(base + tile->offsets[key + i],
+                                                      word * per_word(way), call->head_dim, way)
+                                  : v_set(0.0f);
+            }
+            v_transpose(rows, target + word * PANEL_WIDTH, PANEL_WIDTH);
+        }
+    }
+}
+
+/* LANES columns of the value of a key; zeros for one that nobody sees. */
+static inline __attribute__((always_inline)) vf TYPED(load_value)(const pw_attention *call,
+                                                                  const key_tile *tile, int64_t key,
+                                                                  int64_t column) {
+    if (key < tile->first || key >= tile->end) {
+        return v_set(0.0f);
+    }
+    const ELEMENT *value = (const ELEMENT *)call->kv + call->kv_value + tile->offsets[key] + column;
+    const int64_t left = call->head_dim - column;
+    return left >= LANES ? LOAD(value) : LOAD_END(value, (int)left);
+}
+
+/* The values of a tile: words of keys by columns of the head. */
+static inline __attribute__((always_inline)) void TYPED(pack_values)(const pw_attention *call,
+                                                                     const many_rows *many,
+                                                                     const key_tile *tile, int way) {
+    const int64_t width = many->width, words = tile->padded / per_word(way);
+    for (int64_t panel = 0; panel < width; panel += PANEL_WIDTH) {
+        const int64_t columns = width - panel < PANEL_WIDTH ? width - panel : PANEL_WIDTH;
+        const int64_t first = tile->first / PANEL_WIDTH * PANEL_WIDTH / per_word(way);
+        float *target = many->values + panel * words + first * columns;
+        for (int64_t word = first; word < words; word++, target += columns) {
+            for (int64_t i = 0; i < columns; i += LANES) {
+                const int64_t key = word * per_word(way);
+                vf value = TYPED(load_value)(call, tile, key, panel + i);
+#ifdef BF16_PAIRS
+                if (way != BY_FLOATS) {
+                    value = v_pair_bf16(value, TYPED(load_value)(call, tile, key + 1, panel + i));
+                }
+#endif
+                v_store_f32(target + i, value);
+            }
+        }
+    }
+}
+
+/* All rows of an item over the keys of one tile. */
+static inline __attribute__((always_inline)) void TYPED(attend_tile)(const pw_item *item,
+                                                                     const many_rows *many,
+                                                                     key_tile *tile, int way) {
+    TYPED(pack_keys)(item->call, many, tile, way);
+    TYPED(pack_values)(item->call, many, tile, way);
+    for (int64_t strip = 0; strip < item->num_rows; strip += PW_STRIP_ROWS) {
+        attend_strip(item, many, tile, strip, way);
+    }
+}
+
+static inline __attribute__((always_inline)) void TYPED(attend_many)(const pw_item *item,
+                                                                     float *scratch, int way) {
+    const many_rows many = lay_out(item, scratch, way);
+    TYPED(pack_queries)(item, &many, way);
+    for (int64_t begin = item->begin - (item->begin - item->run->begin) % PW_KEYS; begin < item->end;
+         begin += PW_KEYS) {
+        key_tile tile = {.begin = begin, .offsets = many.offsets};
+        tile.first = item->begin > begin ? item->begin - begin : 0;
+        tile.end = item->end - begin < PW_KEYS ? item->end - begin : PW_KEYS;
+        tile.padded = (tile.end + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH;
+        key_offsets(item, begin + tile.first, begin + tile.end, many.offsets + tile.first);
+        TYPED(attend_tile)(item, &many, &tile, way);
+    }
+    for (int64_t row = 0; row < item->num_rows; row++) {
+        const float *statistics = many.statistics + 2 * row;
+        TYPED(finish)(item, row, many.sums + row * many.width, statistics[0], statistics[1]);
+    }
+}
+
+static void TYPED(attend)(const pw_item *item, float *scratch) {
+    if (item->num_rows < MANY && item->call->head_dim % LANES == 0 &&
+        item->end - item->begin <= PW_SPLIT) {
+        TYPED(attend_few)(item, scratch);
+    } else {
+        TYPED(attend_many)(item, scratch, BY_FLOATS);
+    }
+}
+
+#include "typed_end.h"
