@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from engine.api import (
@@ -45,7 +46,8 @@ if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
 
 _log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
-"""Failed steps in a row, after which the process is to be started anew."""
+"""Failed steps of one kind, without a good one of that kind between them, after which the process
+is to be started anew."""
 
 
 class EngineCore:
@@ -72,8 +74,8 @@ class EngineCore:
         self._prompt_tokens = 0
         self._output_tokens = 0
         self._violations = 0
-        self._failures = 0
-        """Steps that have failed since the last good one."""
+        self._failures: Counter[str] = Counter()
+        """Steps that have failed since the last good one, by what they did."""
 
     @property
     def is_idle(self) -> bool:
@@ -99,7 +101,7 @@ class EngineCore:
 
         A step that fails ends every running request with an error, and those that come after may
         fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
-        after step fails: running requests have not ended then.
+        after step of one kind fails: running requests have not ended then.
         """
         progress = self._order.advance(self._runner)
         self._steps += progress.computed is not None
@@ -109,7 +111,8 @@ class EngineCore:
         if progress.failure is not None:
             return news + self._recover(progress.failure)
         if progress.computed is not None:  # a round that only hashes shows nothing of the device
-            self._failures = 0
+            for kind in (*_kinds([progress.computed[0]]), "planning"):
+                self._failures[kind] = 0
         return news
 
     def check(self) -> None:
@@ -167,9 +170,11 @@ class EngineCore:
             _log.warning("step %d lacks memory: %d tokens at most now", self._steps, limit)
             return []
         _log.error("step %d failed", self._steps, exc_info=error)
-        self._failures += 1
-        if self._failures == _MOST_FAILURES:
-            raise EngineBroken(f"{self._failures} steps in a row have failed") from error
+        # A device may compute prompts, and yet no token behind them.
+        self._failures.update(_kinds(plans))
+        for kind, count in self._failures.items():
+            if count >= _MOST_FAILURES:
+                raise EngineBroken(f"{count} times in a row {kind} has failed") from error
         message = f"{type(error).__name__} in the engine"
         if lacks_memory:
             ended = self.scheduler.fail_these(plans, message)
@@ -250,6 +255,15 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
         _send(socket, core.step())
         if core.is_idle:
             core.check()
+
+
+def _kinds(plans: list[StepPlan]) -> set[str]:
+    """What steps do; without any, something else has failed."""
+    chunks = [chunk for plan in plans for chunk in plan.chunks]
+    return {
+        "decode" if chunk.start >= chunk.sequence.num_prompt_tokens else "prefill"
+        for chunk in chunks
+    } or {"planning"}
 
 
 def _send(socket: zmq.SyncSocket, deltas: list[TokenDelta]) -> None:

@@ -148,6 +148,50 @@ def test_the_third_failed_step_in_a_row_ends_the_engine_with_its_requests_alive(
     assert "f" in core.scheduler.running, "another engine goes on with it"
 
 
+def test_a_device_that_computes_prompts_but_no_token_behind_them_is_known_for_sick() -> None:
+    core = simulated_core()
+    generator = random.Random(1)
+
+    def decodes(plan: StepPlan) -> bool:
+        return any(chunk.start >= chunk.sequence.num_prompt_tokens for chunk in plan.chunks)
+
+    fail_when(core, decodes, RuntimeError)
+    for name in "ab":
+        core.submit(make_request(name, random_prompt(generator, 20)))
+        good, failed = core.step(), core.step()
+        assert [delta.finish_reason for delta in good + failed] == [None, "error"]
+    core.submit(make_request("c", random_prompt(generator, 20)))
+    core.step()
+    with pytest.raises(EngineBroken):
+        core.step()
+
+
+def test_the_third_plan_in_a_row_that_fails_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = simulated_core()
+    prompt = random_prompt(random.Random(1), 20)
+
+    def plan() -> StepPlan:
+        raise RuntimeError
+
+    for names in ("ab", "cd"):
+        with monkeypatch.context() as broken:
+            broken.setattr(core.scheduler, "plan", plan)
+            for name in names:
+                core.submit(make_request(name, prompt))
+                assert [delta.finish_reason for delta in core.step()] == ["error"]
+        core.submit(make_request("good", prompt))
+        run_to_end(core)
+    monkeypatch.setattr(core.scheduler, "plan", plan)
+    for name in "ef":
+        core.submit(make_request(name, prompt))
+        core.step()
+    core.submit(make_request("g", prompt))
+    with pytest.raises(EngineBroken):
+        core.step()
+
+
 def test_hashing_between_failed_steps_does_not_hide_that_the_device_is_sick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
