@@ -94,15 +94,6 @@ def _assembled(
         metrics=metrics,
         default_max_tokens=bounds.default_max_output_tokens,
     )
-    responses = Responses(
-        generations,
-        ResponseStore(history, stores.suspended, stores.running, bounds.response_ttl_seconds),
-        engine,
-        metrics,
-        model_id=model_id,
-        resume_grace_seconds=bounds.resume_grace_seconds,
-        max_kept_event_bytes=bounds.max_kept_event_bytes,
-    )
     return Service(
         engine=engine,
         stores=stores,
@@ -110,7 +101,7 @@ def _assembled(
         history=history,
         gate=gate,
         generations=generations,
-        responses=responses,
+        responses=_responses(engine, stores, model_id, bounds, history, generations, metrics),
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
         workers=workers,
@@ -120,6 +111,26 @@ def _assembled(
         metrics=metrics,
         supervisor=Supervisor(metrics),
         started_at=int(time.time()),
+    )
+
+
+def _responses(
+    engine: EngineClient,
+    stores: Stores,
+    model_id: str,
+    bounds: Bounds,
+    history: History,
+    generations: Generations,
+    metrics: Metrics,
+) -> Responses:
+    return Responses(
+        generations,
+        ResponseStore(history, stores.suspended, stores.running, bounds.response_ttl_seconds),
+        engine,
+        metrics,
+        model_id=model_id,
+        resume_grace_seconds=bounds.resume_grace_seconds,
+        max_kept_event_bytes=bounds.max_kept_event_bytes,
     )
 
 

@@ -36,7 +36,7 @@ def rendered_length(text: str, values: Mapping[str, str]) -> int:
     return len(text) + sum(len(values.get(match[1], "")) - len(match[0]) for match in matches)
 
 
-def static_head(text: str) -> str:
+def static_prefix(text: str) -> str:
     """What comes before the first placeholder: the same in every rendering."""
     match = _PLACEHOLDER.search(text)
     return text if match is None else text[: match.start()]

@@ -134,7 +134,7 @@ def _output_budget(
     if remaining < 1:
         raise _too_long(
             f"The prompt has {prompt_tokens} tokens; the context holds {context}, answer included.",
-            names.items,
+            request.longest_field,
         )
     if asked is not None and asked > remaining:
         raise _too_long(

@@ -82,3 +82,14 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     logprobs: int | None = None
     candidates: Candidates = field(default_factory=Candidates)
+
+    @property
+    def longest_field(self) -> str:
+        """The field that most of the new text is in: the one to shorten where that is too long."""
+        if self.instructions is None or self.previous_response_id is not None:
+            return self.names.items
+        said = sum(
+            len(item.sealed if isinstance(item, SealedSummary) else item["content"])
+            for item in self.items
+        )
+        return "instructions" if len(self.instructions) > said else self.names.items

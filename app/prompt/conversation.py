@@ -45,6 +45,7 @@ class PromptBuilder:
         `ApiError` naming the field at fault.
         """
         messages, recalled = await self._messages(principal, request.items)
+        longest = request.longest_field
         system: SystemText | None = None
         if request.prompt is not None:
             if request.instructions is not None:
@@ -58,10 +59,12 @@ class PromptBuilder:
                 messages.insert(0, {"role": "system", "content": request.instructions})
             elif recalled is not None:
                 system = recalled
-            self._template.check_length(messages, request.names.items)
+            self._template.check_length(messages, longest)
             if system is None and messages[0]["role"] == "system":
                 system = await self._registered.recognize(principal, messages[0]["content"])
-        ids = await self._template.prompt_ids(principal.tenant.id, messages, request.names.items)
+        ids = await self._template.prompt_ids(
+            principal.tenant.id, messages, request.names.items, longest
+        )
         end_user = request.sampling.end_user
         if system is None:
             return Prompt(ids, end_user=end_user)

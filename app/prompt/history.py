@@ -28,7 +28,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `packed_ids` holds the prompt and every generated token, stop token included, as native
     unsigned 32-bit integers; a failed response keeps none and cannot be continued. The first
     `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
-    its share group. `system` is the text of the system message that heads the conversation, and
+    its share group. `system` is the text of the system message that begins the conversation, and
     `origin` the registered prompt that it is the text of.
     """
 

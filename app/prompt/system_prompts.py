@@ -14,7 +14,7 @@ from app.wire.responses import PromptReference
 from tenants.records import Principal, SystemPrompt
 from tenants.store import StoreUnavailable
 from tenants.system_prompts import SystemPrompts
-from tenants.templates import render, rendered_length, static_head, variables
+from tenants.templates import render, rendered_length, static_prefix, variables
 
 _log = logging.getLogger(__name__)
 _CACHED_PREFIXES = 1024
@@ -127,8 +127,8 @@ class RegisteredPrompts:
         key = (owner, prompt.text)
         prefix = self._prefixes.get(key)
         if prefix is None:
-            static = static_head(prompt.text)
-            prefix = await self._template.head_ids(owner, static, whole=static == prompt.text)
+            static = static_prefix(prompt.text)
+            prefix = await self._template.prefix_ids(owner, static, whole=static == prompt.text)
             self._prefixes[key] = prefix
             if len(self._prefixes) > _CACHED_PREFIXES:
                 self._prefixes.popitem(last=False)

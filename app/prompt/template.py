@@ -61,14 +61,17 @@ class ChatTemplate:
             message = f"{characters} characters are more than the {context} tokens of the context."
             raise _too_long(message, param)
 
-    async def prompt_ids(self, tenant: str, messages: Sequence[Message], param: str) -> list[int]:
+    async def prompt_ids(
+        self, tenant: str, messages: Sequence[Message], param: str, longest: str | None = None
+    ) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
-        Raises `ApiError` naming `param` where the template refuses the messages, or the context
-        cannot hold them.
+        Raises `ApiError` naming `param` where the template refuses the messages, and `longest`, if
+        given, where the context cannot hold them.
         """
-        self.check_length(messages, param)
-        return await self._ids(tenant, messages, param, self._render)
+        longest = longest or param
+        self.check_length(messages, longest)
+        return await self._ids(tenant, messages, longest, partial(self._render, param))
 
     async def continuation_ids(
         self, tenant: str, previous: Sequence[int], messages: Sequence[Message], param: str
@@ -80,14 +83,14 @@ class ChatTemplate:
         `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        render = partial(self._render_after, previous[-1])
+        render = partial(self._render_after, previous[-1], param)
         return await self._ids(tenant, messages, param, render, previous)
 
-    async def head_ids(self, tenant: str, system: str, *, whole: bool) -> list[int]:
+    async def prefix_ids(self, tenant: str, system: str, *, whole: bool) -> list[int]:
         """The ids that every conversation under a system prompt starts with.
 
         `system` is the prompt's text, or its part before the first variable (`whole=False`). Two
-        conversations that differ at once after it are rendered; what they share is the head.
+        conversations that differ at once after it are rendered; what they share is the prefix.
         """
         endings = ("", "") if whole else ("0 first", "x other")
         users = ("0 first", "x other") if whole else (".", ".")
@@ -109,7 +112,7 @@ class ChatTemplate:
         tenant: str,
         messages: Sequence[Message],
         param: str,
-        render: Callable[[Sequence[Message], str], str],
+        render: Callable[[Sequence[Message]], str],
         previous: Sequence[int] = (),
     ) -> list[int]:
         """`previous` and what `render` makes of the messages, tokenized.
@@ -121,7 +124,7 @@ class ChatTemplate:
 
         def work() -> list[int]:
             try:
-                return [*previous, *self._texts.encode(render(messages, param), context)]
+                return [*previous, *self._texts.encode(render(messages), context)]
             except TooManyTokens as error:
                 message = f"The prompt has {error} tokens or more; the context holds {context}."
                 raise _too_long(message, param) from None
@@ -132,7 +135,7 @@ class ChatTemplate:
             return work()
         return await self._workers.run(tenant, work)
 
-    def _render(self, messages: Sequence[Message], param: str) -> str:
+    def _render(self, param: str, messages: Sequence[Message]) -> str:
         marked = [
             {"role": one["role"], "content": self._texts.mark(one["content"], one["role"])}
             for one in messages
@@ -146,13 +149,13 @@ class ChatTemplate:
             raise invalid_request(message, param) from error
         return str(text)
 
-    def _render_after(self, last: int, messages: Sequence[Message], param: str) -> str:
+    def _render_after(self, last: int, param: str, messages: Sequence[Message]) -> str:
         """What the template writes behind an answer whose last token is `last`."""
         answered: list[Message] = [
             {"role": "user", "content": "."},
             {"role": "assistant", "content": _SENTINEL},
         ]
-        rendered = self._render([*answered, *messages], param)
+        rendered = self._render(param, [*answered, *messages])
         _, found, tail = rendered.partition(_SENTINEL)
         if not found:
             message = "This model's chat template cannot continue a conversation."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenants.errors import MissingVariable, UnknownVariable
-from tenants.templates import render, rendered_length, static_head, variables
+from tenants.templates import render, rendered_length, static_prefix, variables
 
 
 def test_variables_are_named_once_in_order_of_appearance() -> None:
@@ -33,7 +33,7 @@ def test_a_missing_or_unknown_variable_is_an_error_that_names_it() -> None:
     assert unknown.value.field == "variables.cities"
 
 
-def test_the_static_head_ends_where_the_first_placeholder_begins() -> None:
-    assert static_head("You are {x} of {{firm}}, {{city}}.") == "You are {x} of "
-    assert static_head("{{firm}} first") == ""
-    assert static_head("all of it") == "all of it"
+def test_the_static_prefix_ends_where_the_first_placeholder_begins() -> None:
+    assert static_prefix("You are {x} of {{firm}}, {{city}}.") == "You are {x} of "
+    assert static_prefix("{{firm}} first") == ""
+    assert static_prefix("all of it") == "all of it"

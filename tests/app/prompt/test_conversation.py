@@ -98,13 +98,13 @@ async def test_a_continued_conversation_keeps_its_instructions(world: World) -> 
     assert refused.value.param == "instructions"
 
 
-async def test_the_head_of_a_prompt_does_not_depend_on_what_follows(world: World) -> None:
+async def test_the_prefix_of_a_prompt_does_not_depend_on_what_follows(world: World) -> None:
     template = chat_template(world.engine.tokenizer)
-    head = await template.head_ids("acme", "abc", whole=True)
+    prefix = await template.prefix_ids("acme", "abc", whole=True)
     for user in ("", "0", "x", "é", " y"):
         messages: Any = [{"role": "system", "content": "abc"}, {"role": "user", "content": user}]
         ids = await template.prompt_ids("acme", messages, "input")
-        assert common_prefix(head, ids) == len(head)
+        assert common_prefix(prefix, ids) == len(prefix)
 
 
 def _ids(world: World, text: str) -> list[int]:

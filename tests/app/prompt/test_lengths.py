@@ -50,7 +50,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("path", "body", "param"),
     [
         ("/v1/responses", {"input": "x" * 40_000}, "input"),
-        ("/v1/responses", {"input": "x", "instructions": "x" * 40_000}, "input"),
+        ("/v1/responses", {"input": "x", "instructions": "x" * 40_000}, "instructions"),
+        ("/v1/responses", {"input": "x" * 30_000, "instructions": "x" * 20_000}, "input"),
         ("/v1/responses", {"input": [{"role": "user", "content": "x" * 4000}] * 10}, "input"),
         (
             "/v1/chat/completions",
@@ -68,6 +69,17 @@ async def test_more_text_than_the_context_can_spell_is_refused_before_it_is_rend
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert not seen
+
+
+@pytest.mark.parametrize("tokens", [2_040, 2_500])
+async def test_the_longer_of_input_and_instructions_is_named_where_their_tokens_are_too_many(
+    world: World, tokens: int
+) -> None:
+    async with httpx.AsyncClient(base_url=world.base_url, headers=world.headers()) as http:
+        for longer, shorter in (("instructions", "input"), ("input", "instructions")):
+            answer = await http.post("/v1/responses", json={longer: "x" * tokens, shorter: "x"})
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", longer)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact"])
