@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.server import Listener, bind, local_url, run_server
-from app.settings import Settings, networks
+from app.setting_kinds import networks
+from app.settings import Settings
 from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
 from app.transport.accepting import allow_files
 from app.transport.bounds import Bounds

@@ -10,24 +10,30 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ByteSize,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.setting_kinds import (
+    LAST_PORT,
+    AutoCount,
+    AutoPort,
+    AutoSize,
+    Count,
+    DefaultCount,
+    DefaultSize,
+    Location,
+    Networks,
+    Price,
+    Seconds,
+    check_given_file,
+)
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
 from tenants.records import TenantLimits
 
 ENV_PREFIX = "PARTYWALL_"
-_LAST_PORT = 65_535
 _GIVEN_FILES = (
     "ssl_certfile",
     "ssl_keyfile",
@@ -47,58 +53,6 @@ def default_data_dir() -> Path:
     return Path(base).expanduser() / "partywall"
 
 
-def _none_if_unlimited(value: object) -> object:
-    return None if value == "unlimited" else value
-
-
-def _none_if_auto(value: object) -> object:
-    return None if value == "auto" else value
-
-
-def _expanded(value: object) -> object:
-    return Path(value).expanduser() if isinstance(value, str | Path) else value
-
-
-def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """Addresses and networks, with commas between them. Raises `ValueError`."""
-    parts = (part.strip() for part in text.split(","))
-    return tuple(ipaddress.ip_network(part) for part in parts if part)
-
-
-def _checked_networks(text: str) -> str:
-    networks(text)
-    return text
-
-
-Count = Annotated[int, Field(ge=1)]
-_AUTO = BeforeValidator(_none_if_auto)
-_UNLIMITED = BeforeValidator(_none_if_unlimited)
-DefaultCount = Annotated[Count | None, _UNLIMITED]
-DefaultSize = Annotated[ByteSize | None, _UNLIMITED]
-AutoCount = Annotated[Count | None, _AUTO]
-AutoSize = Annotated[ByteSize | None, _AUTO]
-Location = Annotated[Path, BeforeValidator(_expanded)]
-Seconds = Annotated[float, Field(gt=0)]
-AutoPort = Annotated[Annotated[int, Field(ge=0, le=_LAST_PORT)] | None, _AUTO]
-Networks = Annotated[str, AfterValidator(_checked_networks)]
-Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def _check_given_file(name: str, path: Path) -> None:
-    """Raise `ValueError` unless `path` is a file that says something to this process's user."""
-    user = f"user {os.geteuid()}"
-    try:
-        if not path.is_file():
-            raise ValueError(f"{name}: there is no file {path}")
-        if not path.read_bytes().strip():
-            raise ValueError(f"{name}: {path} is empty")
-    except PermissionError:
-        raise ValueError(
-            f"{name}: {user} may not read {path}; make it {user}'s own (mode 0600), or readable "
-            "to all (0644) in a folder that is not"
-        ) from None
-
-
 class Settings(BaseSettings):
     """What `partywall serve` can be told; see the module's docstring for where."""
 
@@ -108,7 +62,7 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(
-        8000, ge=0, le=_LAST_PORT, description="Port to listen on; 0 takes a free one."
+        8000, ge=0, le=LAST_PORT, description="Port to listen on; 0 takes a free one."
     )
     admin_host: str = Field(
         "127.0.0.1", description="Address on which /admin and /metrics are served."
@@ -292,7 +246,7 @@ class Settings(BaseSettings):
         for name in _GIVEN_FILES:
             path = getattr(self, name)
             if path is not None:
-                _check_given_file(name, path)
+                check_given_file(name, path)
         if self.redis_password_file is not None:
             if self.redis_url is None:
                 raise ValueError("redis_password_file goes with redis_url")
@@ -352,7 +306,7 @@ class Settings(BaseSettings):
         """The port of `/admin` and `/metrics`; 0 takes a free one."""
         if self.admin_port is not None:
             return self.admin_port
-        return self.port + 1 if 0 < self.port < _LAST_PORT else 0
+        return self.port + 1 if 0 < self.port < LAST_PORT else 0
 
 
 def _is_loopback(host: str) -> bool:
@@ -389,23 +343,3 @@ def option_name(field: str) -> str:
 def env_name(field: str) -> str:
     """The environment variable of a field."""
     return ENV_PREFIX + field.upper()
-
-
-def choices(field: str) -> tuple[str, ...]:
-    """The values a field accepts, if it names them all."""
-    annotation = Settings.model_fields[field].annotation
-    return tuple(str(value) for value in get_args(annotation) if isinstance(value, str))
-
-
-def default_text(field: str) -> str:
-    """A field's default as a user would write it."""
-    default = Settings.model_fields[field].get_default(call_default_factory=True)
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    if isinstance(default, Path):
-        return str(default).replace(str(Path.home()), "~", 1)
-    if default is None:
-        return "auto" if _AUTO in Settings.model_fields[field].metadata else "none"
-    if isinstance(default, ByteSize) and default:
-        return default.human_readable(separator="")
-    return str(default)

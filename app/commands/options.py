@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
+from pydantic import ByteSize
 
-from app.settings import Settings, choices, default_text, env_name, option_name
+from app.setting_kinds import AUTO
+from app.settings import Settings, env_name, option_name
 
 
 def settings_command(fields: list[str] | None = None) -> Callable[[Callable[..., None]], Any]:
@@ -39,6 +42,20 @@ def settings_command(fields: list[str] | None = None) -> Callable[[Callable[...,
     return decorate
 
 
+def default_text(field: str) -> str:
+    """A field's default as a user would write it."""
+    default = Settings.model_fields[field].get_default(call_default_factory=True)
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, Path):
+        return str(default).replace(str(Path.home()), "~", 1)
+    if default is None:
+        return "auto" if AUTO in Settings.model_fields[field].metadata else "none"
+    if isinstance(default, ByteSize) and default:
+        return default.human_readable(separator="")
+    return str(default)
+
+
 def _parameter(name: str) -> inspect.Parameter:
     field = Settings.model_fields[name]
     flag = field.annotation is bool
@@ -53,9 +70,15 @@ def _parameter(name: str) -> inspect.Parameter:
             annotation | None,
             typer.Option(
                 declaration,
-                metavar=None if flag else "|".join(choices(name)) or "VALUE",
+                metavar=None if flag else "|".join(_choices(name)) or "VALUE",
                 help=f"{field.description} [dim]{env_name(name)}[/dim]",
                 show_default=default_text(name),
             ),
         ],
     )
+
+
+def _choices(field: str) -> tuple[str, ...]:
+    """The values a field accepts, if it names them all."""
+    annotation = Settings.model_fields[field].annotation
+    return tuple(str(value) for value in get_args(annotation) if isinstance(value, str))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from app.commands.options import default_text
 from app.main import connection_bounds, engine_config, service_bounds
 from app.settings import (
     Settings,
     SettingsError,
-    default_text,
     env_name,
     load_settings,
     option_name,

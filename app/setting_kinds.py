@@ -1,0 +1,64 @@
+"""What a setting's value can be, and how it is written: counts, sizes, times, places, networks."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+
+LAST_PORT = 65_535
+
+
+def _none_if_unlimited(value: object) -> object:
+    return None if value == "unlimited" else value
+
+
+def _none_if_auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _expanded(value: object) -> object:
+    return Path(value).expanduser() if isinstance(value, str | Path) else value
+
+
+def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Addresses and networks, with commas between them. Raises `ValueError`."""
+    parts = (part.strip() for part in text.split(","))
+    return tuple(ipaddress.ip_network(part) for part in parts if part)
+
+
+def _checked_networks(text: str) -> str:
+    networks(text)
+    return text
+
+
+Count = Annotated[int, Field(ge=1)]
+AUTO = BeforeValidator(_none_if_auto)
+_UNLIMITED = BeforeValidator(_none_if_unlimited)
+DefaultCount = Annotated[Count | None, _UNLIMITED]
+DefaultSize = Annotated[ByteSize | None, _UNLIMITED]
+AutoCount = Annotated[Count | None, AUTO]
+AutoSize = Annotated[ByteSize | None, AUTO]
+Location = Annotated[Path, BeforeValidator(_expanded)]
+Seconds = Annotated[float, Field(gt=0)]
+AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
+Networks = Annotated[str, AfterValidator(_checked_networks)]
+Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def check_given_file(name: str, path: Path) -> None:
+    """Raise `ValueError` unless `path` is a file that says something to this process's user."""
+    user = f"user {os.geteuid()}"
+    try:
+        if not path.is_file():
+            raise ValueError(f"{name}: there is no file {path}")
+        if not path.read_bytes().strip():
+            raise ValueError(f"{name}: {path} is empty")
+    except PermissionError:
+        raise ValueError(
+            f"{name}: {user} may not read {path}; make it {user}'s own (mode 0600), or readable "
+            "to all (0644) in a folder that is not"
+        ) from None
