@@ -131,6 +131,7 @@ async def run_service(
             engine_config(settings, folder),
             settings.rebuild_seconds,
             settings.engine_silence_seconds,
+            settings.engine_loading_seconds,
         )
         engine_started = _start(engine, stack)
         stores = await stack.enter_async_context(

@@ -142,6 +142,11 @@ class Settings(BaseSettings):
         description="An engine that is asked and says nothing for so long hangs, and is killed; "
         "more than any step takes.",
     )
+    engine_loading_seconds: Seconds = Field(
+        900.0,
+        description="One that gets no further for so long while it loads is killed, too; it gets "
+        "further with its libraries, weights, memory and graphs.",
+    )
     fairness: Literal["vtc", "fcfs"] = Field(
         "vtc",
         description="Who is served next: virtual token counters of tenants, or who came first.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -49,12 +50,14 @@ class Parts:
     costs: CostModel
 
 
-def load_core(config: EngineConfig) -> EngineCore:
+def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> EngineCore:
     """Load the model, allocate its KV memory and build the engine around them.
 
-    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    `tell` hears of each step that is done. Raises `EngineError` if the model cannot be served or
+    the memory holds no block.
     """
-    parts = load_parts(config)
+    parts = load_parts(config, tell)
+    tell("memory")
     return EngineCore(parts.config, parts.info, make_runner(parts), parts.costs)
 
 
@@ -87,15 +90,16 @@ def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
     return DecodeGraphs(model.forward, padder, model.device, record)
 
 
-def load_parts(config: EngineConfig) -> Parts:
+def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> Parts:
     """Load the model, allocate its KV memory and, if blocks may be swapped, measure it.
 
-    Raises `EngineError` if the model cannot be served or the memory holds no block.
+    For `tell` and errors see `load_core`.
     """
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(compute_threads(config.threads))
     library.set_threads(compute_threads(config.threads))
     model = load_model(config)
+    tell("weights")
     if backends.default(model.device) == "reference":
         _log.warning(
             "kernels/native is not built: attention and products run in plain torch, right and "

@@ -42,6 +42,12 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End every request and leave the loop."""
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """The engine starts, and this is there already."""
+
+    what: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded; requests are served from now on."""
 
@@ -68,7 +74,7 @@ class ProbeReply(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Unpin | ForgetTenant | Probe | Shutdown
-FromEngine = Ready | Failed | Deltas | ProbeReply
+FromEngine = Loading | Ready | Failed | Deltas | ProbeReply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -16,7 +16,7 @@ import zmq
 from engine.api import EngineBroken
 from engine.config import EngineConfig
 from engine.run.threads import thread_environment
-from engine.serve.messages import Failed, encode
+from engine.serve.messages import Failed, Loading, encode
 from engine.serve.remote import RemoteEngine, RunningEngine
 
 _PR_SET_PDEATHSIG = 1
@@ -33,8 +33,9 @@ class ProcessEngine(RemoteEngine):
         config: EngineConfig,
         rebuild_seconds: float = 60.0,
         silence_seconds: float = 120.0,
+        loading_seconds: float = 900.0,
     ) -> None:
-        super().__init__(self._spawn, rebuild_seconds, silence_seconds)
+        super().__init__(self._spawn, rebuild_seconds, silence_seconds, loading_seconds)
         self._config = config
 
     @property
@@ -91,8 +92,13 @@ def main() -> None:
 
     gc.freeze()
     gc.enable()
+
+    def tell(what: str) -> None:
+        socket.send(encode(Loading(what)))
+
+    tell("libraries")
     try:
-        core = load_core(msgspec.json.decode(config_json, type=EngineConfig))
+        core = load_core(msgspec.json.decode(config_json, type=EngineConfig), tell)
     except Exception as error:
         logging.getLogger(__name__).exception("the engine could not start")
         socket.send(encode(Failed(f"{type(error).__name__}: {error}")))

@@ -29,6 +29,8 @@ from engine.serve.messages import (
     Deltas,
     Failed,
     ForgetTenant,
+    FromEngine,
+    Loading,
     Probe,
     ProbeReply,
     Ready,
@@ -70,7 +72,8 @@ class RemoteEngine:
     `finish_reason="error"` if it stays away for `rebuild_seconds`.
 
     A request that kills the next engine, too, ends alone (`engine.serve.entrance`). An engine that
-    has been asked and says nothing for `silence_seconds` is killed.
+    has been asked and says nothing for `silence_seconds` is killed, and so is one that gets no
+    further for `loading_seconds` while it starts.
     """
 
     def __init__(
@@ -78,10 +81,12 @@ class RemoteEngine:
         launch: Callable[[str], Awaitable[RunningEngine]],
         rebuild_seconds: float = 60.0,
         silence_seconds: float = 120.0,
+        loading_seconds: float = 900.0,
     ) -> None:
         self._launch = launch
         self._rebuild_seconds = rebuild_seconds
         self._silence_seconds = silence_seconds
+        self._loading_seconds = loading_seconds
         self._context = zmq.asyncio.Context()
         self._folder = tempfile.mkdtemp(prefix="partywall-")
         self._numbers = itertools.count()
@@ -195,14 +200,19 @@ class RemoteEngine:
         except OSError as error:
             self._close_socket()
             raise EngineError(f"the engine could not be launched: {error}") from error
-        first = asyncio.ensure_future(self._socket.recv())
+        first = asyncio.ensure_future(self._first_words())
         gone = asyncio.ensure_future(self._engine.wait())
         try:
             await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 self._close_socket()
                 raise EngineError(f"the engine exited with status {gone.result()} while starting")
-            message = decode_from_engine(first.result())
+            message = first.result()
+        except TimeoutError:
+            await self._put_down(self._engine)
+            self._close_socket()
+            seconds = f"{self._loading_seconds:g} seconds"
+            raise EngineError(f"the engine got no further for {seconds} while starting") from None
         except asyncio.CancelledError:
             self._engine.kill()
             raise
@@ -217,6 +227,16 @@ class RemoteEngine:
         async with self._started:
             self._starts += 1
             self._started.notify_all()
+
+    async def _first_words(self) -> FromEngine:
+        """What comes of a start. Raises `TimeoutError` where nothing moves any more."""
+        assert self._socket is not None
+        while True:
+            async with asyncio.timeout(self._loading_seconds):
+                message: FromEngine = decode_from_engine(await self._socket.recv())
+            if not isinstance(message, Loading):
+                return message
+            _log.debug("the engine starts: %s", message.what)
 
     async def _supervise(self) -> None:
         """Deliver what the engine says; start it again whenever it dies."""
@@ -242,13 +262,18 @@ class RemoteEngine:
             await asyncio.wait({gone, silent}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 return f"died with status {gone.result()}"
-            engine.kill()
-            # What hangs in a driver may take its time to die; nobody has to wait for that.
-            await asyncio.wait({gone}, timeout=_SHUTDOWN_SECONDS)
+            await self._put_down(engine)
             return f"said nothing for {self._silence_seconds:g} seconds"
         finally:
             gone.cancel()
             silent.cancel()
+
+    async def _put_down(self, engine: RunningEngine) -> None:
+        """Kill an engine that hangs, and give it a while to be gone."""
+        engine.kill()
+        # What hangs in a driver may take its time to die; nobody has to wait for that.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.wait(), _SHUTDOWN_SECONDS)
 
     async def _silence(self) -> None:
         """Return when the engine has been asked and has said nothing at all for too long.

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq.asyncio
 from msgspec import structs
 
 from engine.api import EngineRequest, TokenDelta
 from engine.client import EngineError
 from engine.config import EngineConfig
+from engine.serve.messages import Failed, Loading, encode
 from engine.serve.process import ProcessEngine
+from engine.serve.remote import RemoteEngine
 from tests.engine.model.test_model import save_model
 from tests.engine.simulation import make_request
 
@@ -126,6 +129,56 @@ async def test_a_process_that_hangs_is_killed_and_its_streams_go_on(tmp_path: Pa
     assert stopped != engine.pid
     assert stopped is not None
     assert not psutil.pid_exists(stopped)
+    await engine.close()
+
+
+class HangingEngine(ProcessEngine):
+    """Its child gets as far as its libraries, or nowhere where there are none."""
+
+    program = "tests.engine.serve.hanging"
+
+
+async def test_a_child_that_hangs_while_it_loads_is_killed(tmp_path: Path) -> None:
+    engine = HangingEngine(config(tmp_path), loading_seconds=2.0)
+    with pytest.raises(EngineError, match="got no further for 2 seconds"):
+        await engine.start()
+    assert engine.pid is not None
+    assert not psutil.pid_exists(engine.pid)
+    await engine.close()
+
+
+async def test_a_slow_start_has_time_as_long_as_it_gets_further() -> None:
+    peers: list[zmq.asyncio.Socket] = []
+    gone = asyncio.Event()
+
+    class Slow:
+        async def wait(self) -> int:
+            await gone.wait()
+            return 0
+
+        def kill(self) -> None:
+            gone.set()
+
+    async def load(address: str) -> None:
+        peers.append(zmq.asyncio.Context.instance().socket(zmq.PAIR))
+        peers[0].connect(address)
+        for stage in range(5):
+            await peers[0].send(encode(Loading(str(stage))))
+            await asyncio.sleep(0.4)
+        await peers[0].send(encode(Failed("that was all")))
+
+    loading: list[asyncio.Task[None]] = []
+
+    async def launch(address: str) -> Slow:
+        loading.append(asyncio.create_task(load(address)))
+        return Slow()
+
+    engine = RemoteEngine(launch, loading_seconds=1.5)
+    with pytest.raises(EngineError, match="that was all"):
+        await engine.start()
+    await loading[0]
+    gone.set()
+    peers[0].close(linger=0)
     await engine.close()
 
 
