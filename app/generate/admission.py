@@ -50,7 +50,8 @@ class Gate:
         self._queued: Counter[str] = Counter()
         self._tickets: set[Ticket] = set()
         self._unfinished: set[asyncio.Task[None]] = set()
-        self._is_shut = False
+        self.is_shut = False
+        """Whether nobody is let in any more."""
         self._has_ended = False
         self._fewer = asyncio.Event()
 
@@ -62,13 +63,18 @@ class Gate:
         """
         return not self._queued and not self._tickets
 
+    def check(self) -> None:
+        """Raise `ApiError` 503 where nobody is let in any more."""
+        if self.is_shut:
+            raise shutting_down()
+
     def shut(self) -> None:
         """Let nobody in any more."""
-        self._is_shut = True
+        self.is_shut = True
 
     def end(self) -> None:
         """Have nothing started any more, not even what was let in before."""
-        self._is_shut = self._has_ended = True
+        self.is_shut = self._has_ended = True
 
     async def emptied(self) -> None:
         """Wait until it is empty."""
@@ -80,10 +86,9 @@ class Gate:
         """Count one request and one stream, before anything is done for them.
 
         The caller must settle the ticket, and reserve tokens with it before the engine sees the
-        request. Raises `ApiError` 429, and 503 of a gate that is shut; nothing is counted then.
+        request; `check` goes first, with nothing awaited between. Raises `ApiError` 429; nothing is
+        counted then.
         """
-        if self._is_shut:
-            raise shutting_down()
         tenant = principal.tenant
         self._enqueue(tenant)
         try:

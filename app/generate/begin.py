@@ -73,6 +73,7 @@ class Generations:
         Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`: nothing runs
         then, and the tenant has used up one request at most.
         """
+        self._gate.check()
         self._names.check(request.model)
         info = self._engine.info
         request.candidates.check(info.max_running_sequences)
@@ -92,6 +93,7 @@ class Generations:
 
         Raises what `begin` raises.
         """
+        self._gate.check()
         again = renewed(interrupted.request, principal, interrupted.prompt, self._engine.info)
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from app.generate.admission import Gate
-from app.wire.errors import shutting_down
 
 
 class Draining:
@@ -15,25 +14,23 @@ class Draining:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._begun = False
         self._sockets: set[Callable[[], None]] = set()
         self._fewer = asyncio.Event()
 
     @property
     def begun(self) -> bool:
         """Whether new work is refused."""
-        return self._begun
+        return self._gate.is_shut
 
     def check(self) -> None:
         """Raises `ApiError` 503 where no socket is opened any more."""
-        if self._begun:
-            raise shutting_down()
+        self._gate.check()
 
     @contextmanager
     def socket(self, leave: Callable[[], None]) -> Iterator[None]:
         """While entered, a socket is open; `leave` asks it to close after its responses' ends."""
         self._sockets.add(leave)
-        if self._begun:
+        if self.begun:
             leave()
         try:
             yield
@@ -43,7 +40,6 @@ class Draining:
 
     def begin(self) -> None:
         """Refuse new work from now on, and ask every socket to leave."""
-        self._begun = True
         self._gate.shut()
         for leave in list(self._sockets):
             leave()

@@ -405,6 +405,19 @@ async def test_a_socket_that_opens_as_draining_begins_leaves_at_once(world: Worl
         await state.finished()
 
 
+@pytest.mark.parametrize("model", [MODEL, "another"])
+async def test_what_comes_when_all_is_over_is_told_so_whatever_else_is_wrong(
+    world: World, model: str
+) -> None:
+    async with draining(world, AT_ONCE):
+        pass
+    async with http_of(world) as http:
+        answer = await http.post("/v1/responses", json={"input": "one", "model": model})
+    assert world.engine.down
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json()["error"]["code"] == "shutting_down"
+
+
 @pytest.fixture
 def slow_template(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
     """Templating says when it has begun, and waits until it may go on."""
