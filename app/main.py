@@ -21,6 +21,7 @@ from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
 from app.transport.accepting import allow_files
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
+from app.upkeep.sweeping import sweep
 from engine.config import EngineConfig
 from engine.model.weights import resolve_model
 from engine.serve.process import ProcessEngine
@@ -123,6 +124,7 @@ async def run_service(
         starting = stack.enter_context(_cancelled_by_signals())
         sockets = _listening(settings, stack)
         allow_files(settings.max_connections)
+        sweep()
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )

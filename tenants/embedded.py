@@ -41,6 +41,7 @@ _HANDOVER_SECONDS = 3.0
 _POLL_SECONDS = 0.01
 _RESTART_SECONDS = 0.5
 _SOCKET_NAME = "store.sock"
+_FOLDER_LOCK = "lock"
 _LOG_TAIL_CHARS = 2000
 # The shortest limit of the platforms is 104 bytes with the closing zero.
 _MAX_SOCKET_PATH_BYTES = 103
@@ -87,7 +88,7 @@ class EmbeddedStore:
         self._socket_path = _socket_dir(self._data_dir) / _SOCKET_NAME
         self._lock = _take_lock(self._data_dir, handover_seconds)
         try:
-            _make_private(self._socket_path.parent)
+            self._folder_lock = _occupy(self._socket_path.parent)
         except BaseException:
             self._lock.close()  # and no more: what is not ours is not removed either
             raise
@@ -122,6 +123,7 @@ class EmbeddedStore:
                 self._process.wait()
         if not self._lock.closed:
             shutil.rmtree(self._socket_path.parent, ignore_errors=True)
+            self._folder_lock.close()
             self._lock.truncate(0)
             self._lock.close()
 
@@ -271,6 +273,22 @@ def _socket_dir(data_dir: Path) -> Path:
     if len(os.fsencode(folder / _SOCKET_NAME)) > _MAX_SOCKET_PATH_BYTES:
         folder = Path("/tmp") / name
     return folder
+
+
+def _occupy(folder: Path) -> IO[str]:
+    """Create `folder` for this user alone; the file says that somebody uses it while it is open.
+
+    A process that was killed leaves its folder behind, and another one may be sweeping it up right
+    now (`app.upkeep.sweeping`). Raises `StoreFailed`.
+    """
+    while True:
+        _make_private(folder)
+        path = folder / _FOLDER_LOCK
+        with contextlib.suppress(FileNotFoundError):
+            lock = path.open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                return lock
 
 
 def _make_private(folder: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import logging
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 import zmq
@@ -88,7 +90,10 @@ class RemoteEngine:
         self._silence_seconds = silence_seconds
         self._loading_seconds = loading_seconds
         self._context = zmq.asyncio.Context()
-        self._folder = tempfile.mkdtemp(prefix="partywall-")
+        self._folder = Path(tempfile.mkdtemp(prefix="partywall-"))
+        # Held as long as this process lives: who sweeps up behind killed ones sees that it does.
+        self._lock = (self._folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._numbers = itertools.count()
         self._socket: zmq.asyncio.Socket | None = None
         self._engine: RunningEngine | None = None
@@ -131,6 +136,7 @@ class RemoteEngine:
         self._close_socket()
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
 
     async def wait_started(self, starts: int) -> int:
         """See `EngineClient.wait_started`."""
