@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import secrets
 import selectors
 import socket
@@ -27,6 +26,7 @@ _CREATED = b'{"type":"response.created"'
 _ENDS = (b'{"type":"response.completed"', b'{"type":"response.incomplete"')
 _FAILURES = (b'{"type":"error"', b'{"type":"response.failed"')
 _READ_BYTES = 1 << 18
+_LOOK_SECONDS = 0.0001
 
 
 @dataclass
@@ -37,10 +37,12 @@ class Streaming:
     response_id: str = ""
     arrivals: list[float] = field(default_factory=list)
     """When each delta had been received (seconds of the monotonic clock)."""
+    unseen: list[float] = field(default_factory=list)
+    """How long each delta may have lain there, in seconds: nobody had looked for so long."""
     ended: bool = False
     rest: bytes = b""
 
-    def take(self, data: bytes, now: float) -> None:
+    def take(self, data: bytes, now: float, unseen: float = 0.0) -> None:
         """Account for received bytes. Raises `BenchError` for an error event or a close frame."""
         data = self.rest + data
         at, end = 0, len(data)
@@ -60,6 +62,7 @@ class Streaming:
                 break
             if data.startswith(_DELTA, start):
                 self.arrivals.append(now)
+                self.unseen.append(unseen)
             else:
                 self._take_other(data[at], data[start : start + length])
             at = start + length
@@ -114,19 +117,23 @@ def stream_all(
             message = json.dumps({"type": "response.create"} | body).encode()
             stream.connection.sendall(Frame(Opcode.TEXT, message).serialize(mask=True))
             ready.register(stream.connection, selectors.EVENT_READ, stream)
+        looked = time.monotonic()
         while ready.get_map():
-            if time.monotonic() > deadline:
+            before, looked = looked, time.monotonic()
+            if looked > deadline:
                 raise BenchError(f"answers took longer than {timeout_seconds:.0f} s")
-            # Without sleeping: each write of the service would have to wake this core up, which
-            # that of a client on another machine never does.
             found = ready.select(0)
             if not found:
-                os.sched_yield()
+                # Not waiting in `select`: each write of the service would have to wake this core
+                # up, which that of a client on another machine never does. Nor going round all the
+                # time: whoever uses up his share of a core is late when it matters.
+                time.sleep(_LOOK_SECONDS)
             for key, _ in found:
                 data = key.data.connection.recv(_READ_BYTES)
                 if not data:
                     raise BenchError("the service closed a socket in the middle of an answer")
-                key.data.take(data, time.monotonic())
+                now = time.monotonic()
+                key.data.take(data, now, now - before)
                 if key.data.ended:
                     ready.unregister(key.data.connection)
     return streams

@@ -4,9 +4,10 @@ The engine has no model (`bench.service.null_engine`) and emits a token for ever
 pace, all streams of a step in one message, as the real one does; everything else is the service as
 it is started by `partywall serve`: its process boundary, detokenizer, events, limits, metering and
 WebSockets. It is pinned to one core, the engine to another, the clients to a third, or to the
-engine's where there is none. The pace is raised until the service falls behind. The added latency
-is measured at `--latency-rate`, or at half of what it reached where that is less, from the engine's
-emitting a step to a client's having the delta, on one clock.
+engine's where there is none, and all of them go before other programs where that is allowed. The
+pace is raised until the service falls behind. The added latency is measured at `--latency-rate`,
+from the engine's emitting a step to a client's having the delta, on one clock; in turns with runs
+as ordinary processes, whose slowest deltas wait for a processor wherever other programs run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,16 +32,24 @@ from bench.common.figures import percentile
 from bench.common.machine import LoadWatch, warn_if_busy
 from bench.common.service import Service, running_service
 from bench.registry import BenchError, Result, parameters
+from bench.service.cores import pinned, undisturbed
 from bench.service.frame_reader import Streaming, open_socket, stream_all
 from bench.service.null_engine import LOG_VARIABLE, Emitted
 from engine.model.weights import DEFAULT_MODEL
 
 FIGURES: Final = {
-    "deltas_per_s_per_core": "the fastest pace at which the service did not fall behind, deltas/s",
-    "added_ms_p50": "from a step's emission to a client's having its delta, at --latency-rate or "
-    "half the fastest pace, whichever is less, median, ms",
+    "deltas_per_s_per_core": "the fastest pace at which the service did not fall behind, the cores "
+    "kept free for it (as parameter `undisturbed` tells), deltas/s",
+    "latency_deltas_per_s": "the pace at which the latencies were measured: --latency-rate, unless "
+    "the service falls behind at it, deltas/s",
+    "added_ms_p50": "from a step's emission to a client's having its delta at that pace, the cores "
+    "kept free for it, median, ms",
     "added_ms_p99": "the same, 99th percentile",
-    "cpu_us_per_delta": "processor time of the service for each delta, at the latter pace, "
+    "shared_ms_p50": "the same as ordinary processes, beside whatever else runs, median, ms",
+    "shared_ms_p99": "the same, 99th percentile",
+    "clients_late_ms_p99": "how long the bench's own clients had not looked when they found a "
+    "delta, as ordinary processes, 99th percentile, ms",
+    "cpu_us_per_delta": "processor time of the service for each delta, at that pace, "
     "starting and ending the answers included, us",
 }
 _FALLEN_BEHIND_SECONDS: Final = 0.05
@@ -56,10 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each run")
     parser.add_argument("--first-rate", type=int, default=4000, help="deltas/s of the first run")
     parser.add_argument("--last-rate", type=int, default=100_000, help="deltas/s that suffice")
-    parser.add_argument("--rounds", type=int, default=5, help="runs that measure the latency")
     parser.add_argument(
-        "--latency-rate", type=int, default=10_000, help="deltas/s of these, at most"
+        "--rounds", type=int, default=5, help="runs that measure the latency, in each of two ways"
     )
+    parser.add_argument("--latency-rate", type=int, default=10_000, help="deltas/s of these")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer is used")
 
 
@@ -72,22 +81,28 @@ def run(options: argparse.Namespace) -> Result:
         service = stack.enter_context(
             running_service(["--model", options.model], program="bench.service.null_engine")
         )
-        pinned = stack.enter_context(_pinned(service.pid))
+        is_pinned = stack.enter_context(pinned(service.pid))
         load = _Load(service, log, options.streams, options.seconds)
         stack.callback(load.close)
         load.run(options.first_rate / 2)  # what the first requests load is loaded then
         if options.last_rate < options.first_rate:
             raise BenchError("--last-rate is below --first-rate")
         reached = _reach(load, options.first_rate, options.last_rate)
-        pace = min(options.latency_rate, reached.deltas_per_s / 2)
-        calm = [load.run(pace) for _ in range(options.rounds)]
+        pace = min(options.latency_rate, reached.deltas_per_s)
+        in_turns = [(load.run(pace), load.run(pace, shared=True)) for _ in range(options.rounds)]
+        alone, shared = zip(*in_turns, strict=True)
     figures = {
         "deltas_per_s_per_core": reached.deltas_per_s,
-        "added_ms_p50": statistics.median(one.added_ms(50) for one in calm),
-        "added_ms_p99": statistics.median(one.added_ms(99) for one in calm),
-        "cpu_us_per_delta": statistics.median(one.cpu_s for one in calm) * 1e6,
+        "latency_deltas_per_s": statistics.median(one.deltas_per_s for one in alone),
+        "added_ms_p50": statistics.median(one.added_ms(50) for one in alone),
+        "added_ms_p99": statistics.median(one.added_ms(99) for one in alone),
+        "shared_ms_p50": statistics.median(one.added_ms(50) for one in shared),
+        "shared_ms_p99": statistics.median(one.added_ms(99) for one in shared),
+        "clients_late_ms_p99": statistics.median(one.clients_late_ms for one in shared),
+        "cpu_us_per_delta": statistics.median(one.cpu_s for one in alone) * 1e6,
     }
-    reported = parameters(options, foreign_load_percent=foreign, pinned=pinned)
+    told = {"pinned": is_pinned, "undisturbed": all(one.undisturbed for one in alone)}
+    reported = parameters(options, foreign_load_percent=foreign, **told)
     return Result(reported, figures, [_table([*load.runs[1:]])])
 
 
@@ -99,9 +114,12 @@ class _Run:
     """As the engine has emitted them while all streams ran."""
     added: list[float]
     """Seconds, of every delta, in the order in which they were emitted."""
+    unseen: list[float]
+    """Seconds for which each of them may have lain at the clients."""
     cpu_s: float
     """Processor time of the service for each delta."""
     foreign_percent: float
+    undisturbed: bool
 
     @property
     def kept_up(self) -> bool:
@@ -111,6 +129,10 @@ class _Run:
 
     def added_ms(self, percent: float) -> float:
         return percentile(self.added, percent) * 1000
+
+    @property
+    def clients_late_ms(self) -> float:
+        return percentile(self.unseen, 99) * 1000
 
 
 class _Load:
@@ -126,8 +148,11 @@ class _Load:
         for _ in range(streams):
             self._sockets.append(open_socket(service.url, api_key))
 
-    def run(self, deltas_per_s: float) -> _Run:
-        """Stream at that pace for a while; then the answers end, one a step."""
+    def run(self, deltas_per_s: float, shared: bool = False) -> _Run:
+        """Stream at that pace for a while; then the answers end, one a step.
+
+        Unless they are `shared`, the cores are kept free for it, as far as that is allowed.
+        """
         period = len(self._sockets) / deltas_per_s
         tokens = max(2, round(self._seconds / period))
         body: dict[str, object] = {
@@ -138,13 +163,15 @@ class _Load:
         lengths = [tokens + number for number in range(len(self._sockets))]
         bodies = (body | {"max_output_tokens": length} for length in lengths)
         used, watch = self._cpu_seconds(), LoadWatch()
-        streams = stream_all(self._sockets, bodies, self._seconds + _PATIENCE_SECONDS)
+        with nullcontext(False) if shared else undisturbed(self._process.pid) as is_undisturbed:
+            streams = stream_all(self._sockets, bodies, self._seconds + _PATIENCE_SECONDS)
         used, foreign = self._cpu_seconds() - used, watch.foreign_percent()
         emitted = self._emitted(len(self.runs))
         deltas = sum(max(0, tokens - 1 - first) for first in emitted.first.values())
         pace = deltas / (emitted.steps[tokens - 1] - emitted.steps[0])
         added = _added(emitted, streams, lengths)
-        self.runs.append(_Run(pace, added, used / len(added), foreign))
+        unseen = [seconds for stream in streams for seconds in stream.unseen]
+        self.runs.append(_Run(pace, added, unseen, used / len(added), foreign, is_undisturbed))
         return self.runs[-1]
 
     def close(self) -> None:
@@ -202,35 +229,6 @@ def _reach(load: _Load, first: float, last: float) -> _Run:
 
 
 @contextmanager
-def _pinned(pid: int) -> Iterator[bool]:
-    """The service on the first core, its children on the second, this process on the third or that.
-
-    Nothing is pinned where there is one core. Threads that a process starts later stay with it.
-    """
-    before = os.sched_getaffinity(0)
-    if len(before) < 2:
-        yield False
-        return
-    mine, others, *rest = sorted(before)
-    for process in psutil.Process(pid).children(recursive=True):
-        _pin(process.pid, others)
-    _pin(pid, mine)
-    os.sched_setaffinity(0, {rest[0] if rest else others})
-    try:
-        yield True
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _pin(pid: int, core: int) -> None:
-    """All threads of a process, unless it has ended meanwhile, or they have."""
-    with suppress(FileNotFoundError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread.name), {core})
-
-
-@contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
     """An environment variable that processes started meanwhile inherit."""
     os.environ[name] = value
@@ -241,11 +239,14 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 def _table(runs: Sequence[_Run]) -> Table:
-    columns = ("deltas/s", "kept up", "added ms p50", "p99", "us a delta", "foreign load")
+    columns = ["deltas/s", "cores", "kept up", "added ms p50", "p99", "clients late ms p99"]
+    columns += ["us a delta", "foreign load"]
     table = Table(*columns, title="socket-overhead", title_justify="left")
     for one in runs:
         added = (f"{one.added_ms(percent):.2f}" for percent in (50, 99))
+        cores = "kept free" if one.undisturbed else "shared"
         kept = "yes" if one.kept_up else "no"
-        cost, foreign = f"{one.cpu_s * 1e6:.1f}", f"{one.foreign_percent:.0f} %"
-        table.add_row(f"{one.deltas_per_s:,.0f}", kept, *added, cost, foreign)
+        rest = (f"{one.clients_late_ms:.2f}", f"{one.cpu_s * 1e6:.1f}")
+        foreign = f"{one.foreign_percent:.0f} %"
+        table.add_row(f"{one.deltas_per_s:,.0f}", cores, kept, *added, *rest, foreign)
     return table

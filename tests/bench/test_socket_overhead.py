@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from websockets.frames import Frame, Opcode
 from bench import __main__ as cli
 from bench.registry import BenchError
 from bench.service import socket_overhead
+from bench.service.cores import undisturbed
 from bench.service.frame_reader import Streaming
 
 
@@ -29,7 +32,23 @@ def test_every_delta_is_traced_from_the_engine_to_its_client(
     found: dict[str, float] = json.loads(out.read_text())["figures"]
     assert found.keys() == socket_overhead.FIGURES.keys()
     assert 0 < found["added_ms_p50"] <= found["added_ms_p99"]
+    assert 0 < found["shared_ms_p50"] <= found["shared_ms_p99"]
+    assert found["clients_late_ms_p99"] > 0
     assert found["deltas_per_s_per_core"] > 0
+    assert found["latency_deltas_per_s"] == pytest.approx(100, rel=0.3)
+
+
+def test_cores_are_kept_free_for_a_while_or_it_is_said_that_they_are_not() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    everyone = (os.getpid(), child.pid)
+    try:
+        with undisturbed(os.getpid()) as is_undisturbed:
+            policy = os.SCHED_RR if is_undisturbed else os.SCHED_OTHER
+            assert [os.sched_getscheduler(one) for one in everyone] == [policy, policy]
+        assert {os.sched_getscheduler(one) for one in everyone} == {os.SCHED_OTHER}
+    finally:
+        child.kill()
+        child.wait()
 
 
 def frame(payload: dict[str, object]) -> bytes:
