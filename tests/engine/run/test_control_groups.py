@@ -10,11 +10,12 @@ import psutil
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.run import assemble, control_groups
+from engine.run import control_groups
 from engine.run.control_groups import available_memory, cpu_quotas
+from engine.run.kv_memory import automatic_kv_bytes
 
 GB, MB = 10**9, 10**6
+KV_TOKEN_BYTES = 23_040
 
 
 class Tree:
@@ -111,9 +112,10 @@ def test_memory_of_version_1_is_read_from_outside_and_inside_of_a_container(tree
 
 
 def test_an_engine_in_a_container_takes_its_blocks_from_what_the_container_has(tree: Tree) -> None:
-    config = EngineConfig(model_path="any")
-    on_the_machine = assemble._kv_memory_bytes(config, torch.device("cpu"))
-    assert on_the_machine == 8 * GB
+    def chosen() -> int:
+        return automatic_kv_bytes(torch.device("cpu"), 16 * KV_TOKEN_BYTES, 16, 8192)
+
+    assert chosen() == 8 * GB
     tree.belong("4:memory:/docker/abc")
-    tree.write("memory", memory_limit_in_bytes=1100 * MB, memory_usage_in_bytes=700 * MB)
-    assert assemble._kv_memory_bytes(config, torch.device("cpu")) == 50 * MB
+    tree.write("memory", memory_limit_in_bytes=4 * GB, memory_usage_in_bytes=800 * MB)
+    assert chosen() == 400 * MB
