@@ -22,6 +22,7 @@ from app.transport.http_protocol import HttpProtocol
 from app.transport.websocket_protocol import WebSocketProtocol
 
 _CLOSE_SECONDS = 5
+_PART_SECONDS = 1.0
 
 Hook = Callable[[], Awaitable[None]]
 Drain = Callable[[asyncio.Event], Awaitable[None]]
@@ -80,8 +81,15 @@ class Server(uvicorn.Server):
             await acceptor.close()
         self._loop.call_later(_CLOSE_SECONDS * 0.5, self._abort_connections)
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn skips this then, and the application's own tasks go on
+        if self.force_exit:  # uvicorn waits for nothing then, and the application's tasks go on
+            await self._part()
             await self.lifespan.shutdown()
+
+    async def _part(self) -> None:
+        """Let requests whose client is not done end by its leaving, not by the event loop's end."""
+        self._abort_connections()
+        if tasks := list(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=_PART_SECONDS)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -37,12 +37,18 @@ class Probe:
         self.drained = False
         self.stopped = False
         self.lingers = False
+        self.reading, self.left = asyncio.Event(), False
         self.draining = asyncio.Event()
         self.written: list[bool] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
+        elif scope["path"] == "/read":
+            self.reading.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left = True
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -219,6 +225,25 @@ async def test_asked_twice_it_stops_at_once_and_still_stops_the_application(prob
     assert probe.drained
     assert probe.stopped
     await socket.close()
+
+
+async def test_asked_twice_it_logs_nothing_of_a_request_whose_body_never_comes(
+    probe: Probe, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe.lingers = True
+    async with running(probe, settings()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = ["POST /read HTTP/1.1", f"Host: {host}", "Content-Length: 9", "", "half"]
+        writer.write("\r\n".join(head).encode())
+        async with asyncio.timeout(10):
+            await probe.reading.wait()
+            signal.raise_signal(signal.SIGTERM)
+            await probe.draining.wait()
+    assert probe.left
+    assert caplog.records == []
+    assert await reader.read() == b""
+    writer.close()
 
 
 async def test_shutdown_drains_before_it_closes_sockets(probe: Probe) -> None:
