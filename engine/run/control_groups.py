@@ -33,7 +33,8 @@ def cpu_quotas() -> Iterator[int]:
 def available_memory() -> int:
     """Bytes that may still be taken: what the machine has, or less if a group may not use it all.
 
-    What a group holds of files counts as free where the system can take it back.
+    What a group holds of files counts as free where the system can take it back: what was not used
+    of late, and what was (weights that were just written or read) but is mapped by no process.
     """
     return max(0, min([psutil.virtual_memory().available, *_unused_memory()]))
 
@@ -41,14 +42,17 @@ def available_memory() -> int:
 def _unused_memory() -> Iterator[int]:
     """What is left of the limit of each group that has one."""
     for group in _groups("memory"):
-        for limit, usage, reclaimable in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.high", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        for limit, usage, prefix, mapped in (
+            ("memory.max", "memory.current", "", "file_mapped"),
+            ("memory.high", "memory.current", "", "file_mapped"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "total_mapped_file"),
         ):
             with suppress(OSError, ValueError):  # "max" is no number
-                used = _number(group / usage) - _statistic(group / "memory.stat", reclaimable)
-                yield _number(group / limit) - used
+                free = _number(group / limit) - _number(group / usage)
+                statistics = _statistics(group / "memory.stat")
+                inactive = statistics.get(f"{prefix}inactive_file", 0)
+                active = statistics.get(f"{prefix}active_file", 0)
+                yield free + max(inactive, inactive + active - statistics.get(mapped, 0))
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -72,11 +76,10 @@ def _number(file: Path) -> int:
     return int(file.read_text())
 
 
-def _statistic(file: Path, name: str) -> int:
-    """A line of a file of names and numbers; 0 if it is not there."""
-    with suppress(OSError):
-        for line in file.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    return 0
+def _statistics(file: Path) -> dict[str, int]:
+    """A file whose lines are names and numbers; nothing if it is not there."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {name: int(value) for name, value in lines}

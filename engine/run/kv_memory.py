@@ -43,8 +43,8 @@ def automatic_kv_bytes(
     found = (
         f"{free // _MIB} MiB of memory are left beside the weights. The KV cache takes "
         f"{chosen // _MIB} MiB of it, for requests of {tokens} tokens, prompt and answer; {useful} "
-        f"tokens need {wanted // _MIB} MiB, and what else runs {_KEPT_BYTES // _MIB} MiB. Give this "
-        "machine or container more memory, or --kv-memory a size"
+        f"tokens need {wanted // _MIB} MiB, and what else runs {_KEPT_BYTES // _MIB} MiB. Give "
+        "this machine or container more memory, or --kv-memory a size"
     )
     if tokens < min(_LEAST_TOKENS, useful):
         raise EngineError(f"kv_memory: too little. {found}")

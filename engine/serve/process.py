@@ -13,7 +13,7 @@ import sys
 import msgspec
 import zmq
 
-from engine.api import EngineBroken
+from engine.api import EngineBroken, EngineError
 from engine.config import EngineConfig
 from engine.run.threads import thread_environment
 from engine.serve.messages import Failed, Loading, encode
@@ -100,7 +100,8 @@ def main() -> None:
     try:
         core = load_core(msgspec.json.decode(config_json, type=EngineConfig), tell)
     except Exception as error:
-        logging.getLogger(__name__).exception("the engine could not start")
+        if not isinstance(error, EngineError):  # what an operator can mend needs no traceback
+            logging.getLogger(__name__).exception("the engine could not start")
         socket.send(encode(Failed(f"{type(error).__name__}: {error}")))
         socket.close(linger=1000)
         sys.exit(1)

@@ -91,11 +91,26 @@ def test_memory_is_what_the_tightest_group_has_left(tree: Tree) -> None:
     assert available_memory() == 0
 
 
-def test_files_that_can_be_dropped_from_memory_count_as_free(tree: Tree) -> None:
+@pytest.mark.parametrize(("mapped", "free"), [(0, 970), (100, 870), (400, 670)])
+def test_files_that_can_be_dropped_from_memory_count_as_free(
+    tree: Tree, mapped: int, free: int
+) -> None:
+    files = {"inactive_file": 270 * MB, "active_file": 300 * MB}
     tree.belong("0::/")
-    stat = f"anon {300 * MB}\ninactive_file {270 * MB}\nactive_file {30 * MB}"
-    tree.write("", memory_max=1 * GB, memory_current=600 * MB, memory_stat=stat)
-    assert available_memory() == 670 * MB
+    stat = files | {"anon": 30 * MB, "file_mapped": mapped * MB}
+    lines = "\n".join(f"{name} {value}" for name, value in stat.items())
+    tree.write("", memory_max=1 * GB, memory_current=600 * MB, memory_stat=lines)
+    assert available_memory() == free * MB
+    tree.belong("4:memory:/docker/abc")
+    stat = {f"total_{name}": value for name, value in files.items()} | {
+        "inactive_file": 5,
+        "total_mapped_file": mapped * MB,
+    }
+    lines = "\n".join(f"{name} {value}" for name, value in stat.items())
+    limit = {"memory_limit_in_bytes": 1 * GB, "memory_usage_in_bytes": 600 * MB}
+    tree.write("memory", **limit, memory_stat=lines)
+    tree.write("", memory_max="max")
+    assert available_memory() == free * MB
 
 
 def test_memory_of_version_1_is_read_from_outside_and_inside_of_a_container(tree: Tree) -> None:
