@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import zmq.asyncio
@@ -219,6 +220,17 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="nothing"):
         await engine.start()
     await engine.close()
+
+
+async def test_what_an_operator_can_mend_is_told_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_model("llama", tmp_path)
+    engine = ProcessEngine(msgspec.structs.replace(config(tmp_path), kv_memory_bytes=1))
+    with pytest.raises(EngineError, match="kv_memory_bytes: a single block takes"):
+        await engine.start()
+    await engine.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_engine_dies_with_its_service(tmp_path: Path) -> None:
