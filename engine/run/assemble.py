@@ -15,10 +15,10 @@ from engine.api import EngineError, EngineInfo
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate, calibrate_replay
 from engine.model.fingerprint import model_fingerprint
+from engine.model.kv_memory import automatic_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
 from engine.run.graphs import DecodeGraphs, Record
-from engine.run.kv_memory import automatic_kv_bytes
 from engine.run.noise import gumbel
 from engine.run.padding import Padder, row_buckets
 from engine.run.runner import AheadRunner, ModelRunner

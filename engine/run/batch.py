@@ -17,7 +17,6 @@ from engine.schedule.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
 from kernels.types import AttentionBatch, PrefixGroups
 
-
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
 """Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 import torch
 
+from engine.model.kv_memory import automatic_kv_bytes
 from engine.run import control_groups
 from engine.run.control_groups import available_memory, cpu_quotas
-from engine.run.kv_memory import automatic_kv_bytes
 
 GB, MB = 10**9, 10**6
 KV_TOKEN_BYTES = 23_040

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.api import EngineError
-from engine.run import kv_memory
-from engine.run.kv_memory import automatic_kv_bytes
+from engine.model import kv_memory
+from engine.model.kv_memory import automatic_kv_bytes
 
 MIB = 2**20
 BLOCK_SIZE, BLOCK_BYTES = 16, 16 * 23_040  # of the default model
