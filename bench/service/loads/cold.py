@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
+from math import inf
 from typing import Final
 
 from bench.common.drivers import Ask, Timing
@@ -22,7 +23,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
 FIGURES: Final = {
     "ttft_ms_p50_alone_LENGTH": "cold: time to the first text of a unique prompt of LENGTH tokens, "
     "one request at a time, median, ms",
-    "ttft_ms_p50_at_once_LENGTH": "cold: the same, --concurrency requests at once",
+    "ttft_ms_p50_at_once_LENGTH": "cold: the same, --concurrency requests at once, of all --lengths "
+    "in turn",
 }
 _ALONE: Final = 3
 """Requests of each length that have the server for themselves."""
@@ -30,7 +32,7 @@ _ALONE: Final = 3
 
 @dataclass(frozen=True)
 class Cold:
-    """Of each length first some prompts one by one, then as many as come at once."""
+    """Prompts of each length one by one, then as many as come at once, of all lengths in turn."""
 
     systems: Sequence[str]
     options: argparse.Namespace
@@ -43,26 +45,30 @@ class Cold:
 
     async def measure(self, target: Target, label: str) -> dict[str, float]:
         """See `Load.measure`."""
+        lengths: Sequence[int] = self.options.lengths
+        at_once: int = self.options.concurrency
         seen: list[Timing] = []
         wall_seconds = 0.0
         found: dict[str, float] = {}
-        for length in self.options.lengths:
-            for name, requests, concurrency in (
-                ("alone", _ALONE, 1),
-                ("at_once", self.options.concurrency, self.options.concurrency),
-            ):
-                asks = self._asks(target, f"{label} {name}", length, requests)
-                timings, seconds = await send_round(target, asks, concurrency=concurrency)
-                good = [timing.ttft_seconds for timing in timings if timing.error is None]
-                found[f"ttft_ms_p50_{name}_{length}"] = percentile(good, 50) * 1000
-                seen += timings
-                wall_seconds += seconds
+        for name, wanted, concurrency in (
+            ("alone", [length for length in lengths for _ in range(_ALONE)], 1),
+            ("at_once", list(islice(cycle(lengths), at_once)), at_once),
+        ):
+            asks = self._asks(target, f"{label} {name}", wanted)
+            timings, seconds = await send_round(target, asks, concurrency=concurrency)
+            for length in sorted(set(wanted)):
+                found[f"ttft_ms_p50_{name}_{length}"] = _ttft_ms_p50(
+                    [one for one, tokens in zip(timings, wanted, strict=True) if tokens == length]
+                )
+            seen += timings
+            wall_seconds += seconds
         return summary(seen, wall_seconds) | found
 
-    def _asks(self, target: Target, label: str, length: int, requests: int) -> list[Ask]:
+    def _asks(self, target: Target, label: str, lengths: Sequence[int]) -> list[Ask]:
         """Requests whose text has exactly that many tokens, none of which was seen before."""
         asks = []
-        for number, (api_key, system) in zip(range(requests), cycle(target.tenants), strict=False):
+        for number, length in enumerate(lengths):
+            api_key, system = target.tenants[number % len(target.tenants)]
             seed = f"cold {label} {length} {number}"
             asks.append(
                 Ask(
@@ -73,3 +79,9 @@ class Cold:
                 )
             )
         return asks
+
+
+def _ttft_ms_p50(timings: Sequence[Timing]) -> float:
+    """Of those that were answered; infinite if none was."""
+    good = [timing.ttft_seconds for timing in timings if timing.error is None]
+    return percentile(good, 50) * 1000 if good else inf

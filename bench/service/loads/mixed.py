@@ -29,8 +29,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "system_tokens": 512,
     "trace": DEFAULT_TRACE,
     "shrink": 8.0,
-    "rate": 2.0,
-    "seconds": 12.0,
+    "rate": 3.0,
+    "seconds": 10.0,
     "halvings": 2,
 }
 FIGURES: Final = {

@@ -77,17 +77,18 @@ async def warm_up(target: Target) -> None:
 async def send_round(
     target: Target, asks: Sequence[Ask], *, concurrency: int
 ) -> tuple[list[Timing], float]:
-    """Send all requests, so many at a time; returns their timings and the wall time."""
-    waiting = list(reversed(asks))
-    timings: list[Timing] = []
+    """Send all requests, so many at a time; returns the timing of each and the wall time."""
+    waiting = list(enumerate(asks))[::-1]
+    timings: dict[int, Timing] = {}
 
     async def work() -> None:
         while waiting:
-            timings.append(await answer(target, waiting.pop()))
+            number, ask = waiting.pop()
+            timings[number] = await answer(target, ask)
 
     started = perf_counter()
     await asyncio.gather(*(work() for _ in range(concurrency)))
-    return timings, perf_counter() - started
+    return [timings[number] for number in range(len(asks))], perf_counter() - started
 
 
 async def answer(target: Target, ask: Ask) -> Timing:
