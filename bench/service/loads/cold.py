@@ -23,8 +23,8 @@ DEFAULTS: Final[Mapping[str, object]] = {
 FIGURES: Final = {
     "ttft_ms_p50_alone_LENGTH": "cold: time to the first text of a unique prompt of LENGTH tokens, "
     "one request at a time, median, ms",
-    "ttft_ms_p50_at_once_LENGTH": "cold: the same, --concurrency requests at once, of all --lengths "
-    "in turn",
+    "ttft_ms_p50_at_once_LENGTH": "cold: the same, --concurrency requests at once, of all "
+    "--lengths in turn",
 }
 _ALONE: Final = 3
 """Requests of each length that have the server for themselves."""
@@ -32,7 +32,7 @@ _ALONE: Final = 3
 
 @dataclass(frozen=True)
 class Cold:
-    """Prompts of each length one by one, then as many as come at once, of all lengths in turn."""
+    """Prompts of each length one by one, then several at once, of all lengths in turn."""
 
     systems: Sequence[str]
     options: argparse.Namespace
