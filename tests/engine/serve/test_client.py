@@ -145,7 +145,7 @@ async def test_deltas_that_were_read_leave_nothing_to_the_garbage_collector(
     try:
         await asyncio.gather(*(collect(engine, str(number)) for number in range(4)))
         await idle_stats(engine)
-        left = [one for one in gc.get_objects() if isinstance(one, TokenDelta | Deltas)]
+        left = [one for one in gc.get_objects() if type(one) in (TokenDelta, Deltas)]
     finally:
         gc.enable()
     assert not left
