@@ -21,9 +21,9 @@ from typing import Final
 from bench.common.azure import DEFAULT_TRACE
 from bench.paper.blocks import BLOCK_SIZES
 from bench.paper.cost_model import opt_13b_on_a100
-from bench.paper.findings import Findings
 from bench.paper.measure import ALL_FIGURES, Plan, measure
-from bench.paper.tables import tables
+from bench.paper.report.findings import Findings
+from bench.paper.report.tables import tables
 from bench.registry import BenchError, Result, parameters
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> Result:
 def _draw(findings: Findings, folder: Path, wanted: str) -> None:
     """Only pictures need matplotlib."""
     try:
-        from bench.paper.pictures import draw_all
+        from bench.paper.report.pictures import draw_all
     except ModuleNotFoundError as error:
         raise BenchError(f"{error.name} draws the pictures; install the extra 'bench'") from error
     draw_all(findings, folder, wanted)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from bench.paper.beams import beam_savings
 from bench.paper.blocks import BLOCK_SIZES, shared_prompt_blocks, try_block_size
 from bench.paper.curves import curve
-from bench.paper.findings import Findings
 from bench.paper.reality import Scale, measure_reality
+from bench.paper.report.findings import Findings
 from bench.paper.sharing import WIDTHS, parallel_sampling
 from bench.paper.systems import ORACLE, ORCAS, PARTYWALL, SYSTEMS, WITHOUT_CACHE
 from bench.paper.workloads import Workload

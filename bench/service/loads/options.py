@@ -46,7 +46,9 @@ def add_options(
     parser: argparse.ArgumentParser, defaults: Mapping[str, Mapping[str, object]]
 ) -> None:
     """Declare the load and its options; `defaults` are those of each load: it takes no others."""
-    parser.add_argument("--load", choices=tuple(defaults), default=next(iter(defaults)))
+    parser.add_argument(
+        "--load", choices=tuple(defaults), default=next(iter(defaults)), help="what is asked"
+    )
     parser.add_argument("--timeout-seconds", type=positive, default=120.0, help="for one answer")
     for name, given in _OPTIONS.items():
         each = ", ".join(

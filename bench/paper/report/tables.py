@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from bench.paper.curves import LATENCIES, LATENCY
-from bench.paper.findings import Findings, over
 from bench.paper.reality import Reality
+from bench.paper.report.findings import Findings, over
 from bench.paper.systems import FASTER_TRANSFORMER, MAX, ORACLE, PARTYWALL, POW2
 
 CATEGORIES = {

@@ -11,7 +11,8 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.common import plots
 from bench.paper.curves import LATENCY, Curve
-from bench.paper.findings import Findings
+from bench.paper.report.findings import Findings
+from bench.paper.report.tables import CATEGORIES
 from bench.paper.systems import (
     FASTER_TRANSFORMER,
     GENERATE,
@@ -21,7 +22,6 @@ from bench.paper.systems import (
     POW2,
     WITHOUT_CACHE,
 )
-from bench.paper.tables import CATEGORIES
 
 _COLOURS = {
     PARTYWALL: plots.BLUE,
