@@ -1,8 +1,10 @@
 """When an engine is given a stream: at once, or after a death one by one.
 
 One of the streams that a dead engine had may have killed it. So the next engine is given a stream
-only once the one before it has shown a token: should that engine die, too, the newest stream is the
-one to blame. New streams wait in the same queue, but nobody waits long for a long prompt.
+only once the one before it has got somewhere, its first decoding step included: should that engine
+die, too, the newest stream is suspect. But one before it may kill later. So who is suspect comes
+first in the engine after that, alone, and is to blame for the death of that one only. New streams
+wait in the same queue, but nobody waits long for a long prompt.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ class Entrance:
         self._newest: RunningStream | None = None
         """The stream that the engine was given last."""
         self._newest_since = 0.0
+        self._left: set[str] = set()
+        """Streams that the engine may still have, though nobody reads them."""
         self.is_careful = False
         """Whether one of the streams may have killed an engine."""
 
@@ -42,9 +46,12 @@ class Entrance:
         """
         if stream in self._waiting:
             self._waiting.remove(stream)
+        elif not stream.has_ended:
+            self._left.add(stream.request_id)
 
     def heard_of(self, request_id: str) -> None:
         """The engine lives, and has done with a stream that nobody reads any more."""
+        self._left.discard(request_id)
         if self._newest is not None and self._newest.request_id == request_id:
             self._newest = None
 
@@ -60,17 +67,19 @@ class Entrance:
 
     def queue_again(self, streams: Iterable[RunningStream]) -> None:
         """The engine died: all of `streams` wait, those that it had after they have survived."""
-        again = deque(streams)
-        for stream in again:
-            if stream not in self._waiting:
-                self.is_careful = True
-                stream.survive_death()
-        self._waiting = again
+        again = list(streams)
+        survivors = [stream for stream in again if stream not in self._waiting]
+        for stream in survivors:
+            self.is_careful = True
+            stream.survive_death(alone=len(survivors) == 1 and not self._left)
+        again.sort(key=lambda stream: stream.deaths, reverse=True)
+        self._waiting = deque(again)
         self._newest = None
+        self._left.clear()
 
     def _must_wait(self, now: float) -> bool:
         """Whether the newest stream in the engine has to show first that it does not kill it."""
         newest = self._newest
-        if not self.is_careful or newest is None or newest.has_news:
+        if not self.is_careful or newest is None or newest.is_harmless:
             return False
         return now - self._newest_since < TRIAL_SECONDS

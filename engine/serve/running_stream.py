@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 
 import msgspec
 
 from engine.api import EngineRequest, FinishReason, TokenDelta
 
 _DEATHS_WITHOUT_PROGRESS = 2
-"""Engine deaths in a row, without a token between them, after which a request gives up."""
+"""Engine deaths in a row, without progress between them, after which a request is to blame for one
+that it dies alone."""
+_DEATHS_IN_COMPANY = 4
+"""The same where others were in the engine each time."""
+_TRIAL_DELTAS = 2
+"""Of one sequence, from one engine, that are progress: its prompt's, and one of a decoding step."""
 
 
 class RunningStream:
@@ -25,10 +30,11 @@ class RunningStream:
         self._cached_tokens = request.cached_tokens
         self._open = set(range(request.num_outputs)).difference(request.ended)
         self._aborted: set[int] = set()
-        self._deaths = 0
         self._num_searched = 0
-        self.has_news = False
-        """Whether the engine of now has got anywhere with it."""
+        self._shown: Counter[int] = Counter()
+        """Deltas that the engine of now has brought, by sequence."""
+        self.deaths = 0
+        """Engines that have died with it, one after the other, and got nowhere with it."""
 
     @property
     def request_id(self) -> str:
@@ -39,6 +45,11 @@ class RunningStream:
     def has_ended(self) -> bool:
         """Whether the last delta of every sequence is there, if not read yet."""
         return not self._open
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the engine of now has got somewhere with it, and lives."""
+        return self.has_ended or max(self._shown.values(), default=0) >= _TRIAL_DELTAS
 
     @property
     def is_read(self) -> bool:
@@ -61,9 +72,10 @@ class RunningStream:
             self._cached_tokens = delta.cached_tokens
         if delta.finish_reason is not None:
             self._open.remove(delta.index)
-        self.has_news = True
         if delta.token_ids or delta.finish_reason or delta.searched_tokens > self._num_searched:
-            self._deaths = 0
+            self._shown[delta.index] += 1
+        if self.is_harmless:
+            self.deaths = 0
         self._num_searched = max(self._num_searched, delta.searched_tokens)
         self._deltas.append(delta)
         if self._news is not None and not self._news.done():
@@ -85,17 +97,18 @@ class RunningStream:
         """Whether or not the engine lives to hear of it, the stream or this sequence will end."""
         self._aborted |= self._chosen(index)
 
-    def survive_death(self) -> None:
-        """The engine that had this request has died. A second one without progress ends it.
+    def survive_death(self, *, alone: bool) -> None:
+        """The engine that had this request, perhaps nothing else, has died.
 
-        By then no other request was in the engine that had not got further; see `Entrance`.
+        A second one that got nowhere with it ends it, but others that were in that engine may have
+        killed it even if they had got further; see `Entrance`.
         """
-        self._deaths += 1
-        self.has_news = False
+        self.deaths += 1
+        self._shown.clear()
         for index in sorted(self._aborted):
             self.end("aborted", index=index)
-        if self._deaths >= _DEATHS_WITHOUT_PROGRESS:
-            self.end("error", f"the engine died {self._deaths} times without a token in between")
+        if self.deaths >= (_DEATHS_WITHOUT_PROGRESS if alone else _DEATHS_IN_COMPANY):
+            self.end("error", f"the engine died {self.deaths} times without progress in between")
 
     def resumption(self) -> EngineRequest:
         """The request that makes an engine go on behind what has been passed on."""

@@ -82,6 +82,11 @@ async def collect(engine: LocalEngine, name: str) -> list[TokenDelta]:
     return [delta async for delta in engine.generate(request(name))]
 
 
+async def engine_ends(engine: LocalEngine, one: EngineRequest) -> str | None:
+    """How a request ends."""
+    return [delta async for delta in engine.generate(one)][-1].finish_reason
+
+
 def several(name: str, max_tokens: int = 60, num_sequences: int = 4) -> EngineRequest:
     return structs.replace(request(name, max_tokens), num_sequences=num_sequences)
 
@@ -190,10 +195,34 @@ async def test_a_request_that_kills_engines_ends_alone(engine: LocalEngine, fate
     await engine.wait_started(1)
     behind = [asyncio.create_task(collect(engine, str(index))) for index in range(10, 16)]
     assert [delta.finish_reason for delta in await killer] == ["error"]
-    assert len(deaths) == 2
+    assert len(deaths) == 3
+    assert deaths[2] == {"7"}, "only then is it known for certain"
     for name, run in zip([*range(4), *range(10, 16)], [*before, *behind], strict=True):
         assert tokens(await run) == expected_output(request(str(name)).prompt, 60)
-    assert fate.builds == 3
+    assert fate.builds == 4
+
+
+@pytest.mark.parametrize("kills_after", [1, 2, 4])
+async def test_a_request_that_shows_tokens_before_it_kills_takes_nobody_along(
+    engine: LocalEngine, fate: Fate, kills_after: int
+) -> None:
+    """It kills each engine in the step behind so many tokens from it."""
+    steps: Counter[int] = Counter()
+
+    def dies(plan: StepPlan) -> bool:
+        if "7" not in {chunk.sequence.request_id for chunk in plan.chunks}:
+            return False
+        steps[fate.builds] += 1
+        return steps[fate.builds] > kills_after
+
+    fate.dies = dies
+    killer = asyncio.create_task(engine_ends(engine, request("7", 20)))
+    others = [asyncio.create_task(collect(engine, str(index))) for index in range(4)]
+    end = await asyncio.wait_for(killer, 30)
+    if kills_after == 1:
+        assert (end, fate.builds) == ("error", 2), "it was alone in the second"
+    for index, run in enumerate(others):
+        assert tokens(await run) == expected_output(request(str(index)).prompt, 60)
 
 
 async def test_after_a_death_requests_come_in_as_others_have_shown_to_be_harmless(
