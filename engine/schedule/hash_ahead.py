@@ -11,7 +11,9 @@ from engine.schedule.group import SequenceGroup
 _MOST_BLOCKS = 2048
 """In one step, all groups together: one or two milliseconds."""
 _LEAST_BLOCKS = 32
-"""What a group may always have, so that a short prompt never waits for long ones."""
+"""What a group may have beyond that, so that a short prompt does not wait for long ones."""
+_SPARE_BLOCKS = 1024
+"""For such groups together: there may be hundreds."""
 
 
 class HashAllowance:
@@ -19,16 +21,21 @@ class HashAllowance:
 
     def __init__(self) -> None:
         self._left = _MOST_BLOCKS
+        self._spare = _SPARE_BLOCKS
         self.is_short = False
         """Whether some of a group was left for the next step."""
 
     def hash(self, group: SequenceGroup) -> bool:
         """Hash what a waiting group knows, but no more than half of what is left for all.
 
-        Returns whether nothing is left to hash of it.
+        Where that is little, a little of what is spared for short prompts. Returns whether nothing
+        is left to hash of it.
         """
-        hashed = group.hash_ahead(max(self._left // 2, _LEAST_BLOCKS))
-        self._left = max(0, self._left - hashed)
+        half = self._left // 2
+        if half >= _LEAST_BLOCKS:
+            self._left -= group.hash_ahead(half)
+        else:
+            self._spare -= group.hash_ahead(min(_LEAST_BLOCKS, self._spare))
         is_hashed = group.num_unhashed == 0
         self.is_short |= not is_hashed
         return is_hashed
