@@ -51,15 +51,20 @@ async def listen(redis: GuardedRedis) -> AsyncGenerator[Change, None]:
 
     Yields `resync` once listening has begun, and again after each lost connection.
     """
+    is_told = False  # one line an outage, however often it is tried
     while True:
         pubsub = redis.pubsub()
         try:
             async with contextlib.aclosing(_notices(pubsub)) as notices:
                 async for change in notices:
+                    is_told = False
                     redis.notify(change)
                     yield change
         except UNREACHABLE as error:
-            _log.warning("changes of the store are not heard: %s", error)
+            if not is_told:
+                reason = str(error) or type(error).__name__
+                _log.warning("changes of the store are not heard: %s", reason)
+            is_told = True
         finally:
             await pubsub.aclose()  # type: ignore[no-untyped-call]
         redis.notify(Change(kind="resync"))

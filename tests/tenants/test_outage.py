@@ -13,7 +13,7 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from tenants import connection, key_format
+from tenants import changes, connection, key_format
 from tenants.connection import open_redis
 from tenants.errors import InvalidField, StoreUnavailable, StoreUnsupported
 from tenants.idempotency import Idempotency
@@ -302,6 +302,32 @@ async def test_losing_the_notices_does_not_lose_known_tenants(
         for _ in range(50):
             assert await room.store.authenticate(key) is not None
             await asyncio.sleep(0.02)
+
+
+async def test_an_outage_is_one_line_in_the_log_however_often_it_is_tried(
+    server: Server,
+    open_room: OpenRoom,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(changes, "_RECONNECT_SECONDS", 0.01)
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "not heard" in record.msg]
+
+    async def told() -> bool:
+        return len(lines()) == outage
+
+    room, _ = await known_room(open_room, server)
+    async with listening(room) as heard:
+        for outage in (1, 2):
+            server.kill()
+            await eventually(told)
+            await asyncio.sleep(0.2)
+            assert await told()
+            server.start()
+            assert (await asyncio.wait_for(heard.get(), 20)).kind == "resync"
+    assert all(line.partition(": ")[2] for line in lines()), "each gives its reason"
 
 
 async def test_a_notice_that_nobody_understands_is_taken_as_any_change(
