@@ -19,7 +19,6 @@ from engine.model.kv_memory import automatic_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
 from engine.run.graphs import DecodeGraphs, Record
-from engine.run.noise import gumbel
 from engine.run.padding import Padder, row_buckets
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.threads import compute_threads
@@ -27,6 +26,7 @@ from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
 from kernels import backends
 from kernels.native import library
+from kernels.sampling import draw
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +72,17 @@ def make_runner(parts: Parts) -> ModelRunner:
     if costs is not None and len(graphs):
         calibrate_replay(costs, parts.model, graphs.replay_smallest)
     # Compiled now, so that the first request which is sampled does not wait for a compiler.
-    gumbel(torch.zeros(1, dtype=torch.int64, device=parts.model.device), parts.info.vocab_size)
+    for dtype in {parts.model.dtype, torch.float32}:
+        _draw_once(parts, dtype)
     return AheadRunner(parts.model, costs, grouping, graphs)
+
+
+def _draw_once(parts: Parts, dtype: torch.dtype) -> None:
+    """Of scores of that type: the model's own, or with a bias or penalties."""
+    device = parts.model.device
+    scores = torch.zeros(1, parts.info.vocab_size, dtype=dtype, device=device)
+    states = torch.zeros(1, dtype=torch.int64, device=device)
+    draw(scores, states, torch.ones(4, 1, dtype=torch.float64, device=device))
 
 
 def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:

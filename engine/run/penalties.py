@@ -1,125 +1,197 @@
 """What a request adds to the scores of tokens before one is chosen: its bias, and penalties for
 tokens that are there already.
+
+Both concern few tokens of the vocabulary, and only these are touched. How often a token is there is
+counted as it comes, not anew in each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections import abc
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.api import SamplingParams
 from engine.run.staging import Array, upload
 from engine.schedule.plan import Draw
+from engine.schedule.sequence import Sequence
+
+Tokens = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float32]
+
+_SPARE = 16
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The distinct tokens of `known`, the sequence's own list, from some place on."""
+
+    known: list[int]
+    length: int
+    """Tokens that have been counted, or passed over."""
+    places: dict[int, int] = field(default_factory=dict)
+    tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
+    """How often each is in the output; 0 for one that only the prompt has."""
+
+    def advance(self, num_prompt_tokens: int) -> None:
+        """Count what has come since."""
+        for position in range(self.length, len(self.known)):
+            token = self.known[position]
+            place = self.places.setdefault(token, len(self.places))
+            if place == len(self.tokens):
+                spare = place // 2 + _SPARE
+                self.tokens = np.concatenate([self.tokens, np.zeros(spare, np.int64)])
+                self.counts = np.concatenate([self.counts, np.zeros(spare, np.float32)])
+            self.tokens[place] = token
+            self.counts[place] += position >= num_prompt_tokens
+        self.length = len(self.known)
+
+    def with_drafts(self, drafts: tuple[int, ...]) -> tuple[Tokens, Numbers]:
+        """The tokens and their counts, were `drafts` the next of the output."""
+        size = len(self.places)
+        tokens, counts = self.tokens[:size], self.counts[:size]
+        if not drafts:
+            return tokens, counts
+        new = [token for token in dict.fromkeys(drafts) if token not in self.places]
+        tokens = np.concatenate([tokens, np.array(new, np.int64)])
+        counts = np.concatenate([counts, np.zeros(len(new), np.float32)])
+        for draft in drafts:
+            counts[tokens == draft] += 1
+        return tokens, counts
+
+
+class TokenCounts:
+    """Follows the tokens of sequences, whose lists grow and never change."""
+
+    def __init__(self) -> None:
+        self._counted: WeakKeyDictionary[Sequence, _Counted] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._counted)
+
+    def of(self, draw: Draw) -> tuple[Tokens, Numbers]:
+        """The known tokens before `draw` that have penalties, each once, and how often the output
+        has them. They hold until the next call.
+        """
+        sequence = draw.sequence
+        counted = self._counted.get(sequence)
+        if counted is None or counted.known is not sequence.token_ids:
+            with_prompt = sequence.sampling.repetition_penalty != 1
+            start = 0 if with_prompt else sequence.num_prompt_tokens
+            counted = self._counted[sequence] = _Counted(sequence.token_ids, start)
+        counted.advance(sequence.num_prompt_tokens)
+        return counted.with_drafts(draw.drafts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Some tokens of each row of a batch, on the host."""
+class _Entries:
+    """A number for some tokens of a batch's rows, on the host."""
 
-    rows: Array  # [num_entries] int64
-    tokens: Array  # [num_entries] int64
+    rows: npt.NDArray[np.int64]  # [num_entries]
+    tokens: Tokens  # [num_entries]
+    numbers: Numbers  # [num_entries]
 
     @classmethod
-    def of(cls, lists: list[list[int]]) -> _Tokens:
-        counts = [len(tokens) for tokens in lists]
-        flat = np.fromiter(chain.from_iterable(lists), np.int64, sum(counts))
-        return cls(np.arange(len(lists)).repeat(counts), flat)
+    def of(cls, by_row: dict[int, tuple[Tokens, Numbers]]) -> _Entries:
+        """From tokens and numbers of some rows."""
+        return cls(
+            np.repeat(np.array(list(by_row), np.int64), [len(one) for one, _ in by_row.values()]),
+            np.concatenate([np.zeros(0, np.int64), *(tokens for tokens, _ in by_row.values())]),
+            np.concatenate([np.zeros(0, np.float32), *(some for _, some in by_row.values())]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
     """Bias and penalties of a batch's rows."""
 
-    _bias: _Tokens
-    _bias_values: Array  # [num_entries] float32
-    _seen: _Tokens
-    """Prompt and output of rows with a repetition penalty, but for each one's newest token."""
-    _output: _Tokens
-    """The output of rows with a presence or frequency penalty, but for the newest token."""
-    _numbers: Array  # [5, num_rows] float32, see `of`
-    _last: list[int]
-    """Each row's newest token, where the host knows it; 0 where not."""
+    _bias: _Entries
+    _present: _Entries
+    """Tokens that have penalties, as far as the host knows them, and their counts in the output."""
+    _unknown: Array  # [num_unknown] int64: rows with penalties whose newest token it does not know
+    _numbers: Array  # [3, num_rows] float32: repetition, frequency and presence penalty
 
     @classmethod
-    def of(cls, draws: Sequence[Draw]) -> Adjustments | None:
+    def of(cls, draws: abc.Sequence[Draw], counts: TokenCounts) -> Adjustments | None:
         """What `draws` want; `None` if that is nothing."""
         params = [draw.sequence.sampling for draw in draws]
-        repeats = [p.repetition_penalty != 1 for p in params]
-        outputs = [bool(p.presence_penalty or p.frequency_penalty) for p in params]
-        if not (any(repeats) or any(outputs) or any(p.logit_bias for p in params)):
+        biased = {
+            row: (
+                np.fromiter(p.logit_bias, np.int64, len(p.logit_bias)),
+                np.fromiter(p.logit_bias.values(), np.float32, len(p.logit_bias)),
+            )
+            for row, p in enumerate(params)
+            if p.logit_bias
+        }
+        penalised = [row for row, p in enumerate(params) if _has_penalties(p)]
+        if not (biased or penalised):
             return None
-        numbers = [
-            [p.repetition_penalty for p in params],
-            [p.frequency_penalty for p in params],
-            [p.presence_penalty for p in params],
-            repeats,
-            [has and draw.num_output_tokens > 0 for has, draw in zip(outputs, draws, strict=True)],
+        penalties = [
+            (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params
         ]
         return cls(
-            _Tokens.of([list(p.logit_bias) for p in params]),
-            np.array([value for p in params for value in p.logit_bias.values()], np.float32),
-            _Tokens.of(
-                [_older(draw, 0) if r else [] for r, draw in zip(repeats, draws, strict=True)]
-            ),
-            _Tokens.of(
-                [
-                    _older(draw, draw.sequence.num_prompt_tokens) if has else []
-                    for has, draw in zip(outputs, draws, strict=True)
-                ]
-            ),
-            np.array(numbers, np.float32),
-            [(draw.drafts or draw.sequence.token_ids)[-1] for draw in draws],
+            _Entries.of(biased),
+            _Entries.of({row: counts.of(draws[row]) for row in penalised}),
+            np.array([row for row in penalised if _is_unknown(draws[row])], np.int64),
+            np.ascontiguousarray(np.array(penalties, np.float32).T),
         )
 
     def apply(self, scores: Tensor, newest: Tensor | None) -> Tensor:
-        """Bias, then a repetition penalty over prompt and output (Keskar et al., 2019), then
-        presence and frequency penalties over the output, as OpenAI defines them.
+        """A copy in float32 with the bias, then a repetition penalty over prompt and output (Keskar
+        et al., 2019), then presence and frequency penalties over the output, as OpenAI defines
+        them.
 
-        `scores` is [num_rows, vocab_size] float32; of `newest`, see `engine.run.sampler.sample`.
+        `scores` is [num_rows, vocab_size]; of `newest`, see `engine.run.sampler.sample`.
         """
+        size = scores.shape[1]
         host = [
-            self._bias.rows,
-            self._bias.tokens,
-            self._bias_values,
-            self._seen.rows,
-            self._seen.tokens,
-            self._output.rows,
-            self._output.tokens,
+            self._bias.rows * size + self._bias.tokens,
+            self._bias.numbers,
+            self._present.rows,
+            self._present.rows * size + self._present.tokens,
+            self._present.numbers,
+            self._unknown,
             self._numbers,
-            np.array(self._last, np.int64),
         ]
-        bias_rows, bias_tokens, bias, *index, numbers, last = upload(host, scores.device)
-        if len(self._bias_values):
-            scores = scores.index_put((bias_rows, bias_tokens), bias, accumulate=True)
-        newest = last if newest is None else newest
-        factor, frequency, presence, repeats, has_output = numbers[:, :, None].unbind()
-        if self._numbers[3].any():
-            seen = _counts(scores, index[0], index[1], newest, repeats) > 0
-            scores = torch.where(
-                seen, torch.where(scores > 0, scores / factor, scores * factor), scores
-            )
-        if self._numbers[1].any() or self._numbers[2].any():
-            counts = _counts(scores, index[2], index[3], newest, has_output)
-            scores = scores - counts * frequency
-            scores = scores - (counts > 0) * presence
+        biased, bias, rows, places, counts, unknown, numbers = upload(host, scores.device)
+        scores = scores.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        flat = scores.view(-1)
+        if len(biased):
+            flat.index_add_(0, biased, bias)
+        if newest is None or not len(unknown):
+            flat.index_copy_(0, places, _penalised(flat[places], counts, numbers[:, rows]))
+            return scores
+        newest_places = unknown * size + newest[unknown]
+        by_row = unknown.new_full((len(scores),), -1).index_copy_(0, unknown, newest_places)
+        # A newest token that its row does not have among those that are known is there once.
+        is_newest = places == by_row[rows]
+        counts = counts + is_newest
+        found = counts.new_zeros(len(scores)).index_add_(0, rows, counts * is_newest)[unknown]
+        latest = _penalised(flat[newest_places], found.clamp(min=1), numbers[:, unknown])
+        flat.index_copy_(0, places, _penalised(flat[places], counts, numbers[:, rows]))
+        flat.index_copy_(0, newest_places, latest)
         return scores
 
 
-def _older(draw: Draw, start: int) -> list[int]:
-    """The tokens from `start` on that come before it, but for the newest one."""
-    known = draw.sequence.token_ids[start : draw.num_tokens - 1]
-    return [*known, *draw.drafts[:-1]]
+def _is_unknown(draw: Draw) -> bool:
+    """Whether only the device knows its newest token."""
+    return draw.sequence.num_drawn > 0 and not draw.drafts
 
 
-def _counts(scores: Tensor, rows: Tensor, tokens: Tensor, newest: Tensor, counts: Tensor) -> Tensor:
-    """How often each token occurs in a row: [num_rows, vocab_size], in the type of `scores`.
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or bool(
+        params.presence_penalty or params.frequency_penalty
+    )
 
-    `newest` is one more in each row, to be counted `counts` times ([num_rows, 1]).
-    """
-    ones = torch.ones(len(tokens), dtype=scores.dtype, device=scores.device)
-    found = torch.zeros_like(scores).index_put_((rows, tokens), ones, accumulate=True)
-    return found.scatter_add_(1, newest[:, None], counts.to(scores.dtype))
+
+def _penalised(values: Tensor, counts: Tensor, numbers: Tensor) -> Tensor:
+    """The scores of tokens that are there, `counts` times in the output: [num_entries]."""
+    factor, frequency, presence = numbers.unbind()
+    values = torch.where(values > 0, values / factor, values * factor)
+    return values - counts * frequency - (counts > 0) * presence

@@ -18,6 +18,7 @@ from engine.run.batch import Batch, BatchBuilder, first_rows
 from engine.run.graphs import DecodeGraphs
 from engine.run.memory_errors import attempt
 from engine.run.padding import tensors_of, with_tensors
+from engine.run.penalties import TokenCounts
 from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
@@ -67,6 +68,7 @@ class ModelRunner:
         self._graphs = graphs
         self._drawn: dict[Sequence, int] = {}
         """Of the last step: the row in which a sequence has drawn."""
+        self._counts = TokenCounts()
         self._tokens = torch.empty(0, dtype=torch.int64)
         """Of the last step: what each row has drawn, on the device."""
 
@@ -98,7 +100,7 @@ class ModelRunner:
             model.copy_blocks(plan.transfers.copies)
         newest, logits = self._compute(plan)
         wanted = plan.draws
-        draws = sample(logits, wanted, newest)
+        draws = sample(logits, wanted, newest, self._counts)
         self._drawn = {draw.sequence: row for row, draw in enumerate(wanted)}
         self._tokens = draws.tokens
         watch.mark()

@@ -2,10 +2,11 @@
 
 The order is: logit bias, repetition, presence and frequency penalties; greedy rows take the
 maximum; the others divide by the temperature, keep the tokens that top_k, top_p and min_p allow,
-and draw. A draw depends on (seed, position) only, never on batch-mates: every token gets Gumbel
-noise from a counter-based generator, and the largest sum of score and noise wins. Other batch-mates
-also round the scores differently; this race then changes its winner far more rarely (once in 96,000
-draws of the default model in float32) than an inverted distribution does (89 to 174 times).
+and draw (`kernels.sampling`). A draw depends on (seed, position) only, never on batch-mates: every
+token has Gumbel noise from a counter-based generator, and the largest sum of score and noise wins.
+Other batch-mates also round the scores differently; this race then changes its winner far more
+rarely (once in 96,000 draws of the default model in float32) than an inverted distribution does (89
+to 174 times).
 
 Rows of a beam search are not drawn from: bias and penalties apply to their log-probabilities, as in
 transformers, and the best tokens are listed.
@@ -18,15 +19,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from torch import Tensor
 
 from engine.api import SamplingParams, TokenLogprobs
-from engine.run.noise import gumbel, noise_states
-from engine.run.penalties import Adjustments
-from engine.run.staging import Array, Download, upload
+from engine.run.penalties import Adjustments, TokenCounts
+from engine.run.staging import Download, upload
 from engine.schedule.beam import Candidate, num_candidates
 from engine.schedule.plan import Draw, Sampled
+from kernels import sampling
+from kernels.noise import noise_states
+
+_INVERSE_TEMPERATURES = (1e-30, 1e30)
+"""What a row may be multiplied by and stay finite where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,18 @@ class Draws:
         return Sampled(token_ids, logprobs, candidates)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], newest: Tensor | None = None) -> Draws:
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    newest: Tensor | None = None,
+    counts: TokenCounts | None = None,
+) -> Draws:
     """Draw one token a row, or list the candidates of a beam's row.
 
-    `logits` is [num_rows, vocab_size] in any float dtype; row i belongs to `draws[i]`.
+    `logits` is [num_rows, vocab_size] in a dtype of the engine; row i belongs to `draws[i]`.
     `newest` ([num_rows] int64) are the tokens that were computed last, beside the logits: the host
-    may not know them. Without it, it does. Log-probabilities are those of the model itself, before
+    may not know them. Without it, it does. `counts` are those of earlier steps; without them, all
+    tokens that have penalties are counted. Log-probabilities are those of the model itself, before
     bias, penalties and temperature.
     """
     wanted = {
@@ -80,14 +91,12 @@ def sample(logits: Tensor, draws: Sequence[Draw], newest: Tensor | None = None) 
     scores = logits
     if widths:
         scores = _normalised(logits.float(), widths)
-    adjustments = Adjustments.of(draws)
+    adjustments = Adjustments.of(draws, TokenCounts() if counts is None else counts)
     if adjustments is not None:
-        scores = adjustments.apply(scores.float(), newest)
-    tokens = _argmax(scores)
-    random_rows = [i for i, draw in enumerate(draws) if draw.sequence.sampling.temperature > 0]
-    if random_rows:
-        chosen = [draws[i] for i in random_rows]
-        tokens = _with_drawn(tokens, scores, random_rows, chosen)
+        scores = adjustments.apply(scores, newest)
+    params = [draw.sequence.sampling for draw in draws]
+    states = noise_states([p.seed for p in params], [draw.num_tokens for draw in draws])
+    tokens = sampling.draw(scores, *upload([states, _numbers(params)], scores.device))
     results = [tokens]
     if wanted:
         results += _logprobs(logits.float(), tokens, wanted)
@@ -96,56 +105,21 @@ def sample(logits: Tensor, draws: Sequence[Draw], newest: Tensor | None = None) 
     return Draws(tokens, Download.of(results), wanted, widths)
 
 
-def _argmax(scores: Tensor) -> Tensor:
-    """The first of each row's largest scores; on a CPU by numpy, in a fifth of torch's time."""
-    if scores.device.type != "cpu":
-        return scores.argmax(dim=-1)
-    scores = scores if scores.dtype == torch.float64 else scores.float()
-    return torch.from_numpy(scores.numpy().argmax(axis=-1))
-
-
-def _with_drawn(tokens: Tensor, scores: Tensor, rows: list[int], draws: Sequence[Draw]) -> Tensor:
-    """`tokens`, with those of `rows`, which belong to `draws`, drawn. Source: Maddison, Tarlow
-    and Minka, "A* sampling", 2014 (the Gumbel-max trick).
-    """
-    params = [draw.sequence.sampling for draw in draws]
-    columns = np.array(
-        [
-            [p.temperature for p in params],
-            [p.top_k if p.top_k > 0 else scores.shape[-1] for p in params],
-            [p.top_p for p in params],
-            [math.log(p.min_p) if p.min_p else -math.inf for p in params],
-        ]
-    )
-    states = noise_states([p.seed for p in params], [draw.num_tokens for draw in draws])
-    on_host: list[Array] = [np.array(rows, dtype=np.int64), states, columns]
-    index, started, numbers = upload(on_host, scores.device)
-    chosen = scores if len(rows) == len(scores) else scores.index_select(0, index)
-    chosen = chosen.float() / numbers[0, :, None].float()
-    noise = gumbel(started, scores.shape[-1])
-    drawn = _argmax(_filtered(chosen, numbers, params) + noise)
-    return tokens.index_copy(0, index, drawn)
-
-
-def _filtered(scores: Tensor, numbers: Tensor, params: list[SamplingParams]) -> Tensor:
-    """The scores of the tokens that top_k, then top_p, then min_p allow; the others' are -inf.
-
-    The rows of `numbers` hold for each sequence: temperature, top_k, top_p, logarithm of min_p.
-    """
-    top_k, top_p, least = numbers[1:, :, None].unbind()
-    if any(p.top_k > 0 or p.top_p < 1 for p in params):
-        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(ordered.shape[-1], device=scores.device)
-        ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
-        probs = ordered.softmax(dim=-1, dtype=torch.float64)
-        # A token stays if the mass before it is short of top_p, so the first one always does.
-        before = probs.cumsum(dim=-1) - probs
-        ordered = ordered.masked_fill((before >= top_p) & (rank > 0) & (top_p < 1), float("-inf"))
-        scores = torch.empty_like(scores).scatter_(-1, order, ordered)
-    if any(p.min_p > 0 for p in params):
-        highest = scores.amax(dim=-1, keepdim=True)
-        scores = scores.masked_fill(scores < highest + least.float(), float("-inf"))
-    return scores
+def _numbers(params: list[SamplingParams]) -> npt.NDArray[np.float64]:
+    """What `kernels.sampling.draw` is told of each row: [4, num_rows]."""
+    least, most = _INVERSE_TEMPERATURES
+    numbers = [
+        (
+            min(max(1 / p.temperature, least), most) if p.temperature > 0 else 0.0,
+            p.top_k,
+            p.top_p,
+            abs(math.log(p.min_p)) if p.min_p else math.inf,
+        )
+        for p in params
+    ]
+    columns = np.array(numbers, dtype=np.float64).reshape(-1, 4).T.copy()
+    columns[[0, 3]] = columns[[0, 3]].astype(np.float32)
+    return columns
 
 
 def _normalised(raw: Tensor, rows: Collection[int]) -> Tensor:

@@ -17,6 +17,7 @@
 
 #include "attention_body.h"
 #include "layers_body.h"
+#include "sampling_body.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -9,3 +9,4 @@
 
 #include "attention_body.h"
 #include "layers_body.h"
+#include "sampling_body.h"

@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-from kernels.triton import arguments, cache, decode, grouped, layers, linear, merge, noise, prefill
+from kernels.triton import (
+    arguments,
+    cache,
+    decode,
+    grouped,
+    layers,
+    linear,
+    merge,
+    prefill,
+    sampling,
+)
 from kernels.triton.walk import Tiling, dot_type
 
 _BLOCK_SIZE = 16
@@ -70,13 +80,7 @@ def variants(
             yield _merge(f"{name} grouped", dtype, shape, arch, is_grouped=True)
             yield from _layers(name, dtype, shape)
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
-    yield Variant(
-        "draw_noise",
-        noise.draw_noise,
-        torch.float64,
-        {"BLOCK": noise.BLOCK},
-        types={"noise_ptr": "*fp64", "states_ptr": "*i64"},
-    )
+        yield _draw(str(dtype).removeprefix("torch."), dtype)
 
 
 def _walks(
@@ -185,3 +189,10 @@ def _linear(name: str, dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant(f"multiply {name}", linear.multiply, dtype, constants, options)
     add = {"BLOCK": linear.ADD_BLOCK, "bias_ptr": None}
     yield Variant(f"add_pieces {name}", linear.add_pieces, dtype, add)
+
+
+def _draw(name: str, dtype: torch.dtype) -> Variant:
+    types = {"tokens_ptr": "*i64", "states_ptr": "*i64", "numbers_ptr": "*fp64"}
+    options = {"num_warps": sampling.NUM_WARPS}
+    constants = {"BLOCK": sampling.BLOCK}
+    return Variant(f"draw_rows {name}", sampling.draw_rows, dtype, constants, options, types)

@@ -1,8 +1,4 @@
 import math
-import subprocess
-import sys
-from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -22,7 +18,6 @@ from transformers import (
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
-from engine.run.noise import gumbel, noise_bits, noise_states
 from engine.run.sampler import sample as launch
 from engine.schedule.plan import Draw, Sampled
 from engine.schedule.sequence import Sequence
@@ -48,10 +43,6 @@ def sequence(prompt: list[int], output: list[int], **sampling: object) -> Sequen
 
 def sample(scores: torch.Tensor, rows: list[Sequence]) -> Sampled:
     return launch(scores, list(map(Draw, rows))).result()
-
-
-def noise(seeds: list[int], positions: Iterable[int], size: int) -> np.ndarray:
-    return gumbel(torch.from_numpy(noise_states(seeds, list(positions))), size).numpy()
 
 
 def beam(prompt: list[int], output: list[int], **sampling: object) -> Sequence:
@@ -139,20 +130,6 @@ def test_a_draw_depends_on_seed_and_position_not_on_batch_mates(
     assert sample(batch, [mine, *others]).token_ids[0] == alone
 
 
-def test_noise_is_gumbel_and_independent_over_seeds_positions_and_tokens() -> None:
-    one = noise([42] * 200, range(200), 300)
-    expected = np.exp(-np.exp(-np.sort(one.ravel())))
-    seen = np.arange(one.size) / one.size
-    assert np.abs(expected - seen).max() < 1.95 / one.size**0.5  # Kolmogorov-Smirnov, p = 0.001
-    pairs = [
-        (one[:-1], one[1:]),
-        (one[:, :-1], one[:, 1:]),
-        (one, noise([43] * 200, range(200), 300)),
-    ]
-    for first, second in pairs:
-        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.02
-
-
 def test_rounding_hardly_ever_changes_a_draw() -> None:
     """A rebuilt stream sees logits that are rounded differently; it must draw the same tokens."""
     generator = torch.Generator().manual_seed(8)
@@ -213,29 +190,6 @@ def test_a_search_wider_than_the_vocabulary_gets_all_of_it() -> None:
     assert len(sample(logits(10), [row]).candidates[0]) == VOCAB
 
 
-def splitmix(state: int, count: int) -> list[int]:
-    """The generator as its authors wrote it, over Python's own integers."""
-    mask, values = 2**64 - 1, []
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) & mask
-        value = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-        values.append(value ^ (value >> 31))
-    return values
-
-
-@given(
-    seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4),
-    position=st.integers(0, 2**31),
-)
-@settings(max_examples=scaled(40))
-def test_noise_has_the_bits_of_its_source(seeds: list[int], position: int) -> None:
-    states = noise_states(seeds, [position] * len(seeds))
-    for seed, start in zip(seeds, states.tolist(), strict=True):
-        assert start % 2**64 == splitmix(splitmix(seed, 1)[0] + position * 0x9E3779B97F4A7C15, 1)[0]
-    assert noise_bits(states, 70).tolist() == [splitmix(start, 70) for start in states.tolist()]
-
-
 def test_a_token_that_only_the_device_knows_counts_like_any_other() -> None:
     options: list[dict[str, object]] = [
         {"temperature": 0, "repetition_penalty": 1.7},
@@ -279,32 +233,19 @@ def test_drafts_count_like_tokens_that_are_known() -> None:
             assert launch(scores, rows, newest).result() == sample(scores, known)
 
 
-def test_a_gpu_draws_the_same_noise() -> None:
-    """Its kernel does, in Triton's interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton.noise_case"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-14
-
-
 def test_nothing_of_a_draw_is_read_before_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors without data refuse to be read."""
 
-    def no_noise(states: torch.Tensor, size: int) -> torch.Tensor:
-        return torch.empty(len(states), size, dtype=torch.float64, device="meta")
+    def drawn(scores: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.empty(len(scores), dtype=torch.int64, device="meta")
 
-    monkeypatch.setattr("engine.run.sampler.gumbel", no_noise)
+    monkeypatch.setattr("kernels.sampling.draw", drawn)
     rows = [
         beam([1], [5], temperature=0),
         sequence([1], [4], temperature=0.8, top_p=0.9, logprobs=2, logit_bias={3: 1.0}),
         sequence([1], [4], temperature=0, repetition_penalty=1.2, logprobs=0),
     ]
+    rows[2].num_drawn = 1
     meta = torch.empty(3, VOCAB, device="meta")
     with pytest.raises(NotImplementedError):
         meta.argmax(-1).tolist()

@@ -37,12 +37,12 @@ def test_no_kernel_spills() -> None:
         "attend_chunk",
         "attend_own",
         "attend_shared",
-        "draw_noise",
+        "draw_rows",
         "merge_partials",
         "rotate_and_store",
         "write_slots",
     }
-    plain = "bfloat16 64( grouped)?$|draw_noise"  # what every step of a small model runs
+    plain = "bfloat16 64( grouped)?$|draw_rows"  # what every step of a small model runs
     done = check("--dtype", "bfloat16", "--head-dim", "64", "--only", plain, "--json")
     assert done.returncode == 0, done.stderr
     usages = json.loads(done.stdout)

@@ -1,0 +1,40 @@
+"""Drawing tokens by the compiled library: a row is a part of the call, and a few passes over it."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from kernels.native import library
+from kernels.native.attention import TYPES
+
+_DRAWING = Struct("=4q3qq")
+"""`pw_drawing` of `native/sampling.h`, field by field."""
+
+
+def draw(scores: Tensor, states: Tensor, numbers: Tensor) -> Tensor:
+    """See `kernels.sampling.draw`. Raises `MemoryError` where there is no room to work in."""
+    num_rows, size = scores.shape
+    assert scores.stride(1) == 1
+    assert numbers.is_contiguous()
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    _draw(
+        _DRAWING.pack(
+            scores.data_ptr(),
+            states.data_ptr(),
+            numbers.data_ptr(),
+            tokens.data_ptr(),
+            scores.stride(0),
+            num_rows,
+            size,
+            TYPES[scores.dtype],
+        )
+    )
+    if bool((tokens < 0).any()):
+        raise MemoryError("no room to draw tokens in")
+    return tokens
+
+
+_draw = library.function("pw_draw", library.text)
