@@ -87,15 +87,16 @@ def test_a_short_prompt_does_not_wait_for_many_long_ones(hashed: list[int]) -> N
 
 
 def test_a_step_hashes_no_more_for_hundreds_of_tenants_than_for_a_few(hashed: list[int]) -> None:
-    core = simulated_core(num_blocks=60_000, step_token_budget=8192)
+    core = simulated_core(num_blocks=6000, step_token_budget=8192)
     for index in range(300):
-        core.submit(make_request(f"r{index}", LONG[index : index + 160], 1, tenant=f"t{index}"))
-    ended: set[str] = set()
-    while not core.is_idle:
+        core.submit(make_request(f"long {index}", LONG[index:], 1, tenant=f"tenant {index}"))
+    total = 0
+    for _ in range(5):
         hashed.clear()
-        ended |= {delta.request_id for delta in core.step()}
+        core.step()
         assert sum(hashed) <= hash_ahead._MOST_BLOCKS + hash_ahead._SPARE_BLOCKS
-    assert len(ended) == 300
+        total += sum(hashed)
+    assert total > 5 * hash_ahead._SPARE_BLOCKS, "and yet it gets on"
 
 
 def test_a_tenant_with_a_limit_of_blocks_has_its_prompt_hashed_in_slices_too(
