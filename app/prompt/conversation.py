@@ -40,9 +40,9 @@ class PromptBuilder:
     async def first_turn(self, principal: Principal, request: GenerationRequest) -> Prompt:
         """The prompt of a conversation that begins.
 
-        The system text is the registered prompt that the request names, or its instructions, or
-        else the one that a summary was made under, or the leading system message. Raises
-        `ApiError` naming the field at fault.
+        The system text is the registered prompt that the request names, which then replaces the
+        one that a summary was made under; or its instructions, or else the summary's prompt, or
+        the leading system message. Raises `ApiError` naming the field at fault.
         """
         messages, recalled = await self._messages(principal, request.items)
         longest = request.longest_field
@@ -69,7 +69,8 @@ class PromptBuilder:
         if system is None:
             return Prompt(ids, end_user=end_user)
         shared = await self._registered.shared_tokens(system, ids)
-        origin = (recalled or system).origin
+        # A prompt that is named replaces the one that a summary was made under.
+        origin = (system if request.prompt is not None else recalled or system).origin
         return Prompt(ids, shared, system.owner, system.text, end_user, origin)
 
     async def next_turn(

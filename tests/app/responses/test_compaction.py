@@ -107,6 +107,34 @@ async def test_a_registered_prompts_text_stays_here_and_its_conversation_stays_u
         assert asked.namespaces.shared_tokens == shared > 0
 
 
+async def test_a_conversation_compacted_under_one_prompt_can_go_on_under_another(
+    world: World,
+) -> None:
+    """The named one replaces that of the summary, for good."""
+    await world.register("acme", "bank", SECRET)
+    await world.register("acme", "shop", "You are the shop's assistant, always cheerful.")
+    create = world.client().responses.create
+    bank: Any = {"id": "bank"}
+    shop: Any = {"id": "shop"}
+    first = await create(model=MODEL, input="We launch on Tuesday.", prompt=bank)
+    items = as_input(await compacted(world, previous_response_id=first.id))
+    follow_up: Any = [*items, {"role": "user", "content": "When?"}]
+    await create(model=MODEL, input=follow_up, prompt=shop)
+    asked = world.engine.requests[-1]
+    decode = world.engine.tokenizer.decode
+    shared = decode(asked.prompt[: asked.namespaces.shared_tokens])
+    assert shared.startswith("<|im_start|>system\nYou are the shop's assistant")
+    assert "vault" not in decode(asked.prompt)
+    assert "Summary of the conversation so far: They launch on Tuesday." in decode(asked.prompt)
+    # From here on it is the other prompt's, also where it is compacted again.
+    second = await create(model=MODEL, input=follow_up, prompt=shop)
+    again: Any = as_input(await compacted(world, previous_response_id=second.id))
+    await create(model=MODEL, input=[*again, {"role": "user", "content": "When?"}])
+    asked = world.engine.requests[-1]
+    assert decode(asked.prompt).startswith("<|im_start|>system\nYou are the shop's assistant")
+    assert "vault" not in decode(asked.prompt)
+
+
 async def test_a_prompt_that_is_gone_is_missed_by_the_conversation_that_was_under_it(
     world: World,
 ) -> None:
