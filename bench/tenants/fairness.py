@@ -42,6 +42,11 @@ FIGURES: Final = {
     "ttft_ms_p99_vtc": "the same beside the flood, with virtual token counters",
     "ttft_ms_p99_fcfs": "the same beside the flood, first come first served; requests that were "
     "not answered in time count with how long they had waited, so it grows with --seconds",
+    "ttft_p99_vtc_over_alone": "ttft_ms_p99_vtc / ttft_ms_p99_alone",
+    "itl_ms_p50_alone": "the three tenants' time between two texts without the flood, median, ms",
+    "itl_ms_p50_vtc": "the same beside the flood, with virtual token counters",
+    "itl_ms_p50_fcfs": "the same beside the flood, first come first served",
+    "itl_p50_vtc_over_alone": "itl_ms_p50_vtc / itl_ms_p50_alone",
     "throughput_ratio_vtc_over_fcfs": "tokens served a second to all tenants, beside the flood",
     "max_service_gap_over_bound": "greatest difference in service to two backlogged tenants, over "
     "2 max(w_in L_in, w_out M): at most 1 with virtual token counters; L_in is the longest prompt, "
@@ -334,10 +339,13 @@ def _figures(found: _Found) -> dict[str, float]:
         name: loads[name].tokens_per_s(_TENANTS, found.seconds) for name in ("vtc", "fcfs")
     }
     ratios = [vtc / max(fcfs, 1e-9) for vtc, fcfs in zip(*throughput.values(), strict=True)]
+    ttfts = {name: percentile(load.ttfts(_BEHAVED), 99) * 1000 for name, load in loads.items()}
+    gaps = {name: percentile(load.gaps(_BEHAVED), 50) * 1000 for name, load in loads.items()}
     return {
-        f"ttft_ms_p99_{name}": percentile(load.ttfts(_BEHAVED), 99) * 1000
-        for name, load in loads.items()
-    } | {
+        **{f"ttft_ms_p99_{name}": value for name, value in ttfts.items()},
+        "ttft_p99_vtc_over_alone": ttfts["vtc"] / max(ttfts["alone"], 1e-9),
+        **{f"itl_ms_p50_{name}": value for name, value in gaps.items()},
+        "itl_p50_vtc_over_alone": gaps["vtc"] / max(gaps["alone"], 1e-9),
         "throughput_ratio_vtc_over_fcfs": statistics.median(ratios),
         "max_service_gap_over_bound": found.backlogs["vtc"].ratio,
         "max_service_gap_over_bound_fcfs": found.backlogs["fcfs"].ratio,

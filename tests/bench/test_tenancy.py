@@ -64,7 +64,11 @@ def test_fairness_loads_both_policies(
     found = figures("fairness", slow_model, tmp_path, monkeypatch, *options)
     assert found.keys() == fairness.FIGURES.keys()
     assert found["errors"] == 0
-    assert all(found[f"ttft_ms_p99_{load}"] > 0 for load in ("alone", "vtc", "fcfs"))
+    for load in ("alone", "vtc", "fcfs"):
+        assert found[f"ttft_ms_p99_{load}"] > found[f"itl_ms_p50_{load}"] > 0
+    for name in ("ttft_{}p99_{}", "itl_{}p50_{}"):
+        beside, alone = (found[name.format("ms_", load)] for load in ("vtc", "alone"))
+        assert found[name.format("", "vtc_over_alone")] == pytest.approx(beside / alone)
     assert 0 < found["max_service_gap_over_bound"] <= 1
 
 
