@@ -244,7 +244,7 @@ def _table(runs: Sequence[_Run]) -> Table:
     table = Table(*columns, title="socket-overhead", title_justify="left")
     for one in runs:
         added = (f"{one.added_ms(percent):.2f}" for percent in (50, 99))
-        cores = "kept free" if one.undisturbed else "shared"
+        cores = "own" if one.undisturbed else "shared"
         kept = "yes" if one.kept_up else "no"
         rest = (f"{one.clients_late_ms:.2f}", f"{one.cpu_s * 1e6:.1f}")
         foreign = f"{one.foreign_percent:.0f} %"
