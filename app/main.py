@@ -79,6 +79,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         recovery=settings.recovery,
         min_run_tokens=settings.min_run_tokens,
         threads=settings.threads,
+        kernel_paths=settings.kernel_paths,
         cache_dir=str(settings.cache_dir),
     )
 

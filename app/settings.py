@@ -134,6 +134,11 @@ class Settings(BaseSettings):
     threads: AutoCount = Field(
         None, description="CPU threads of the model; auto is one a core it may use."
     )
+    kernel_paths: Literal["auto", "floats", "words", "tiles"] = Field(
+        "auto",
+        description="How a CPU multiplies: in float32, by pairs or bytes, by matrix tiles; auto "
+        "is what was fastest at the first start.",
+    )
     rebuild_seconds: Seconds = Field(
         60.0, description="How long the streams of a dead engine wait until it is back."
     )

@@ -10,6 +10,7 @@ import msgspec
 from engine.blocks.eviction_policy import Eviction
 
 Quantization = Literal["none", "int8"]
+KernelPaths = Literal["auto", "floats", "words", "tiles"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a generated token adds; more than 0."""
     threads: int | None = None
     """CPU threads of the compute kernels; `None`: see `engine.run.threads.compute_threads`."""
+    kernel_paths: KernelPaths = "auto"
+    """How compiled kernels multiply on a CPU: in float32, by words of several elements, by matrix
+    tiles (or what the machine has below that); `auto`: as is fastest for each kind of product."""
     quantize: Quantization = "none"
     """Weights and activations of matrix products in 8 bits, on a CPU."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
@@ -80,6 +84,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"recovery: {self.recovery!r} is none of auto, swap, recompute")
         if self.quantize not in get_args(Quantization):
             raise ValueError(f"quantize: {self.quantize!r} is none of none, int8")
+        if self.kernel_paths not in get_args(KernelPaths):
+            raise ValueError(
+                f"kernel_paths: {self.kernel_paths!r} is none of auto, floats, words, tiles"
+            )
         if self.kv_dtype not in ("auto", "int8", "fp8"):
             raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if self.host_memory_bytes < 0:

@@ -15,6 +15,7 @@ from engine.api import EngineError, EngineInfo
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate, calibrate_replay
 from engine.model.fingerprint import model_fingerprint
+from engine.model.kernel_paths import choose_kernel_paths
 from engine.model.kv_memory import automatic_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
@@ -104,8 +105,10 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     For `tell` and errors see `load_core`.
     """
     transformers_logging.disable_progress_bar()
-    torch.set_num_threads(compute_threads(config.threads))
-    library.set_threads(compute_threads(config.threads))
+    threads = compute_threads(config.threads)
+    torch.set_num_threads(threads)
+    library.set_threads(threads)
+    choose_kernel_paths(config, threads)
     model = load_model(config)
     tell("weights")
     if backends.default(model.device) == "reference":

@@ -8,6 +8,7 @@
 #include "attention.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,14 @@ static const pw_attention_code *choose_code(void) {
     return &pw_attention_plain;
 #endif
 }
+
+static _Atomic int wanted_path = PW_BY_TILES;
+
+pw_path pw_attention_path(void) {
+    return (pw_path)atomic_load_explicit(&wanted_path, memory_order_relaxed);
+}
+
+void pw_attention_use_path(int64_t path) { atomic_store(&wanted_path, (int)path); }
 
 static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -94,6 +94,11 @@ typedef struct {
 extern const pw_attention_code pw_attention_plain, pw_attention_avx2, pw_attention_avx512,
     pw_attention_avx512_bf16, pw_attention_amx;
 
+/* How many rows in bfloat16 are multiplied: by the wanted path, or by the best one below it that the
+ * code for this instruction set has. */
+pw_path pw_attention_path(void);
+PW_EXPORT void pw_attention_use_path(int64_t path);
+
 /* 0, or -1 without the memory for it. */
 PW_EXPORT int pw_attend(const pw_attention *call);
 

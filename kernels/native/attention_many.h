@@ -15,7 +15,7 @@
 static inline __attribute__((always_inline)) vf TYPED(load_words)(const ELEMENT *row, int64_t start,
                                                                   int64_t dim, int way) {
     const int64_t width = LANES * per_word(way);
-    if (start + width > dim || way == BY_FLOATS) {
+    if (start + width > dim || way == PW_BY_FLOATS) {
         if (start + width <= dim) {
             return LOAD(row + start);
         }
@@ -23,7 +23,7 @@ static inline __attribute__((always_inline)) vf TYPED(load_words)(const ELEMENT 
         if (start < dim) {
             memcpy(end, row + start, (size_t)(dim - start) * sizeof *end);
         }
-        return way == BY_FLOATS ? LOAD(end) : v_load_f32((const float *)(const void *)end);
+        return way == PW_BY_FLOATS ? LOAD(end) : v_load_f32((const float *)(const void *)end);
     }
     return v_load_f32((const float *)(const void *)(row + start));
 }
@@ -89,7 +89,7 @@ static inline __attribute__((always_inline)) void TYPED(pack_values)(const pw_at
                 const int64_t key = word * per_word(way);
                 vf value = TYPED(load_value)(call, tile, key, panel + i);
 #ifdef BF16_PAIRS
-                if (way != BY_FLOATS) {
+                if (way != PW_BY_FLOATS) {
                     value = v_pair_bf16(value, TYPED(load_value)(call, tile, key + 1, panel + i));
                 }
 #endif
@@ -134,7 +134,7 @@ static void TYPED(attend)(const pw_item *item, float *scratch) {
         item->end - item->begin <= PW_SPLIT) {
         TYPED(attend_few)(item, scratch);
     } else {
-        TYPED(attend_many)(item, scratch, BY_FLOATS);
+        TYPED(attend_many)(item, scratch, PW_BY_FLOATS);
     }
 }
 

@@ -134,19 +134,23 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
 }
 
 static void attend_pairs(const pw_item *item, float *scratch) {
-    if (item->num_rows < MANY && item->end - item->begin <= PW_SPLIT) {
-        if (item->call->head_dim % PAIRED == 0) {
-            attend_few_pairs(item, scratch);
-        } else {
-            attend_bf16(item, scratch);
-        }
+    const bool is_few = item->num_rows < MANY && item->end - item->begin <= PW_SPLIT;
+    if (is_few && item->call->head_dim % PAIRED == 0) {
+        attend_few_pairs(item, scratch);
+        return;
+    }
+    const pw_path path = pw_attention_path();
+    if (is_few || path == PW_BY_FLOATS) {
+        attend_bf16(item, scratch);
         return;
     }
 #ifdef BF16_TILES
-    configure_tiles((const uint8_t[8]){16, 16, 16, 16, 16, 16, 16, 16});
-    attend_many_bf16(item, scratch, BY_TILES);
-    TILE_RELEASE();
-#else
-    attend_many_bf16(item, scratch, BY_PAIRS);
+    if (path == PW_BY_TILES) {
+        configure_tiles((const uint8_t[8]){16, 16, 16, 16, 16, 16, 16, 16});
+        attend_many_bf16(item, scratch, PW_BY_TILES);
+        TILE_RELEASE();
+        return;
+    }
 #endif
+    attend_many_bf16(item, scratch, PW_BY_WORDS);
 }

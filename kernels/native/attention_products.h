@@ -5,8 +5,6 @@
  * panel[word][column], so that a product reads one vector after the other. BLOCK rows times a panel
  * is what the registers hold. */
 
-enum { BY_FLOATS, BY_PAIRS, BY_TILES }; /* ways to multiply */
-
 #define PANEL_WIDTH (PANEL * LANES)
 
 #ifdef BF16_TILES
@@ -19,7 +17,7 @@ enum { BY_FLOATS, BY_PAIRS, BY_TILES }; /* ways to multiply */
 /* sum + a * b, by pairs where words are. */
 static inline __attribute__((always_inline)) vf dot_words(vf sum, const float *a, vf b, int way) {
 #ifdef BF16_PAIRS
-    if (way == BY_PAIRS) {
+    if (way == PW_BY_WORDS) {
         return _mm512_dpbf16_ps(sum, (__m512bh)v_set(*a), (__m512bh)b);
     }
 #else
@@ -112,7 +110,7 @@ static inline __attribute__((always_inline)) void multiply(
         const int vectors = left < PANEL_WIDTH ? (int)(left / LANES) : PANEL;
         const float *panel = panels + column * panel_words + first * vectors * LANES;
 #ifdef BF16_TILES
-        if (way == BY_TILES) {
+        if (way == PW_BY_TILES) {
             multiply_tiles(a, a_row, rows, panel, words, vectors, c + column, c_row);
             continue;
         }

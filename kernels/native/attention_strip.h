@@ -25,7 +25,7 @@ typedef struct {
 
 /* bfloat16 in a word, or one float32. */
 static inline __attribute__((always_inline)) int per_word(int way) {
-    return way == BY_FLOATS ? 1 : 2;
+    return way == PW_BY_FLOATS ? 1 : 2;
 }
 
 /* Places in an item's scratch memory, which `pw_scratch` has measured; nothing attended to yet. */
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) float weigh(const pw_attention *cal
             weights = v_weight(v_sub(v_mul(v_load_f32(scores + key), scale), v_set(highest)));
             sums = v_add(sums, weights);
         }
-        if (way == BY_FLOATS) {
+        if (way == PW_BY_FLOATS) {
             v_store_f32(scores + key, weights);
         } else {
             v_store_bf16((pw_bf16 *)(void *)scores + key, weights);

@@ -14,6 +14,10 @@ PW_EXPORT pw_level pw_cpu_level(void);
 /* Pretend to have less; asking for more than there is gives what there is. For tests. */
 PW_EXPORT void pw_limit_level(pw_level level);
 
+/* Ways to multiply, by the numbers that the callers use: in float32, whatever that takes of widening;
+ * by instructions for words of several elements (pairs of bfloat16, four bytes); by matrix tiles. */
+typedef enum { PW_BY_FLOATS, PW_BY_WORDS, PW_BY_TILES, PW_NUM_PATHS } pw_path;
+
 /* Element types, by the numbers that the callers use. */
 typedef enum { PW_F32, PW_BF16, PW_F16, PW_NUM_TYPES } pw_type;
 

@@ -72,6 +72,11 @@ def limit_level(level: str) -> None:
         _library.pw_limit_level(LEVELS.index(level))
 
 
+def sources() -> str:
+    """What the library was built from, as one short word; empty where it is missing."""
+    return "" if _library is None else str(_library.pw_sources().decode())
+
+
 def trust_tiles(compute: Callable[[], Tensor]) -> None:
     """Go on without AMX, and say so, if `compute` gives something else with it, but for roundings.
 

@@ -6,6 +6,7 @@
  * (quantizing or widening its inputs, scaling and rounding its outputs) happens on the way. */
 #include "linear.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,24 +33,50 @@
 #define TILE_STRIPS 1
 #include "linear_fma.h"
 
-static const pw_linear_kernel *choose_kernel(int64_t type) {
+/* The kernel that multiplies weights of that type by `path`, or NULL where there is none. */
+static const pw_linear_kernel *find_kernel(int64_t type, pw_path path) {
 #if defined(__x86_64__)
     const pw_level level = pw_cpu_level();
-    const pw_linear_kernel *kernel = level >= PW_AMX ? pw_linear_amx(type) : NULL;
-    if (!kernel && level >= PW_AVX512) {
-        kernel = pw_linear_vnni(type);
+    if (path == PW_BY_TILES) {
+        return level >= PW_AMX ? pw_linear_amx(type) : NULL;
     }
-    if (kernel) {
-        return kernel;
+    if (path == PW_BY_WORDS && type == PW_BFLOAT16) {
+        return level >= PW_AVX512_BF16 ? pw_linear_pairs(type) : NULL;
+    }
+    if (path == PW_BY_WORDS) {
+        return level >= PW_AVX512 ? pw_linear_vnni(type) : NULL;
     }
     if (level >= PW_AVX2) {
         return level >= PW_AVX512 ? &avx512_kernel : &avx2_kernel;
     }
 #else
     (void)type;
+    if (path != PW_BY_FLOATS) {
+        return NULL;
+    }
 #endif
     return &portable_kernel;
 }
+
+/* For weights of each type; where there is no such path, the next one below it is taken. */
+static _Atomic int wanted_paths[] = {PW_BY_TILES, PW_BY_TILES, PW_BY_TILES};
+
+static const pw_linear_kernel *choose_kernel(int64_t type) {
+    const int wanted = atomic_load_explicit(&wanted_paths[type], memory_order_relaxed);
+    for (int path = wanted; path > PW_BY_FLOATS; path--) {
+        const pw_linear_kernel *kernel = find_kernel(type, (pw_path)path);
+        if (kernel) {
+            return kernel;
+        }
+    }
+    return find_kernel(type, PW_BY_FLOATS);
+}
+
+int64_t pw_linear_has_path(int64_t type, int64_t path) {
+    return find_kernel(type, (pw_path)path) != NULL;
+}
+
+void pw_linear_use_path(int64_t type, int64_t path) { atomic_store(&wanted_paths[type], (int)path); }
 
 typedef struct {
     pw_linear_job job;

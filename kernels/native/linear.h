@@ -53,13 +53,22 @@ typedef struct {
     void (*compute)(const pw_linear_job *job, int64_t first, int64_t last, int64_t after);
 } pw_linear_kernel;
 
-/* Only on x86-64, at levels from PW_AMX and PW_AVX512 on. Each NULL for weights of a type that it has
- * no instruction for, and the second where the machine has none for int8. */
+/* Only on x86-64, at levels from PW_AMX, PW_AVX512_BF16 and PW_AVX512 on. Each NULL for weights of a
+ * type that it has no instruction for, and the last where the machine has none for int8. */
 const pw_linear_kernel *pw_linear_amx(int64_t weights_type);
+const pw_linear_kernel *pw_linear_pairs(int64_t weights_type);
 const pw_linear_kernel *pw_linear_vnni(int64_t weights_type);
 
 /* outputs [rows, out_features] = inputs [rows, in_features] times the weights; `type` is theirs. */
 PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,
                          const void *inputs, void *outputs);
+
+/* Whether this machine has that path for weights of that type. */
+PW_EXPORT int64_t pw_linear_has_path(int64_t type, int64_t path);
+
+/* Multiply weights of that type by that path from now on, or by the next one below that there is.
+ * Results of different paths differ in their roundings, so it is chosen before anything is computed;
+ * it never depends on the number of rows. */
+PW_EXPORT void pw_linear_use_path(int64_t type, int64_t path);
 
 #endif

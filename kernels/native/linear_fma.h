@@ -1,8 +1,8 @@
 /* Products in float32 by multiply-add, of weights of any type. A template: besides TARGET and NAME,
  * LANES is the width of a vector, and TILE_ROWS x TILE_STRIPS the sums that its registers hold.
  *
- * Where there are no tiles this is how bfloat16 is multiplied fastest, too: the instruction for
- * pairs of it (vdpbf16ps) does half the multiplications per cycle. With int8 weights it serves
+ * There are processors on which bfloat16 is multiplied fastest like this, too: where the instruction
+ * for pairs of it (vdpbf16ps) does half the multiplications a cycle. With int8 weights it serves
  * machines that cannot multiply int8; activations then stay as they are. Each output is one chain
  * of additions in the order of the inputs, whatever rows are computed beside it. */
 #include "linear.h"

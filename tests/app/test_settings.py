@@ -200,6 +200,7 @@ ENGINE_SETTINGS = {
     "prefix_grouping": False,
     "batch_invariant": True,
     "threads": 3,
+    "kernel_paths": "words",
     "fairness": "fcfs",
     "recovery": "swap",
     "min_run_tokens": 5,

@@ -23,7 +23,7 @@ SCHEMES: list[tuple[torch.dtype, Quantization]] = [
 SHAPES = [(1, 1), (15, 17), (64, 48), (66, 100), (129, 31), (200, 145)]  # inputs, outputs
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512", "amx"])
+@pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16", "amx"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels of that instruction set, or of the best one that this machine has below it."""
     library.limit_level(request.param)

@@ -1,0 +1,105 @@
+"""The ways to multiply: each is right when it is forced, and the fastest one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.linear import pack
+from kernels.native import library, paths
+from tests.kernels.batches import paged
+from tests.kernels.test_attention import MIXED, assert_right, run
+from tests.kernels.test_linear import SCHEMES, check_products, drawn
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
+
+
+@pytest.fixture(autouse=True)
+def _best_paths_afterwards() -> Iterator[None]:
+    yield
+    paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))
+
+
+@pytest.fixture(params=paths.PATHS)
+def path(request: pytest.FixtureRequest) -> paths.Path:
+    """Forced; machines without it take the next one below."""
+    forced: paths.Path = request.param
+    paths.use(dict.fromkeys(paths.KINDS, forced))
+    return forced
+
+
+def test_products_are_right_by_every_path(path: paths.Path) -> None:
+    for dtype, quantization in SCHEMES:
+        check_products(dtype, quantization)
+
+
+def test_attention_is_right_by_every_path(path: paths.Path) -> None:
+    for head_dim in (33, 48, 64):
+        example = paged([*MIXED, (300, 120)], 9, 3, head_dim, dtype=torch.bfloat16)
+        assert_right("native", example)
+        assert_right("native", example, sliding_window=70, softcap=5.0)
+
+
+def test_a_row_has_the_same_bits_in_every_batch_by_every_path(path: paths.Path) -> None:
+    product = pack([drawn(144, 832, dtype=torch.bfloat16)])
+    x = drawn(150, 832, dtype=torch.bfloat16)
+    together = product(x)
+    for rows in (1, 7, 8, 33, 128):
+        assert torch.equal(product(x[:rows]), together[:rows])
+
+
+def test_a_path_that_the_machine_has_is_another_computation() -> None:
+    product = pack([drawn(48, 64, dtype=torch.bfloat16)])
+    x = drawn(3, 64, dtype=torch.bfloat16).float()
+    x[:] += 1e-4  # what products of pairs round away first
+    example = paged([(90, 90)], 9, 3, dtype=torch.bfloat16)
+    for kind, compute in (
+        ("bfloat16", lambda: product(x)),
+        ("attention", lambda: run("native", example)),
+    ):
+        results = []
+        for each in paths.available(kind)[:2]:
+            paths.use({kind: each})
+            results.append(compute())
+        assert len(results) == 1 or not torch.equal(*results)
+
+
+def test_what_was_measured_is_there_and_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[paths.Kind, paths.Path] = {}
+    use = paths.use
+
+    def noted(chosen: dict[paths.Kind, paths.Path]) -> None:
+        used.update(chosen)
+        use(chosen)
+
+    monkeypatch.setattr(paths, "use", noted)
+    chosen = paths.measure()
+    assert used == chosen
+    assert all(chosen[kind] in paths.available(kind) for kind in paths.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({"floats": 1.0, "words": 0.5}, "words"),
+        ({"floats": 0.5, "words": 1.0}, "floats"),
+        ({"floats": 0.99, "words": 1.0}, "words"),  # no more than noise
+        ({"floats": 0.5, "words": 1.0, "tiles": 0.4}, "tiles"),
+        ({"floats": 0.5, "words": 0.3, "tiles": 0.4}, "words"),
+    ],
+)
+def test_the_fastest_path_is_chosen(
+    seconds: dict[paths.Path, float], best: paths.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "available", lambda kind: list(seconds))
+    monkeypatch.setattr(paths, "_times", lambda kind, found, examples: seconds)
+    assert paths.measure() == dict.fromkeys(paths.KINDS, best)
+
+
+def test_where_nothing_is_built_there_is_nothing_to_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library, "available", lambda: False)
+    assert paths.measure() == dict.fromkeys(paths.KINDS, "floats")
