@@ -7,13 +7,19 @@ looking disturbs nothing; layers that the compiled library runs in one call cost
 Figures are means over the middle half of the steps. On a GPU each part is waited for, which a step
 that is left alone does not do. What the blocks hold does not matter to the time, so prompts in
 front of measured decode steps are not computed.
+
+With `--sampling` whole decode steps are measured instead, in which all sequences choose their
+tokens in one way: greedily and in others, in turns, behind pieces of a real text, which are
+computed. A ratio is the median over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Final
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
@@ -22,6 +28,9 @@ from bench.registry import Result, parameters
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.run.threads import thread_environment
+
+if TYPE_CHECKING:
+    from bench.engine.step_cases import StepBench
 
 PARTS: Final = {
     "plan": "the scheduler plans",
@@ -45,6 +54,17 @@ PARTS: Final = {
     "plain": "the whole step, left alone",
 }
 BATCHES: Final = (1, 8, 32)
+_TEXT: Final = Path(__file__).parents[2] / "docs" / "engine.md"
+SAMPLING_BATCHES: Final = (8, 32)
+SAMPLING: Final[dict[str, dict[str, Any]]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {},
+    "sampled": {"top_p": 0.95},
+    "top_k": {"top_k": 50},
+    "min_p": {"min_p": 0.05},
+    "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.1},
+}
+"""How tokens are chosen, at temperature 1 but for the first."""
 FIGURES: Final = {
     f"us_{case}_{part}": f"{what}: {meaning}, us"
     for case, what in [
@@ -52,6 +72,11 @@ FIGURES: Final = {
         ("prefill", "step of one prefill chunk"),
     ]
     for part, meaning in PARTS.items()
+} | {
+    f"{kind}_over_greedy_{batch}": f"decode step, batch {batch}, {asked}: over greedy"
+    for batch in SAMPLING_BATCHES
+    for kind, asked in SAMPLING.items()
+    if kind != "greedy"
 }
 
 
@@ -62,10 +87,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
     parser.add_argument("--quantize", default="none", choices=["none", "int8"])
     parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
-    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument(
+        "--batches", type=int, nargs="+", help="default: 1 8 32; with --sampling 8 32"
+    )
     parser.add_argument("--context", type=int, default=512, help="tokens before a decode step")
     parser.add_argument("--chunk", type=int, default=128, help="tokens of a prefill chunk")
     parser.add_argument("--steps", type=int, default=20, help="steps of each kind, and as many")
+    parser.add_argument(
+        "--sampling", action="store_true", help="whole steps by the way in which tokens are chosen"
+    )
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -84,10 +114,10 @@ def run(options: argparse.Namespace) -> Result:
         prefix_cache=False,
     )
     with StepBench(config, options.steps, PARTS) as bench:
-        cases = {
-            f"decode_{batch}": bench.decode(batch, options.context) for batch in options.batches
-        }
-        cases["prefill"] = bench.prefill(options.chunk)
+        if options.sampling:
+            figures, table = _sampling(bench, options, Path(config.model_path))
+        else:
+            figures, table = _parts(bench, options)
     reported = parameters(
         options,
         foreign_load_percent=foreign,
@@ -95,12 +125,61 @@ def run(options: argparse.Namespace) -> Result:
         compute_device=bench.info.device,
         fused=bench.is_fused,
     )
+    return Result(reported, figures, [table])
+
+
+def _parts(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float], Table]:
+    cases = {
+        f"decode_{batch}": bench.decode(batch, options.context)
+        for batch in options.batches or BATCHES
+    }
+    cases["prefill"] = bench.prefill(options.chunk)
     figures = {
         f"us_{case}_{part}": 1e6 * seconds[part]
         for case, seconds in cases.items()
         for part in PARTS
     }
-    return Result(reported, figures, [_table(cases)])
+    return figures, _table(cases)
+
+
+def _prompts(count: int, length: int, model: Path) -> list[list[int]]:
+    """Pieces of real text: how many tokens are likely decides what choosing takes."""
+    from app.prompt.tokenizer import load_tokenizer
+
+    ids = load_tokenizer(model).encode(_TEXT.read_text(), add_special_tokens=False)
+    starts = range(0, count * length, length)
+    return [[ids[(start + i) % len(ids)] for i in range(length)] for start in starts]
+
+
+def _sampling(
+    bench: StepBench, options: argparse.Namespace, model: Path
+) -> tuple[dict[str, float], Table]:
+    from engine.api import SamplingParams
+
+    kinds = {
+        kind: SamplingParams(max_tokens=1, **options_of_kind)
+        for kind, options_of_kind in SAMPLING.items()
+    }
+    batches = options.batches or SAMPLING_BATCHES
+    table = Table(title="a whole decode step, us (and over greedy)")
+    table.add_column("tokens are chosen by")
+    taken = {
+        batch: bench.sampled(_prompts(batch, options.context, model), kinds) for batch in batches
+    }
+    for batch in batches:
+        table.add_column(f"batch {batch}", justify="right")
+    figures = {}
+    for kind in kinds:
+        cells = []
+        for batch, seconds in taken.items():
+            pairs = zip(seconds[kind], seconds["greedy"], strict=True)
+            ratio = median(one / greedy for one, greedy in pairs)
+            cells.append(f"{1e6 * median(seconds[kind]):,.0f} ({ratio:.3f})")
+            if kind != "greedy":
+                figures[f"{kind}_over_greedy_{batch}"] = ratio
+        asked = ", ".join(f"{name} {value:g}" for name, value in SAMPLING[kind].items())
+        table.add_row(asked or "temperature 1", *cells)
+    return figures, table
 
 
 def _table(cases: dict[str, dict[str, float]]) -> Table:

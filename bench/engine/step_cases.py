@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import fmean
@@ -30,12 +30,15 @@ from engine.run.runner import ModelRunner
 from engine.run.sampler import Draws
 from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence
 from engine.serve import core as engine_core
 from engine.serve.core import EngineCore
 
 Step = TypeVar("Step")
 
 _WARM_UP_STEPS: Final = 2
+_PROMPT_BUDGET: Final = 512
+"""Tokens of a step that computes prompts which are not measured."""
 _PRODUCTS: Final = ("qkv", "out", "gate_up", "down")
 _CALLS: Final = (
     (Scheduler, "plan", "plan"),
@@ -104,11 +107,54 @@ class StepBench:
         output = 2 * (self._num_steps + _WARM_UP_STEPS) + 1
         core, runner = self._core(batch, context + output, batch * context)
         for number in range(batch):
-            core.submit(_request(str(number), context, output))
+            core.submit(_request(str(number), _prompt(context), output))
         core.step()
         if len(core.scheduler.running) != batch:
             raise BenchError("the requests do not all fit in one step")
         return self._measured(core, runner)
+
+    def sampled(
+        self, prompts: list[list[int]], kinds: Mapping[str, SamplingParams]
+    ) -> dict[str, list[float]]:
+        """Seconds of whole decode steps behind `prompts`, of one length, in turns: in each, all
+        sequences choose in one way.
+        """
+        batch, context = len(prompts), len(prompts[0])
+        rounds = self._num_steps + _WARM_UP_STEPS
+        # Who is first decodes while the others' prompts are computed.
+        output = rounds * len(kinds) + batch * context // _PROMPT_BUDGET + batch + 2
+        core, runner = self._core(batch, context + output, max(batch, _PROMPT_BUDGET))
+        runner.computes = True
+        for number, prompt in enumerate(prompts):
+            core.submit(_request(str(number), prompt, output))
+        sequences = self._sequences_that_decode(core, batch)
+        taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(rounds):
+            for kind, sampling in kinds.items():
+                for seed, sequence in enumerate(sequences):
+                    sequence.sampling = msgspec.structs.replace(
+                        sampling, max_tokens=output, seed=seed
+                    )
+                taken[kind].append(self._plain_step(core))
+        return {kind: seconds[_WARM_UP_STEPS:] for kind, seconds in taken.items()}
+
+    def _sequences_that_decode(self, core: EngineCore, count: int) -> list[Sequence]:
+        """Compute prompts until all of them are behind the engine."""
+        while True:
+            self._plain_step(core)
+            found = [one for group in core.scheduler.running.values() for one in group.unfinished]
+            if len(found) == count and all(one.num_output_tokens for one in found):
+                return found
+
+    def _plain_step(self, core: EngineCore) -> float:
+        self._synchronise()
+        start = perf_counter()
+        self._step(core)
+        self._synchronise()
+        seconds = perf_counter() - start
+        while self._service.poll(0):
+            self._service.recv()
+        return seconds
 
     def prefill(self, chunk: int) -> dict[str, float]:
         """Seconds of each part of steps that compute `chunk` tokens of a prompt."""
@@ -118,7 +164,7 @@ class StepBench:
         if length < (2 * _WARM_UP_STEPS + 2) * chunk:
             raise BenchError("--chunk: contexts of this model have room for too few of these")
         core, runner = self._core(1, length + 1, chunk)
-        core.submit(_request("prompt", length, 1))
+        core.submit(_request("prompt", _prompt(length), 1))
         return self._measured(core, runner, (length - 1) // chunk)
 
     def _core(self, batch: int, tokens: int, budget: int) -> tuple[EngineCore, _Runner]:
@@ -148,11 +194,7 @@ class StepBench:
                     self._times.timed("other", self._step)(core)
                 apart.append(self._times.take())
             else:
-                self._synchronise()
-                start = perf_counter()
-                self._step(core)
-                self._synchronise()
-                plain.append(perf_counter() - start)
+                plain.append(self._plain_step(core))
             while self._service.poll(0):
                 self._service.recv()
         middle = _middle_half(apart[_WARM_UP_STEPS:], lambda step: sum(step.values()))
@@ -201,12 +243,16 @@ def _middle_half(steps: list[Step], seconds: Callable[[Step], float]) -> list[St
     return steps[quarter : len(steps) - quarter]
 
 
-def _request(name: str, prompt: int, output: int) -> EngineRequest:
+def _prompt(length: int) -> list[int]:
+    return [1 + position % 7 for position in range(length)]
+
+
+def _request(name: str, prompt: list[int], output: int) -> EngineRequest:
     key = bytes(KEY_BYTES)
     return EngineRequest(
         request_id=name,
         tenant="bench",
-        prompt=[1 + position % 7 for position in range(prompt)],
+        prompt=prompt,
         namespaces=Namespaces(shared_key=key, private_key=key),
         sampling=SamplingParams(max_tokens=output, temperature=0),
     )

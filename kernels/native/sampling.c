@@ -82,8 +82,8 @@ static inline float gap_from(uint32_t bits) {
     return gap;
 }
 
-/* The gaps up to `most`, in front of those that are there. Returns how many there are then. */
-static int64_t gather(const search *in, float most) {
+/* Puts the gaps above `least` and up to `most` together. Returns how many there are. */
+static int64_t gather(const search *in, float least, float most) {
     float *gaps = in->space->gaps;
     int64_t count = 0;
     for (int64_t block = 0; block < in->num_blocks; block++) {
@@ -91,7 +91,7 @@ static int64_t gather(const search *in, float most) {
             const float *scores = in->space->row + block * BLOCK;
             for (int i = 0; i < BLOCK; i++) {
                 gaps[count] = gap_of(in, scores[i]);
-                count += gaps[count] <= most;
+                count += (gaps[count] > least) & (gaps[count] <= most);
             }
         }
     }
@@ -199,13 +199,17 @@ static int64_t token_of_tie(const search *in, float gap, int64_t ties) {
     return last;
 }
 
-/* Gathers gaps as far as `needed` tokens or so much mass lie; most rows need few. */
-static int64_t gather_enough(const search *in, bool by_mass, double needed) {
-    for (float most = 8.0f;; most = most < 16.0f ? 16.0f : INFINITY) {
-        const int64_t count = gather(in, most);
-        if (most == INFINITY || (by_mass ? mass_of(in, count) : (double)count) >= needed) {
+/* Gathers the gaps among which `needed` tokens, or so much mass, end: most rows need no more than
+ * the first look. Returns how many, and takes from *needed what comes before them. */
+static int64_t gather_end(const search *in, bool by_mass, double *needed) {
+    static const float looks[] = {-1.0f, 6.0f, 9.0f, 12.0f, 16.0f, INFINITY};
+    for (int i = 1;; i++) {
+        const int64_t count = gather(in, looks[i - 1], looks[i]);
+        const double found = by_mass ? mass_of(in, count) : (double)count;
+        if (found >= *needed || looks[i] == INFINITY) {
             return count;
         }
+        *needed -= found;
     }
 }
 
@@ -220,22 +224,23 @@ static cut find_cut(const search *in, int64_t size, double top_k, double top_p, 
     int64_t count = 0, ties = 0;
     const bool by_count = top_k > 0 && top_k < (double)size;
     if (by_count) {
-        count = gather_enough(in, false, top_k);
-        kept.gap = find_gap(in, count, false, top_k, &ties);
+        double needed = top_k;
+        count = gather_end(in, false, &needed);
+        kept.gap = find_gap(in, count, false, needed, &ties);
         kept.last = token_of_tie(in, kept.gap, ties);
     }
     if (top_p < 1) {
         double needed;
         if (by_count) {
             const float below = kept.gap > 0 ? gap_from(bits_of(kept.gap) - 1) : -1.0f;
-            count = gather(in, below);
+            count = gather(in, -1.0f, below);
             for (int64_t i = 0; i < ties; i++) {
                 in->space->gaps[count++] = kept.gap;
             }
             needed = needed_mass(top_p, mass_of(in, count));
         } else {
             needed = needed_mass(top_p, whole_mass(in));
-            count = gather_enough(in, true, needed);
+            count = gather_end(in, true, &needed);
         }
         kept.gap = find_gap(in, count, true, needed, &ties);
         kept.last = token_of_tie(in, kept.gap, ties);

@@ -54,6 +54,23 @@ def test_the_parts_of_a_fused_step_add_up(tmp_path: Path, monkeypatch: pytest.Mo
         assert nothing <= ({"hand_over"} if case == "prefill" else set())
 
 
+def test_ways_to_choose_tokens_are_compared_with_greedy(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "figures.json"
+    given = ["step", "--sampling", "--model", str(model), "--json", str(out), "--threads", "1"]
+    given += ["--context", "32", "--steps", "2", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["bench", *given])
+    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    kinds = step.SAMPLING.keys() - {"greedy"}
+    assert found.keys() == {f"{kind}_over_greedy_{batch}" for kind in kinds for batch in (8, 32)}
+    assert found.keys() <= step.FIGURES.keys()
+    assert min(found.values()) > 0
+
+
 def test_a_model_that_is_not_fused_shows_its_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
