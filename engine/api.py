@@ -228,6 +228,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     in_block_tokens: int = 0
     spared_keys: int = 0
     """Keys that a layer's attention did not read again for sequences that share them."""
+    drafted_tokens: int = 0
+    """Guesses that were verified, several in a step."""
+    accepted_tokens: int = 0
+    """Of these: the ones that were right."""
     tenants: dict[str, TenantStats] = {}
 
 

@@ -11,6 +11,7 @@ from engine.blocks.eviction_policy import Eviction
 
 Quantization = Literal["none", "int8"]
 KernelPaths = Literal["auto", "floats", "words", "tiles"]
+Speculation = Literal["off", "lookup"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernel_paths: KernelPaths = "auto"
     """How compiled kernels multiply on a CPU: in float32, by words of several elements, by matrix
     tiles (or what the machine has below that); `auto`: as is fastest for each kind of product."""
+    speculation: Speculation = "off"
+    """Whether several tokens of a sequence may be drawn in one step, behind guesses: `lookup` finds
+    these in the conversation and in earlier answers of the same namespace."""
+    speculation_tokens: int = 16
+    """Guesses that are verified for a sequence in one step, at most."""
     quantize: Quantization = "none"
     """Weights and activations of matrix products in 8 bits, on a CPU."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
@@ -88,6 +94,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"kernel_paths: {self.kernel_paths!r} is none of auto, floats, words, tiles"
             )
+        if self.speculation not in get_args(Speculation):
+            raise ValueError(f"speculation: {self.speculation!r} is none of off, lookup")
         if self.kv_dtype not in ("auto", "int8", "fp8"):
             raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if self.host_memory_bytes < 0:
@@ -97,7 +105,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: must be more than 0")
         if not 0 <= self.cached_token_price < math.inf:
             raise ValueError("cached_token_price: must not be negative")
-        for name in ("block_size", "max_running_requests", "min_run_tokens"):
+        for name in (
+            "block_size",
+            "max_running_requests",
+            "min_run_tokens",
+            "speculation_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
         for name in ("kv_memory_bytes", "max_context_tokens", "step_token_budget", "threads"):

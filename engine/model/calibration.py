@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import torch
 
+from engine.draft.worth import RowCosts
 from engine.model.paged_model import PagedModel
 from engine.run.batch import pack
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
@@ -17,6 +19,10 @@ _PASS_TOKENS = 64
 """Of the pass that shows what a token costs; more where that is quick."""
 _CONTEXT = 1024
 """Tokens in front of the pass that shows what attention to a longer context costs."""
+_ROWS = (1, 4, 8, 16, 32)
+"""Of the steps that show what rows cost."""
+_FEW_ROWS = 8
+_FEW_KEYS = 256
 _COPIED_BYTES = 32 << 20
 _MAX_COPIED_BLOCKS = 16
 _REPEATS = range(2, 5)
@@ -36,6 +42,46 @@ def calibrate(model: PagedModel, step_tokens: int, max_context_tokens: int) -> C
 def calibrate_replay(costs: CostModel, model: PagedModel, replay: Callable[[], object]) -> None:
     """Where decode steps are replayed they cost what `replay` takes, which does one of them."""
     costs.compute = replace(costs.compute, per_decode_step=_fastest(model, replay))
+
+
+def calibrate_rows(
+    model: PagedModel, most_rows: int, most_keys: int, replay: Callable[[int], object] | None
+) -> RowCosts:
+    """Time steps of a few rows of one sequence, as drafts are, of `most_rows` at most and behind
+    `most_keys`; where decode steps are replayed, by `replay`, which does one of so many rows.
+    """
+    few_keys = min(_FEW_KEYS, most_keys)
+    rows = [count for count in _ROWS if count <= most_rows]
+    many = min(_FEW_ROWS, rows[-1])
+    per_key = 0.0
+    if most_keys >= 2 * few_keys:
+        more_keys = min(_CONTEXT, most_keys)
+        more = _rows_seconds(model, many, more_keys) - _rows_seconds(model, many, few_keys)
+        per_key = max(0.0, more / (many * (more_keys - few_keys)))
+    points: list[tuple[int, float]] = []
+    for count in rows:
+        if replay is None:
+            seconds = _rows_seconds(model, count, few_keys) - per_key * count * few_keys
+        else:
+            seconds = _fastest(model, partial(replay, count))
+        # More rows take no less: what says so was disturbed.
+        points.append((count, max(seconds, points[-1][1] if points else 0.0)))
+    return RowCosts(tuple(points), per_key)
+
+
+def _rows_seconds(model: PagedModel, count: int, context: int) -> float:
+    """Time a forward pass over `count` tokens, each in a row of its own, behind a context."""
+    parts = [([0] * context, context - 1, 1, _blocks(model, context))] * count
+    batch = pack(parts, range(count), model.block_size, model.device)
+    return _fastest(model, lambda: model.forward(batch))
+
+
+def _blocks(model: PagedModel, num_tokens: int) -> list[int]:
+    """Blocks for so many tokens. Where there are fewer, values are wrong; the time is right."""
+    needed = -(-num_tokens // model.block_size)
+    # Blocks never written share one page of zeros, which would be read faster than memory is.
+    model.memory[: min(needed, len(model.memory))].zero_()
+    return [index % len(model.memory) for index in range(needed)]
 
 
 def _copy_cost(model: PagedModel, copy: Callable[[Sequence[tuple[int, int]]], None]) -> CopyCost:
@@ -73,12 +119,7 @@ def _compute_cost(model: PagedModel, step_tokens: int, max_context_tokens: int) 
 
 def _pass_seconds(model: PagedModel, start: int, count: int) -> float:
     """Time a forward pass over `count` tokens behind a context of `start`."""
-    needed = -(-(start + count) // model.block_size)
-    # Where the pool is smaller than the context, the values are wrong; the time is right.
-    blocks = [index % len(model.memory) for index in range(needed)]
-    # Blocks never written share one page of zeros, which would be read faster than memory is.
-    model.memory[: min(needed, len(model.memory))].zero_()
-    parts = [([0] * (start + count), start, count, blocks)]
+    parts = [([0] * (start + count), start, count, _blocks(model, start + count))]
     batch = pack(parts, [count - 1], model.block_size, model.device)
     return _fastest(model, lambda: model.forward(batch))
 

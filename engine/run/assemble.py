@@ -13,7 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError, EngineInfo
 from engine.config import EngineConfig
-from engine.model.calibration import calibrate, calibrate_replay
+from engine.draft.worth import FREE_ROWS
+from engine.model.calibration import calibrate, calibrate_replay, calibrate_rows
 from engine.model.fingerprint import model_fingerprint
 from engine.model.kernel_paths import choose_kernel_paths
 from engine.model.kv_memory import automatic_kv_bytes
@@ -58,16 +59,25 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
     """
     parts = load_parts(config, tell)
     tell("memory")
-    return EngineCore(parts.config, parts.info, make_runner(parts), parts.costs)
+    runner, graphs = make_runner(parts)
+    row_costs = FREE_ROWS
+    if config.speculation != "off":
+        row_costs = calibrate_rows(
+            parts.model,
+            parts.info.max_running_sequences,
+            parts.info.max_context_tokens,
+            graphs.replay_smallest if graphs else None,
+        )
+    return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs)
 
 
-def make_runner(parts: Parts) -> ModelRunner:
+def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
     """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
     config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
     grouping = config.prefix_grouping and not config.batch_invariant
     if parts.model.device.type != "cuda":
-        return ModelRunner(parts.model, costs, grouping)
+        return ModelRunner(parts.model, costs, grouping), None
     graphs = make_graphs(parts)
     graphs.warm_up(_RECORDING_SECONDS)
     if costs is not None and len(graphs):
@@ -75,7 +85,7 @@ def make_runner(parts: Parts) -> ModelRunner:
     # Compiled now, so that the first request which is sampled does not wait for a compiler.
     for dtype in {parts.model.dtype, torch.float32}:
         _draw_once(parts, dtype)
-    return AheadRunner(parts.model, costs, grouping, graphs)
+    return AheadRunner(parts.model, costs, grouping, graphs), graphs
 
 
 def _draw_once(parts: Parts, dtype: torch.dtype) -> None:

@@ -98,9 +98,12 @@ class DecodeGraphs:
                 return
             self._replay(shape, self._padder.nothing(shape), lambda _: None)
 
-    def replay_smallest(self) -> None:
-        """Compute the smallest decode step, of nothing: for measurements, where it is recorded."""
-        shape = self._padder.smallest_shapes()[0]
+    def replay_smallest(self, num_rows: int = 1) -> None:
+        """Compute a decode step of nothing, of so many rows or the next larger number that graphs
+        are made for: for measurements, where it is recorded.
+        """
+        shapes = self._padder.smallest_shapes()
+        shape = next((one for one in shapes if one.rows >= num_rows), shapes[-1])
         self._replay(shape, self._padder.nothing(shape), lambda _: None)
 
     def run(self, batch: Batch, complete: Callable[[Tensor], None]) -> tuple[Batch, Tensor] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.schedule.group import SequenceGroup
@@ -77,15 +76,8 @@ class DecodePlanner:
         account = lifecycle.account(group)
         needed = sequence.table.needed(sequence.num_tokens)
         while True:
-            limit = account.share.max_blocks
-            is_over = (
-                limit is not None
-                and len(account.running) > 1
-                and len(account.held) + needed + self._promised(account.running, group) > limit
-            )
-            if not is_over and lifecycle.pool.can_allocate(
-                needed + self._promised(lifecycle.running.values(), group), account.tenant
-            ):
+            is_over = lifecycle.is_over_limit(group, needed)
+            if not is_over and lifecycle.has_blocks(group, needed):
                 lifecycle.grow(group, sequence)
                 return []
             if not may_preempt:
@@ -97,7 +89,3 @@ class DecodePlanner:
             lifecycle.preempt(victim)
             if victim is group:
                 return []
-
-    def _promised(self, groups: Iterable[SequenceGroup], without: SequenceGroup) -> int:
-        """Blocks that are kept for others which are back from a preemption."""
-        return sum(self._lifecycle.promised(group) for group in groups if group is not without)

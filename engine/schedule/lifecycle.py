@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from engine.api import FinishReason
@@ -106,6 +107,24 @@ class Lifecycle:
             return 0
         output = group.num_output_tokens + self.min_run_tokens
         return group.room(admission.num_blocks, output, self.block_size)
+
+    def is_over_limit(self, group: SequenceGroup, needed: int) -> bool:
+        """Whether `needed` blocks more for a running group are too many for its tenant's limit.
+
+        A request that runs alone was found to fit when it came.
+        """
+        account = self.account(group)
+        limit = account.share.max_blocks
+        return (
+            limit is not None
+            and len(account.running) > 1
+            and len(account.held) + needed + self._promised_beside(group, account.running) > limit
+        )
+
+    def has_blocks(self, group: SequenceGroup, needed: int) -> bool:
+        """Whether there are `needed` blocks for a running group, beside those that are promised."""
+        promised = self._promised_beside(group, self.running.values())
+        return self.pool.can_allocate(needed + promised, group.tenant)
 
     def grow(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Make sure that a decoding sequence's newest token has a block of its own."""
@@ -221,6 +240,10 @@ class Lifecycle:
         group.sequences.remove(sequence)
         if sequence in group.prefill:
             group.prefill.remove(sequence)
+
+    def _promised_beside(self, group: SequenceGroup, groups: Iterable[SequenceGroup]) -> int:
+        """Blocks that are kept for others of `groups` which are back from a preemption."""
+        return sum(self.promised(other) for other in groups if other is not group)
 
     def _count(self, admission: ComputeAdmission) -> None:
         """Count what an admitted group shares; what it found in the cache, the first time only."""

@@ -8,14 +8,16 @@ from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.sequence import Sequence
+from engine.schedule.speculation import Speculation
 
 
 class Results:
     """Takes over what steps have drawn."""
 
-    def __init__(self, lifecycle: Lifecycle, pins: Pins) -> None:
+    def __init__(self, lifecycle: Lifecycle, pins: Pins, speculation: Speculation | None) -> None:
         self._lifecycle = lifecycle
         self._pins = pins
+        self._speculation = speculation
 
     def take(self, plan: StepPlan, sampled: Sampled) -> list[News]:
         """Take over a step, all of which has been computed; see `Scheduler.commit`."""
@@ -51,19 +53,24 @@ class Results:
         it counts if that draft is what has been drawn. So whatever was drafted, the tokens are
         those that one step for each would have drawn.
         """
-        count = 0
+        count = num_right = 0
         for token_id, draft in zip(drawn, (*drafts, None), strict=True):
             sequence.append(token_id)
             count += 1
             if token_id != draft:
                 break
             sequence.compute(1)
+            num_right += 1
             if sequence.finish_reason is not None:
                 break
         prices, account = self._lifecycle.prices, self._lifecycle.account(group)
         account.charge(count * prices.output)
-        if drafts:
-            self._lifecycle.shrink(group, sequence)
+        if self._speculation is not None:
+            if drafts:
+                self._lifecycle.shrink(group, sequence)
+                self._speculation.verified(sequence, drafts, num_right)
+            if sequence.finish_reason is not None:
+                self._speculation.ended([sequence])
         return count
 
     def _let_go(self, sequence: Sequence) -> None:

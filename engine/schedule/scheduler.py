@@ -26,15 +26,18 @@ from engine.blocks.pins import Pins
 from engine.blocks.table import BlockTable
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
+from engine.draft.drafter import Drafter
+from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.schedule.accounts import Accounts
 from engine.schedule.decode import DecodePlanner
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.plan import News, Sampled, ScheduledChunk, StepPlan
-from engine.schedule.prefill import PrefillPlanner
+from engine.schedule.prefill import Prefill, PrefillPlanner
 from engine.schedule.results import Results
 from engine.schedule.sequence import Sequence
+from engine.schedule.speculation import Speculation
 from engine.schedule.step_budget import StepBudget
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.schedule.undo import undo
@@ -53,7 +56,10 @@ class Scheduler:
         config: EngineConfig,
         hash_extras: bytes = b"",
         rotary_switch: int | None = None,
+        drafter: Drafter | None = None,
+        row_costs: RowCosts = FREE_ROWS,
     ) -> None:
+        """Drafts of `drafter`, if there is one, are verified where `row_costs` let them pay."""
         assert config.step_token_budget is not None, "the loader has chosen one"
         prices = Prices(
             config.prompt_token_price, config.cached_token_price, config.output_token_price
@@ -66,7 +72,12 @@ class Scheduler:
         self.decode = DecodePlanner(self.lifecycle)
         self.budget = StepBudget(config.step_token_budget, config.max_running_requests)
         self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget)
-        self._results = Results(self.lifecycle, self.pins)
+        self.speculation: Speculation | None = None
+        if drafter is not None:
+            self.speculation = Speculation(
+                self.lifecycle, self.budget, drafter, row_costs, config.speculation_tokens
+            )
+        self._results = Results(self.lifecycle, self.pins, self.speculation)
         self._config = config
         self._extras = hash_extras
         self._rotary_switch = rotary_switch
@@ -121,11 +132,11 @@ class Scheduler:
         if group is None or (index is not None and group.search is not None):
             return []
         if index is None:
-            return self.lifecycle.end(group, "aborted")
+            return self._over(self.lifecycle.end(group, "aborted"))
         chosen = [sequence for sequence in group.unfinished if sequence.index == index]
         for sequence in chosen:
             self.lifecycle.end_one(group, sequence, "aborted")
-        return chosen
+        return self._over(chosen)
 
     def fail_all(self, error: str) -> list[Sequence]:
         """End every request because a step has failed; returns what ends by it."""
@@ -172,6 +183,8 @@ class Scheduler:
             if group.tenant == tenant:
                 for sequence in group.sequences:
                     sequence.table.cache = False
+        if self.speculation is not None:
+            self.speculation.forget_tenant(tenant)
         self.pins.forget(tenant)
         self.pool.forget_owner(tenant, keep=self.pins.references)
         self.tiers.host.forget_owner(tenant)
@@ -186,12 +199,14 @@ class Scheduler:
 
         Nobody is preempted whose tokens are under way: what comes back is laid out by its tokens.
         """
+        if self._under_way and self._awaits_drafts(self._under_way[-1]):
+            return StepPlan([], awaits_tokens=True)
         may_preempt = not self._under_way
         growth = self.decode.plan(may_preempt=may_preempt)
         if growth.awaits_tokens:
             return StepPlan([], awaits_tokens=True)
         prefill = self.prefill.plan(growth.sequences, may_preempt=may_preempt)
-        chunks = list(map(_next_token, prefill.decoding)) + prefill.chunks
+        chunks = self._decoding_chunks(prefill) + prefill.chunks
         plan = StepPlan(
             chunks,
             failed=growth.failed + prefill.failed,
@@ -209,10 +224,8 @@ class Scheduler:
         Its tokens are not known before `commit`. Beams cannot do without theirs.
         """
         self._under_way.append(plan)
-        for chunk in plan.chunks:
-            chunk.sequence.is_drafted = bool(chunk.drafts)
-            for sampler in chunk.samplers:
-                sampler.num_drawn += 1
+        for sampler in plan.samplers:
+            sampler.num_drawn += 1
         self.lifecycle.transfers.settle()
         self.pool.partial_hits.settle()
 
@@ -277,6 +290,34 @@ class Scheduler:
         self.pool.check_some(first, end)
         host.check_some(first, end)
 
+    def _decoding_chunks(self, prefill: Prefill) -> list[ScheduledChunk]:
+        """What decodes in a step, beside its prompts: newest tokens, and drafts where they pay."""
+        if self.speculation is None:
+            return [_next_token(sequence, ()) for sequence in prefill.decoding]
+        drafts = self.speculation.plan(prefill.decoding, prefill.chunks)
+        return [_next_token(sequence, drafts.get(sequence, ())) for sequence in prefill.decoding]
+
+    def _awaits_drafts(self, newest: StepPlan) -> bool:
+        """Whether the newest step under way is to be known before another one is planned.
+
+        So it is where it verifies drafts: how many tokens come of them is not known. And where the
+        next one may verify so many that nothing is lost by the wait.
+        """
+        if self.speculation is None:
+            return False
+        if any(chunk.drafts for chunk in newest.chunks):
+            return True
+        groups = self.running.values()
+        return self.speculation.is_worth_waiting(
+            [one for group in groups for one in group.decoding]
+        )
+
+    def _over(self, ended: list[Sequence]) -> list[Sequence]:
+        """`ended`, of which the drafter is told."""
+        if self.speculation is not None:
+            self.speculation.ended(ended)
+        return ended
+
     def _new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:
         return partial(
             BlockTable,
@@ -298,14 +339,12 @@ class Scheduler:
         assert self._under_way[0] is plan, "steps are taken over in order"
         self._under_way.popleft()
         for sampler in plan.samplers:
-            sampler.is_drafted = False
             if sampler.finish_reason is None:
                 sampler.num_drawn -= 1
 
 
-def _next_token(sequence: Sequence) -> ScheduledChunk:
+def _next_token(sequence: Sequence, drafts: tuple[int, ...]) -> ScheduledChunk:
     """The newest token of a decoding sequence, which goes on unless it has finished."""
     start = sequence.compute(1)
-    return ScheduledChunk(
-        sequence, start, 1, () if sequence.finish_reason is not None else (sequence,)
-    )
+    samplers = () if sequence.finish_reason is not None else (sequence,)
+    return ScheduledChunk(sequence, start, 1, samplers, drafts)

@@ -32,8 +32,6 @@ class Sequence:
     """The known tokens: the prompt and what has been generated."""
     num_drawn: int = 0
     """Tokens behind those that launched steps draw, and that are not known yet."""
-    is_drafted: bool = False
-    """Whether a launched step draws behind drafts: how many tokens come of it is not known."""
     num_cached: int = 0
     num_computed: int = 0
     first_hit: int | None = field(init=False)
@@ -84,12 +82,9 @@ class Sequence:
     def may_decode(self) -> bool:
         """Whether its newest token is to be computed, were it admitted and its prompt computed.
 
-        Not if a launched step does that, nor if a token which is not known yet is its last one,
-        nor before it is known which is its newest.
+        Not if a launched step does that, nor if a token which is not known yet is its last one.
         """
         if self.num_drawn and self.num_output_tokens >= self.sampling.max_tokens:
-            return False
-        if self.is_drafted:
             return False
         return self.num_uncomputed > 0
 

@@ -15,7 +15,7 @@ def undo(plans: list[StepPlan], lifecycle: Lifecycle, keep: Collection[int]) -> 
     """
     for group in list(lifecycle.running.values()):
         for sequence in group.sequences:
-            sequence.num_drawn, sequence.is_drafted = 0, False
+            sequence.num_drawn = 0
         lifecycle.preempt(group, may_swap=False)
     lost = {slot for plan in plans for _, slot in plan.transfers.swap_outs}
     for group in lifecycle.live.values():

@@ -22,6 +22,9 @@ from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
+from engine.draft.drafter import Drafter
+from engine.draft.lookup import PromptLookup
+from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
@@ -59,7 +62,10 @@ class EngineCore:
         info: EngineInfo,
         runner: Runner,
         costs: CostModel = FREE_COPIES,
+        row_costs: RowCosts = FREE_ROWS,
+        drafter: Drafter | None = None,
     ) -> None:
+        """A `drafter` takes the place of the one that `config` asks for."""
         self.info = info
         tiers = Tiers(
             BlockPool(info.num_blocks, config.eviction),
@@ -67,7 +73,11 @@ class EngineCore:
             info.block_size,
         )
         recovery = SwapOrRecompute(config.recovery, costs)
-        self.scheduler = Scheduler(tiers, recovery, config, info.hash_extras, info.rotary_switch)
+        if drafter is None and config.speculation == "lookup":
+            drafter = PromptLookup()
+        self.scheduler = Scheduler(
+            tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs
+        )
         self._runner = runner
         self._order = Steps(self.scheduler)
         self._steps = 0
@@ -129,7 +139,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """A snapshot of the books."""
         tiers, lifecycle = self.scheduler.tiers, self.scheduler.lifecycle
-        pool = tiers.pool
+        pool, speculation = tiers.pool, self.scheduler.speculation
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=lifecycle.num_waiting,
@@ -154,6 +164,8 @@ class EngineCore:
             host_hit_blocks=lifecycle.num_host_hits,
             in_block_tokens=lifecycle.num_in_block_tokens,
             spared_keys=self._runner.num_spared_keys if isinstance(self._runner, Grouping) else 0,
+            drafted_tokens=0 if speculation is None else speculation.num_drafted,
+            accepted_tokens=0 if speculation is None else speculation.num_accepted,
             tenants=self._tenant_stats(),
         )
 

@@ -17,7 +17,9 @@ from engine.api import BeamParams, EngineInfo, EngineRequest, Namespaces, Sampli
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.blocks.transfers import Transfers
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
+from engine.draft.drafter import Drafter
+from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.schedule.beam import BeamSearch, Candidate, Hypothesis, num_candidates
 from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.sequence import Sequence
@@ -202,6 +204,9 @@ def simulated_core(
     costs: CostModel = FREE_COPIES,
     runs_ahead: bool = False,
     rotary_switch: int | None = None,
+    drafter: Drafter | None = None,
+    row_costs: RowCosts = FREE_ROWS,
+    speculation: Speculation = "off",
 ) -> EngineCore:
     """An engine core around the simulated model; its steps come late if they are run ahead."""
     config = EngineConfig(
@@ -214,6 +219,7 @@ def simulated_core(
         eviction=eviction,
         recovery=recovery,
         min_run_tokens=min_run_tokens,
+        speculation=speculation,
     )
     info = EngineInfo(
         model="simulated",
@@ -232,7 +238,7 @@ def simulated_core(
     runner = (LateRunner if runs_ahead else SimulatedRunner)(
         num_blocks, block_size, num_host_blocks
     )
-    return EngineCore(config, info, runner, costs)
+    return EngineCore(config, info, runner, costs, row_costs, drafter)
 
 
 def at_a_models_pace(core: EngineCore) -> EngineCore:

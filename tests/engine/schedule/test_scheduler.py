@@ -19,6 +19,7 @@ from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
+from tests.engine.draft.guesses import Seer
 from tests.engine.simulation import (
     EOS,
     VOCAB,
@@ -213,6 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     fairness: Literal["vtc", "fcfs"] = "vtc"
     eviction: Eviction = "arc"
     runs_ahead = False
+    drafts = False
 
     @initialize(
         seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
@@ -234,6 +236,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_run_tokens=self.rng.randint(1, 8),
             costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget, 1.0)),
             runs_ahead=self.runs_ahead,
+            drafter=Seer(self.rng, self.rng.random()) if self.drafts else None,
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
