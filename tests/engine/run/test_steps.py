@@ -79,7 +79,7 @@ class RunAheadMachine(SchedulerMachine):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runner, "launch" if where == "launch" else "compute", failing(error))
             self._take(self.core.step())
-        self.core._failures = 0  # there may be many, at last it would give up
+        self.core._failures.clear()  # there may be many, at last it would give up
         runner.queue.clear()
 
 

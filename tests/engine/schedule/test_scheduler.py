@@ -317,7 +317,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.core._runner = FailingRunner(runner if is_computed else None, error)
         self._take(self.core.step())
         self.core._runner = runner
-        self.core._failures = 0  # there may be many, at last it would give up
+        self.core._failures.clear()  # there may be many, at last it would give up
 
     @precondition(lambda self: not self.core.is_idle)
     @rule()
