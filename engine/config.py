@@ -9,7 +9,7 @@ import msgspec
 
 from engine.blocks.eviction_policy import Eviction
 
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 KernelPaths = Literal["auto", "floats", "words", "tiles"]
 Speculation = Literal["off", "lookup"]
 
@@ -65,7 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation_tokens: int = 16
     """Guesses that are verified for a sequence in one step, at most."""
     quantize: Quantization = "none"
-    """Weights and activations of matrix products in 8 bits, on a CPU."""
+    """Weights of matrix products in 8 or 4 bits, on a CPU, and activations in 8."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """Type of the KV cache, on a GPU; `auto`: that of the weights."""
     prefix_grouping: bool = True
@@ -89,7 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.recovery not in ("auto", "swap", "recompute"):
             raise ValueError(f"recovery: {self.recovery!r} is none of auto, swap, recompute")
         if self.quantize not in get_args(Quantization):
-            raise ValueError(f"quantize: {self.quantize!r} is none of none, int8")
+            raise ValueError(f"quantize: {self.quantize!r} is none of none, int8, int4")
         if self.kernel_paths not in get_args(KernelPaths):
             raise ValueError(
                 f"kernel_paths: {self.kernel_paths!r} is none of auto, floats, words, tiles"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
+from kernels.group_format import GroupedWeight, concatenate, group
 from kernels.types import Linear, Quantization
 
 
@@ -21,6 +22,13 @@ class _Module(Protocol):
         weight: Tensor,
         bias: Tensor | None,
         quantization: Quantization,
+        batch_invariant: bool,
+    ) -> Linear: ...
+
+    def pack_groups(
+        self,
+        weight: GroupedWeight,
+        bias: Tensor | None,
         batch_invariant: bool,
     ) -> Linear: ...
 
@@ -41,12 +49,34 @@ def pack(
     """
     if len({(weight.shape[1], weight.dtype, weight.device) for weight in weights}) != 1:
         raise ValueError("weights: stacked matrices must agree in inputs, dtype and device")
-    if quantization == "int8" and weights[0].device.type != "cpu":
-        raise ValueError("quantize: int8 products are for CPUs")
+    if quantization != "none" and weights[0].device.type != "cpu":
+        raise ValueError(f"quantize: {quantization} products are for CPUs")
+    if quantization == "int4":
+        groups = [group(weight) for weight in weights]
+        return pack_groups(groups, biases, batch_invariant=batch_invariant)
     bias = _stack_biases(weights, biases or [None] * len(weights))
     weight = torch.cat(list(weights)) if len(weights) > 1 else weights[0].detach()
     room = cast(_Module, backends.room(_backend(weight), "linear"))
     return room.pack(weight, bias, quantization, batch_invariant)
+
+
+def pack_groups(
+    weights: Sequence[GroupedWeight],
+    biases: Sequence[Tensor | None] | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> Linear:
+    """Stack matrices of 4 bits to one product, on a CPU, as they are; see `pack`.
+
+    Raises `ValueError` for matrices that do not go together, and for scales that are too large for
+    half precision.
+    """
+    if len({weight.in_features for weight in weights}) != 1:
+        raise ValueError("weights: stacked matrices must agree in inputs")
+    originals = [weight.scales for weight in weights]
+    bias = _stack_biases(originals, biases or [None] * len(weights))
+    room = cast(_Module, backends.room(_backend(originals[0]), "linear"))
+    return room.pack_groups(concatenate(weights), bias, batch_invariant)
 
 
 def _backend(weight: Tensor) -> Backend:

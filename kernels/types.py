@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Activation = Literal["silu", "gelu_tanh"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What bfloat16 and int8 cost in accuracy, beside float32, and what they save in memory.
+"""What bfloat16, int8 and int4 cost in accuracy, beside float32, and what they save in memory.
 
 The model reads texts (this project's README and docs and, where the file is there, the questions
 of MT-bench; `--texts` names others) in windows, through the engine's own packed forward pass, once
@@ -37,6 +37,7 @@ _SCHEMES: Final[dict[str, tuple[str, Quantization]]] = {
     "float32": ("float32", "none"),
     "bfloat16": ("bfloat16", "none"),
     "int8": ("auto", "int8"),
+    "int4": ("auto", "int4"),
 }
 """The type of what is not quantized, and how products are."""
 _REFERENCE: Final = "float32"

@@ -43,7 +43,7 @@ class FusedDecoder:
         self._norm = description.norm
         self._softcap = description.softcap
         self._embedding = _own_table(description.embedding.weight.detach())
-        self._head = packer.product([description.head])
+        self._head = packer.head(description.head)
         self._stack = stack(self._layers, self._activation)
         _release(description.embedding)
 
@@ -141,11 +141,18 @@ class _Packer:
         self._quantization = quantization
         self._batch_invariant = batch_invariant
 
+    def head(self, part: nn.Linear) -> Linear:
+        """Never in 4 bits: roundings of logits reach the tokens at once."""
+        return self._product([part], "int8" if self._quantization == "int4" else self._quantization)
+
     def product(self, parts: Sequence[nn.Linear]) -> Linear:
+        return self._product(parts, self._quantization)
+
+    def _product(self, parts: Sequence[nn.Linear], quantization: Quantization) -> Linear:
         packed = pack(
             [part.weight.detach() for part in parts],
             [None if part.bias is None else part.bias.detach() for part in parts],
-            quantization=self._quantization,
+            quantization=quantization,
             batch_invariant=self._batch_invariant,
         )
         for part in parts:

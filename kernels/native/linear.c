@@ -62,6 +62,9 @@ static const pw_linear_kernel *find_kernel(int64_t type, pw_path path) {
 static _Atomic int wanted_paths[] = {PW_BY_TILES, PW_BY_TILES, PW_BY_TILES};
 
 static const pw_linear_kernel *choose_kernel(int64_t type) {
+    if (type == PW_INT4) {
+        return pw_linear_int4();
+    }
     const int wanted = atomic_load_explicit(&wanted_paths[type], memory_order_relaxed);
     for (int path = wanted; path > PW_BY_FLOATS; path--) {
         const pw_linear_kernel *kernel = find_kernel(type, (pw_path)path);
@@ -143,18 +146,31 @@ static char *scratch(size_t bytes) {
     return memory;
 }
 
+/* Inputs of a row, padding included. */
+static int64_t padded_width(const pw_linear_weights *weights) {
+    static const int64_t per_word[] = {1, 2, 4};
+    return weights->type == PW_INT4 ? weights->words / PW_GROUP_WORDS * PW_GROUP
+                                    : weights->words * per_word[weights->type];
+}
+
+/* Bytes of a row as the kernel reads it. */
+static int64_t operand_bytes(const pw_linear_kernel *kernel, int64_t width) {
+    static const int64_t size_of[] = {4, 2, 1};
+    return kernel->operand_type == PW_INT4 ? width / PW_GROUP * (int64_t)sizeof(pw_input_group)
+                                           : width * size_of[kernel->operand_type];
+}
+
 void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type, const void *inputs,
                void *outputs) {
-    static const int64_t size_of[] = {4, 2, 1}, per_word[] = {1, 2, 4};
     if (rows == 0) {
         return;
     }
     const pw_linear_kernel *kernel = choose_kernel(weights->type);
-    const int64_t width = weights->words * per_word[weights->type];
+    const int64_t width = padded_width(weights);
     task_context task = {
         .job = {.weights = weights, .rows = rows, .type = type, .inputs = inputs,
                 .outputs = outputs, .operand = inputs,
-                .operand_stride = width * size_of[kernel->operand_type]},
+                .operand_stride = operand_bytes(kernel, width)},
         .kernel = kernel,
         .width = width,
     };
@@ -163,8 +179,8 @@ void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type, con
         const int64_t parts = at_most(rows, rows * width / LEAST_PREPARED + 1);
         const size_t scales_bytes = ((size_t)rows * sizeof(float) + 63) / 64 * 64;
         const size_t spare_bytes = (size_t)(parts * width) * sizeof(float);
-        const size_t operand_bytes = (size_t)(rows * task.job.operand_stride);
-        char *memory = scratch(scales_bytes + spare_bytes + operand_bytes);
+        const size_t rows_bytes = (size_t)(rows * task.job.operand_stride);
+        char *memory = scratch(scales_bytes + spare_bytes + rows_bytes);
         task.job.row_scales = (float *)memory;
         task.spare = (float *)(memory + scales_bytes);
         task.job.operand = task.operand = memory + scales_bytes + spare_bytes;

@@ -9,12 +9,14 @@ the number of threads.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.group_format import GROUP, GroupedWeight
 from kernels.native import library
 from kernels.types import Linear, Quantization
 from kernels.weight_format import quantize
@@ -23,6 +25,8 @@ _STRIP = 16  # output columns that are packed side by side
 _WORDS = 16  # to whose multiple a column is padded: 4 bytes each
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_INT4 = 3
+_GROUP_WORDS = 5
 
 
 def pack(
@@ -34,7 +38,17 @@ def pack(
     """See `kernels.linear.pack`; weights are float32 or bfloat16."""
     del batch_invariant  # every product here is
     _try_tiles()
-    return _Packed(weight, bias, quantization)
+    return _pack(weight, bias, quantization)
+
+
+def pack_groups(weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> Linear:
+    """See `kernels.linear.pack_groups`."""
+    del batch_invariant  # every product here is
+    groups = _strips_of_groups(weight)
+    shape = (len(weight.codes), weight.in_features)
+    words = _GROUP_WORDS * groups.shape[1]
+    columns = (None if bias is None else bias.float(), None, None)
+    return _Packed(shape, _INT4, words, groups.view(-1), columns)
 
 
 def packed_address(product: Linear) -> int | None:
@@ -45,30 +59,25 @@ def packed_address(product: Linear) -> int | None:
 class _Packed:
     """One product, reordered to strips of outputs."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization) -> None:
-        self.out_features, self.in_features = weight.shape
-        matrix, scales, zeros = weight, None, None
-        if quantization == "int8":
-            matrix, scales = quantize(weight)
-            zeros = _whole_strips(matrix.sum(1, dtype=torch.int32).mul_(128))
-            scales = _whole_strips(scales)
-        rows = _whole_words(matrix)
-        words = rows.shape[1] * rows.itemsize // 4
-        strips = -(-self.out_features // _STRIP)
-        packed = torch.empty(strips * words * _STRIP, dtype=torch.int32)
-        _reorder(rows.data_ptr(), self.out_features, words, packed.data_ptr())
-        bias = None if bias is None else _whole_strips(bias.float())
-        self._memory = [tensor for tensor in (packed, bias, scales, zeros) if tensor is not None]
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        kind: int,
+        words: int,
+        packed: Tensor,
+        columns: Sequence[Tensor | None],
+    ) -> None:
+        """`words` is that of `linear.h`; `columns` are biases, scales and zeros, by output."""
+        self.out_features, self.in_features = shape
+        padded = [None if values is None else _whole_strips(values) for values in columns]
+        self._memory = [tensor for tensor in (packed, *padded) if tensor is not None]
         self.nbytes = sum(tensor.nbytes for tensor in self._memory)
         self._description = _Description(
             self.in_features,
             self.out_features,
             words,
-            _TYPES[matrix.dtype],
-            *(
-                0 if tensor is None else tensor.data_ptr()
-                for tensor in (packed, bias, scales, zeros)
-            ),
+            kind,
+            *(0 if tensor is None else tensor.data_ptr() for tensor in (packed, *padded)),
         )
         self.address = ctypes.addressof(self._description)
 
@@ -83,13 +92,45 @@ class _Packed:
         return output
 
 
+def _pack(weight: Tensor, bias: Tensor | None, quantization: Quantization) -> _Packed:
+    matrix, scales, zeros = weight, None, None
+    if quantization == "int8":
+        matrix, scales = quantize(weight)
+        zeros = matrix.sum(1, dtype=torch.int32).mul_(128)
+    rows = _whole_words(matrix)
+    words = rows.shape[1] * rows.itemsize // 4
+    strips = -(-len(weight) // _STRIP)
+    packed = torch.empty(strips * words * _STRIP, dtype=torch.int32)
+    _reorder(rows.data_ptr(), len(weight), words, packed.data_ptr())
+    columns = (None if bias is None else bias.float(), scales, zeros)
+    return _Packed((len(weight), weight.shape[1]), _TYPES[matrix.dtype], words, packed, columns)
+
+
+def _strips_of_groups(weight: GroupedWeight) -> Tensor:
+    """As `linear.h` describes weights of 4 bits: uint8 [strips, groups, bytes of a group]."""
+    numbers = torch.stack([weight.scales, weight.minima], dim=2).half()
+    if not numbers.isfinite().all():
+        raise ValueError("weights: a scale of 4-bit weights is too large for half precision")
+    rows, groups = weight.scales.shape
+    padding = (0, groups % 2, 0, -rows % _STRIP)
+    numbers = functional.pad(numbers, (0, 0, *padding))
+    codes = functional.pad(weight.codes, (0, groups % 2 * GROUP, 0, -rows % _STRIP))
+    words = codes.view(-1, _STRIP, numbers.shape[1], 2, 4, 4)
+    nibbles = words[:, :, :, 0] | words[:, :, :, 1] << 4  # [strips, columns, groups, words, bytes]
+    parts = (
+        nibbles.permute(0, 2, 3, 1, 4),
+        numbers.view(-1, _STRIP, numbers.shape[1], 2).permute(0, 2, 3, 1).contiguous(),
+    )
+    return torch.cat([part.flatten(2).view(torch.uint8) for part in parts], dim=2)
+
+
 @cache
 def _try_tiles() -> None:
     random = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 160, generator=random).bfloat16() for rows in (72, 40))
     schemes: tuple[Quantization, ...] = ("none", "int8")
     for quantization in schemes:
-        library.trust_tiles(partial(_Packed(weight, None, quantization), x))
+        library.trust_tiles(partial(_pack(weight, None, quantization), x))
 
 
 def _whole_strips(values: Tensor) -> Tensor:

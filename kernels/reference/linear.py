@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.group_format import GroupedWeight
 from kernels.types import Linear, Quantization
 from kernels.weight_format import quantize, rotate
+
+_WIDENED_ROWS = 4096  # of weights of 4 bits, at a time
 
 
 def pack(
@@ -27,6 +30,11 @@ def pack(
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         return Product(packed, bias, _onednn)
     return Product(weight, bias, functional.linear)
+
+
+def pack_groups(weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> Linear:
+    """See `kernels.linear.pack_groups`."""
+    return _Int4(weight, bias, batch_invariant)
 
 
 class Product:
@@ -80,6 +88,33 @@ class _Int8:
             *factors, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return output.mul_(scales)
+
+
+class _Int4:
+    """A product of weights of 4 bits, widened in each call: it saves memory, not time."""
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> None:
+        self.out_features, self.in_features = len(weight.codes), weight.in_features
+        self._pairs = weight.codes[:, ::2] | weight.codes[:, 1::2] << 4
+        self._scales, self._minima, self._bias = weight.scales, weight.minima, bias
+        self._batch_invariant = batch_invariant
+        tensors = (self._pairs, self._scales, self._minima, self._bias)
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        multiply = _row_by_row if self._batch_invariant else functional.linear
+        parts = range(0, self.out_features, _WIDENED_ROWS)
+        output = torch.cat([multiply(x.float(), self._rows(part), None) for part in parts], dim=1)
+        return (output if self._bias is None else output.add_(self._bias)).to(x.dtype)
+
+    def _rows(self, first: int) -> Tensor:
+        """Some rows, from `first` on, in float32."""
+        some = slice(first, first + _WIDENED_ROWS)
+        pairs = self._pairs[some]
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
+        scales, minima = self._scales[some], self._minima[some]
+        return GroupedWeight(self.in_features, codes, scales, minima).dequantize()
 
 
 def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -19,6 +19,8 @@ SCHEMES: list[tuple[torch.dtype, Quantization]] = [
     (torch.bfloat16, "none"),
     (torch.float32, "int8"),
     (torch.bfloat16, "int8"),
+    (torch.float32, "int4"),
+    (torch.bfloat16, "int4"),
 ]
 SHAPES = [(1, 1), (15, 17), (64, 48), (66, 100), (129, 31), (200, 145)]  # inputs, outputs
 
@@ -48,9 +50,12 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype, quantization: Quantization) -> float:
-    """int8: two values of n bits rounded apart lose about 2 / 127 / sqrt(12) of 3 deviations."""
+    """int8: two values of n bits rounded apart lose about 2 / 127 / sqrt(12) of 3 deviations.
+
+    int4: weights between the ends of 32 of them lose about 4 / 15 / sqrt(12) of a deviation.
+    """
     rounding = 1e-6 if dtype == torch.float32 else 4e-3
-    return rounding + (2e-2 if quantization == "int8" else 0.0)
+    return rounding + {"none": 0.0, "int8": 2e-2, "int4": 0.15}[quantization]
 
 
 def check_products(dtype: torch.dtype, quantization: Quantization) -> None:
@@ -99,7 +104,7 @@ def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(
         library.set_threads(torch.get_num_threads())
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_row_has_the_same_bits_in_every_batch_without_the_library(
     no_library: None, quantization: Quantization
 ) -> None:
@@ -164,7 +169,7 @@ def test_an_outlier_in_one_row_costs_other_rows_nothing() -> None:
     assert torch.equal(product(x)[1:], before[1:])
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_rows_and_weights_of_zeros_give_the_bias(quantization: Quantization) -> None:
     bias = drawn(20)
     weight = drawn(20, 30)

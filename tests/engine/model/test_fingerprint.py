@@ -31,13 +31,13 @@ def fingerprint(folder: Path, dtype: torch.dtype = torch.float32, **options: Any
 
 def test_what_changes_kv_changes_the_hashes(folder: Path) -> None:
     assert fingerprint(folder) == fingerprint(folder, kv_memory_bytes=2**20, prefix_grouping=False)
-    others = [{"quantize": "int8"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}]
+    others = [{"quantize": "int8"}, {"quantize": "int4"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}]
     found = {
         fingerprint(folder),
         fingerprint(folder, torch.bfloat16),
         *(fingerprint(folder, **one) for one in others),
     }
-    assert len(found) == 5
+    assert len(found) == 6
     (folder / "config.json").write_text('{"rope_theta": 1}')
     assert fingerprint(folder) not in found
 

@@ -25,6 +25,7 @@ from engine.model.fused_layers import fuse
 from engine.model.load import choose_dtype, load_model
 from engine.model.paged_model import PagedModel
 from engine.run.batch import pack
+from kernels.group_format import group
 from kernels.native import library
 from tests.engine.model.test_model import SMALL, save_model
 
@@ -189,9 +190,28 @@ def test_8_bits_differ_by_their_roundings_only(name: str) -> None:
     assert 1e-4 < error < 0.1
 
 
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3"])
+def test_weights_of_4_bits_are_found_again_in_a_model_that_was_rounded_to_them(name: str) -> None:
+    model = make_model(VARIANTS[name])
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if key.endswith("_proj.weight"):
+                weight.copy_(group(weight).dequantize())
+    assert 1e-4 < relative_error(*both_logits(model, "int4")) < 0.1
+
+
+def test_logits_are_never_computed_in_4_bits() -> None:
+    model = make_model(VARIANTS["llama, biases"])
+    fuse_in_4_bits = fuse(
+        model, EagerDecoder(model, max_context_tokens=64).calls, quantization="int4"
+    )
+    head = fuse_in_4_bits._head
+    assert head.nbytes >= head.in_features * head.out_features
+
+
 @pytest.mark.skipif(not library.available(), reason="the library is not built")
 @pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3"])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_layers_in_one_call_compute_what_they_do_one_by_one(
     name: str, quantization: Quantization
 ) -> None:
@@ -287,9 +307,10 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
     assert not load_model(config_of(tmp_path)).weights.is_fused
     with pytest.raises(EngineError, match="quantize: not for this model: Olmo2ForCausalLM"):
         load_model(config_of(tmp_path, quantize="int8"))
-    on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize="int8"), device="cuda")
-    with pytest.raises(EngineError, match="quantize: int8 weights are for CPUs"):
-        load_model(on_gpu)
+    for scheme in ("int8", "int4"):
+        on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize=scheme), device="cuda")
+        with pytest.raises(EngineError, match=f"quantize: {scheme} weights are for CPUs"):
+            load_model(on_gpu)
     with pytest.raises(EngineError, match="batch_invariant: not for this model: Olmo2ForCausalLM"):
         load_model(config_of(tmp_path, batch_invariant=True))
     weights = load_model(config_of(tmp_path)).weights

@@ -36,6 +36,7 @@ VARIANTS = {
     "bfloat16": ("llama", {"dtype": "bfloat16"}),
     "float32": ("llama", {"dtype": "float32"}),
     "int8": ("llama", {"dtype": "bfloat16", "quantize": "int8"}),
+    "int4": ("llama", {"dtype": "bfloat16", "quantize": "int4"}),
     "window and soft caps": ("gemma2", {"dtype": "bfloat16"}),
 }
 

@@ -32,7 +32,16 @@ pytestmark = pytest.mark.exhaustive
 SOURCES = Path(library.__file__).parent
 EMULATOR = Path(__file__).parent / "tile_emulator.h"
 LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2), (300, 90)]
-USED = ("attention", "isa_amx", "linear", "linear_amx", "linear_pairs", "linear_vnni", "pool")
+USED = (
+    "attention",
+    "isa_amx",
+    "linear",
+    "linear_amx",
+    "linear_int4",
+    "linear_pairs",
+    "linear_vnni",
+    "pool",
+)
 USE_TILES = '#include "cpu.h"\npw_level pw_cpu_level(void) { return PW_AMX; }\n'
 
 
