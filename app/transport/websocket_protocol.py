@@ -5,6 +5,9 @@ message without waiting, `["partywall.write"]["write"](message: bytes) -> bool`:
 sent, which it is not where the reader is behind or the socket is not open. Before it accepts, the
 application says with `["partywall.incoming"]["count"](account: Account)` where the bytes of its
 messages count, as they come and until it asks for the next message.
+
+One read may bring tens of thousands of frames. They are parsed a few at a time, others run in
+between, and none while messages wait for the application: nothing more is read until then.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ ABORT_EXTENSION = "partywall.abort"
 WRITE_EXTENSION = "partywall.write"
 INCOMING_EXTENSION = "partywall.incoming"
 _CLOSE_GRACE_SECONDS = 1.0
+_PIECE_BYTES = 256
+"""What is parsed at once: 42 frames at most."""
+_LONG_PIECE_BYTES = 4096
+"""The same within a frame that is longer."""
+_TURN_SECONDS = 0.0005
+"""How long pieces are parsed before others run."""
 _MAX_FRAGMENTS = 1024
 _TEXT_FRAME = 0x81
 """A whole message, unmasked (RFC 6455, section 5.2): extensions are not negotiated."""
@@ -62,6 +71,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._place = place
         self._message_deadline = message_deadline_seconds
         self._account: Account | None = None
+        self._unparsed = memoryview(b"")
+        """What one read has brought and waits for its turn; the transport is paused meanwhile."""
+        self._is_held = False
+        self._turn: asyncio.Handle | None = None
         self._queued: deque[int] = deque()
         """The lengths of the messages that wait for the application."""
         self._in_hand = 0
@@ -85,7 +98,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         ]
         head = b"".join([b"GET ", url, b" HTTP/1.1\r\n", *needed, b"\r\n"])
         if head.isascii():
-            self.data_received(head)
+            super().data_received(head)
         if not self.handshake_initiated:
             self.handshake_complete = self.close_sent = True
             self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
@@ -128,8 +141,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, if there is room for it."""
-        super().data_received(data)
-        self._count()
+        # A transport may deliver once more after it has been paused.
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+        if self._turn is None:
+            self._parse()
 
     async def receive(self) -> ASGIReceiveEvent:
         """The next message; the one before it is done with."""
@@ -138,6 +153,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         message = await super().receive()
         if message["type"] == "websocket.receive":
             self._in_hand = self._queued.popleft()
+        self._go_on()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -148,6 +164,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._place.vouch()
         elif kind == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True
+        elif kind == "websocket.close":
+            self._go_on()
 
     def handle_cont(self, event: Frame) -> None:
         """Take a part of a message, whose bytes are bounded elsewhere."""
@@ -208,6 +226,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Free everything."""
         super().connection_lost(exc)
+        self._unparsed = memoryview(b"")
         self.frames = []
         self.conn.reader.buffer.clear()
         self._count()
@@ -215,6 +234,36 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._drop.cancel()
         if self._place is not None:
             self._place.leave()
+
+    def _parse(self) -> None:
+        """Parse for a while, if the application waits for a message."""
+        self._turn = None
+        until = self.loop.time() + _TURN_SECONDS
+        while self._unparsed and not self.read_paused:
+            if self.transport.is_closing():
+                self._unparsed = memoryview(b"")
+                break
+            is_long = len(self.conn.reader.buffer) > _LONG_PIECE_BYTES
+            length = _LONG_PIECE_BYTES if is_long else _PIECE_BYTES
+            piece, self._unparsed = self._unparsed[:length], self._unparsed[length:]
+            super().data_received(bytes(piece))
+            if self.loop.time() > until:
+                break
+        self._count()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the rest parsed, unless messages wait, and read on after it."""
+        if self.read_paused or self.disconnected:
+            return
+        if self._unparsed:
+            self._is_held = True
+            self.transport.pause_reading()
+            if self._turn is None:
+                self._turn = self.loop.call_soon(self._parse)
+        elif self._is_held:
+            self._is_held = False
+            self.transport.resume_reading()
 
     def _count(self) -> None:
         """Tell how many bytes are held, of a message that has not ended and of whole ones.
@@ -230,6 +279,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._account.hold(sum(length for length in held if length > INLINE_BYTES))
         except ApiError as error:
             self._queued.clear()
+            self._unparsed = memoryview(b"")
             while not self.queue.empty():
                 self.queue.get_nowait()
             self._fail(CloseCode.TRY_AGAIN_LATER, error.message)

@@ -383,6 +383,27 @@ async def test_a_peer_that_pings_and_reads_nothing_costs_no_memory(reader: Reade
     assert grown < 20_000_000, "of 38 MB of pongs"
 
 
+@pytest.mark.parametrize("opcode", [1, 9])
+async def test_others_run_while_thousands_of_frames_are_taken(reader: Reader, opcode: int) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with running(reader, settings()) as url, stranger(url) as peer:
+        peer.send(HANDSHAKE, b"\r\n")
+        assert await peer.status() == 101
+        beside = asyncio.create_task(others())
+        last = b"\x03\xe8the last"
+        peer.send(_frame(opcode, b"") * 40_000, _frame(8, last))
+        assert (await peer.rest()).endswith(last)
+        beside.cancel()
+    assert turns > 100
+
+
 # The end
 
 
