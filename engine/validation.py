@@ -9,6 +9,9 @@ from engine.api import EngineInfo, EngineRequest, RequestRefused
 _MAX_LENGTH_PENALTY = 5
 """With it the scores of the longest outputs are still float32 numbers."""
 
+_MAX_TOP_K = 2**63 - 1
+"""What a tensor of integers holds, and a message to the engine's process."""
+
 
 def check_request(request: EngineRequest, info: EngineInfo) -> None:
     """Raise `RequestRefused` if no state of the engine could ever serve `request`."""
@@ -21,6 +24,8 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("max_tokens must not be negative", "max_tokens")
     if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
         raise RequestRefused("logit_bias names token ids outside the vocabulary", "logit_bias")
+    if not 0 <= sampling.top_k <= _MAX_TOP_K:
+        raise RequestRefused(f"top_k must be 0 ... {_MAX_TOP_K}", "top_k")
     if sampling.logprobs is not None and not 0 <= sampling.logprobs < info.vocab_size:
         raise RequestRefused("logprobs is out of range", "logprobs")
     if not 0 < request.share.weight < math.inf:

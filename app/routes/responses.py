@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -17,6 +18,9 @@ from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
 from app.wire.events import event_type
 from app.wire.responses import CreateBody
+
+_EVENT_NUMBER = re.compile(r"[0-9]{1,18}")
+"""Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
 
 async def create_response(request: Request) -> ASGIApp:
@@ -69,7 +73,7 @@ def _starting_after(request: Request) -> int | None:
         raise invalid_request(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     if stream == "false":
         return None
-    if after is not None and not (after.isascii() and after.isdecimal()):
+    if after is not None and not _EVENT_NUMBER.fullmatch(after):
         raise invalid_request("'starting_after' is the number of an event.", "starting_after")
     return -1 if after is None else int(after)
 

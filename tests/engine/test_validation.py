@@ -51,3 +51,15 @@ def test_sequences_that_may_part_at_the_rotary_switch_need_room_for_two_prompts(
         check_request(structs.replace(request, prompt=prompt), info)
     check_request(structs.replace(request, num_sequences=1), info)
     check_request(structs.replace(request, num_sequences=1, beam=BeamParams(num_beams=2)), info)
+
+
+@pytest.mark.parametrize("top_k", [-1, 2**63, 2**64])
+def test_a_number_that_no_engine_can_be_sent_is_refused_at_the_door(top_k: int) -> None:
+    """In a process of its own: sending it would end whatever is sent in the same turn."""
+    info, request = simulated_core().info, make_request("r", [5] * 6, 8)
+    greatest = SamplingParams(max_tokens=8, top_k=2**63 - 1)
+    check_request(structs.replace(request, sampling=greatest), info)
+    request = structs.replace(request, sampling=structs.replace(greatest, top_k=top_k))
+    with pytest.raises(RequestRefused) as refusal:
+        check_request(request, info)
+    assert refusal.value.param == "top_k"

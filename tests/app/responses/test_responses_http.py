@@ -54,6 +54,7 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
     [
         ({"colour": 1}, "unknown_parameter", "colour"),
         ({"temperature": 3}, "invalid_value", "temperature"),
+        ({"top_k": 2**63}, "invalid_value", "top_k"),
         ({"temperature": "1"}, "invalid_type", "temperature"),
         ({"top_p": 0}, "invalid_value", "top_p"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),

@@ -253,6 +253,7 @@ async def test_only_what_can_be_resumed_is_resumed(world: World, http: httpx.Asy
     [
         ("stream=yes", "stream"),
         ("stream=true&starting_after=-1", "starting_after"),
+        ("stream=true&starting_after=" + "9" * 5000, "starting_after"),
         ("stream=true&starting_after=two", "starting_after"),
         ("starting_after=2", "starting_after"),
         ("colour=red", "colour"),
