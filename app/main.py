@@ -76,6 +76,8 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         prompt_token_price=settings.prompt_token_price,
         cached_token_price=settings.cached_token_price,
         output_token_price=settings.output_token_price,
+        speculation=settings.speculation,
+        speculation_tokens=settings.speculation_tokens,
         recovery=settings.recovery,
         min_run_tokens=settings.min_run_tokens,
         threads=settings.threads,
@@ -135,6 +137,7 @@ async def run_service(
             settings.rebuild_seconds,
             settings.engine_silence_seconds,
             settings.engine_loading_seconds,
+            settings.token_cadence_ms / 1000,
         )
         engine_started = _start(engine, stack)
         stores = await stack.enter_async_context(

@@ -135,6 +135,22 @@ class Settings(BaseSettings):
     threads: AutoCount = Field(
         None, description="CPU threads of the model; auto is one a core it may use."
     )
+    speculation: Literal["off", "lookup"] = Field(
+        "lookup",
+        description="Several tokens in one step where guesses come true: found in the conversation "
+        "and in earlier answers of the same namespace.",
+    )
+    speculation_tokens: Count = Field(
+        16, description="Guesses in one step for a sequence, at most; fewer where they do not pay."
+    )
+    token_cadence_ms: float = Field(
+        0.0,
+        ge=0,
+        le=10_000,
+        allow_inf_nan=False,
+        description="Least time between two tokens of a stream, so that nobody sees which guesses "
+        "came true; 0 is none.",
+    )
     kernel_paths: Literal["auto", "floats", "words", "tiles"] = Field(
         "auto",
         description="How a CPU multiplies: in float32, by pairs or bytes, by matrix tiles; auto "

@@ -20,6 +20,8 @@ _COUNTS = (
     "host_hit_blocks",
     "in_block_tokens",
     "spared_keys",
+    "drafted_tokens",
+    "accepted_tokens",
     "forks",
     "copied_blocks",
     "invariant_violations",

@@ -34,8 +34,11 @@ class ProcessEngine(RemoteEngine):
         rebuild_seconds: float = 60.0,
         silence_seconds: float = 120.0,
         loading_seconds: float = 900.0,
+        cadence_seconds: float = 0.0,
     ) -> None:
-        super().__init__(self._spawn, rebuild_seconds, silence_seconds, loading_seconds)
+        super().__init__(
+            self._spawn, rebuild_seconds, silence_seconds, loading_seconds, cadence_seconds
+        )
         self._config = config
 
     @property

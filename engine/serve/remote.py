@@ -84,11 +84,13 @@ class RemoteEngine:
         rebuild_seconds: float = 60.0,
         silence_seconds: float = 120.0,
         loading_seconds: float = 900.0,
+        cadence_seconds: float = 0.0,
     ) -> None:
         self._launch = launch
         self._rebuild_seconds = rebuild_seconds
         self._silence_seconds = silence_seconds
         self._loading_seconds = loading_seconds
+        self._cadence_seconds = cadence_seconds
         self._context = zmq.asyncio.Context()
         self._folder = Path(tempfile.mkdtemp(prefix="partywall-"))
         # Held as long as this process lives: who sweeps up behind killed ones sees that it does.
@@ -149,7 +151,8 @@ class RemoteEngine:
         check_request(request, self.info)
         if request.request_id in self._streams:
             raise EngineError(f"request id {request.request_id!r} is in use")
-        stream = self._streams[request.request_id] = RunningStream(request)
+        stream = RunningStream(request, self._cadence_seconds)
+        self._streams[request.request_id] = stream
         self._entrance.queue(stream)
         try:
             self._let_in()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 
 import msgspec
 
 from engine.api import EngineRequest, FinishReason, TokenDelta
+from engine.serve.cadence import Cadence
 
 _DEATHS_WITHOUT_PROGRESS = 2
 """Engine deaths in a row, without progress between them, after which a request is to blame for one
@@ -21,10 +22,11 @@ _TRIAL_DELTAS = 2
 class RunningStream:
     """Passes deltas on, and remembers what a new engine needs to go on in place of a dead one."""
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, cadence_seconds: float = 0.0) -> None:
+        """Its tokens are read at that `engine.serve.cadence`."""
         self._request = request
         self._loop = asyncio.get_running_loop()
-        self._deltas: deque[TokenDelta] = deque()
+        self._deltas = Cadence(cadence_seconds, self._loop.time)
         self._news: asyncio.Future[None] | None = None
         self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
         self._cached_tokens = request.cached_tokens
@@ -57,11 +59,14 @@ class RunningStream:
         return not self._open and not self._deltas
 
     async def next(self) -> TokenDelta:
-        """The next delta, as soon as there is one. For one reader."""
-        while not self._deltas:
+        """The next delta, as soon as one is due. For one reader."""
+        while not self._deltas or self._deltas.seconds_left():
             self._news = self._loop.create_future()
-            await self._news
-        return self._deltas.popleft()
+            if self._deltas:
+                await asyncio.wait([self._news], timeout=self._deltas.seconds_left())
+            else:
+                await self._news
+        return self._deltas.pop()
 
     def push(self, delta: TokenDelta) -> None:
         """Take over what an engine has produced."""
@@ -77,7 +82,7 @@ class RunningStream:
         if self.is_harmless:
             self.deaths = 0
         self._num_searched = max(self._num_searched, delta.searched_tokens)
-        self._deltas.append(delta)
+        self._deltas.push(delta)
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 

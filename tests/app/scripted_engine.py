@@ -139,6 +139,8 @@ class ScriptedEngine:
             host_hit_blocks=12,
             in_block_tokens=13,
             spared_keys=14,
+            drafted_tokens=15,
+            accepted_tokens=16,
             blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
             tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
         )

@@ -42,7 +42,8 @@ async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     assert 'partywall_host_blocks{state="used"} 8.0' in text
     assert 'partywall_host_blocks{state="total"} 64.0' in text
     counters = ("recomputed", "swapped_out", "swapped_in", "host_hit_blocks", "in_block_tokens")
-    for value, name in enumerate((*counters, "spared_keys"), 9):
+    counters += ("spared_keys", "drafted_tokens", "accepted_tokens")
+    for value, name in enumerate(counters, 9):
         assert f"partywall_engine_{name} {value}.0" in text
     assert "partywall_streams_running 0.0" in text
     world.engine.down = True
