@@ -67,6 +67,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         block_size=settings.block_size,
         max_context_tokens=settings.max_context_tokens,
         step_token_budget=settings.step_token_budget,
+        itl_target_ms=settings.itl_target_ms,
         max_running_requests=settings.max_running_requests,
         prefix_cache=settings.prefix_cache,
         prefix_grouping=settings.prefix_grouping,

@@ -107,7 +107,16 @@ class Settings(BaseSettings):
         None, description="Prompt plus output of one request; auto is the model's own limit."
     )
     step_token_budget: AutoCount = Field(
-        None, description="Tokens computed in one engine step; auto is 128 on a CPU, 2048 on a GPU."
+        None,
+        description="Tokens computed in one engine step, at most; auto is 512 on a CPU, 2048 on a "
+        "GPU.",
+    )
+    itl_target_ms: float = Field(
+        25.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Prompts may draw out the step of running streams to this, or to twice its "
+        "own time if that is longer; 0 is no bound.",
     )
     max_running_requests: Count = Field(
         64, description="Requests in the engine's batch; one of several sequences counts for each."

@@ -37,6 +37,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt plus output of one request, at most; `None`: the model's own limit."""
     step_token_budget: int | None = None
     """Tokens computed in one step, prefill and decode together; `None`: by device."""
+    itl_target_ms: float = 25.0
+    """A step that decodes takes no more of prompts than lets it end in this time, or in twice what
+    decoding alone takes; 0: as much as the budget holds."""
     max_running_requests: int = 64
     """Sequences in one step; a request with several counts once for each."""
     prefix_cache: bool = True
@@ -98,6 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"speculation: {self.speculation!r} is none of off, lookup")
         if self.kv_dtype not in ("auto", "int8", "fp8"):
             raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
+        if not 0 <= self.itl_target_ms < math.inf:
+            raise ValueError("itl_target_ms: must not be negative")
         if self.host_memory_bytes < 0:
             raise ValueError("host_memory_bytes: must not be negative")
         for name in ("prompt_token_price", "output_token_price"):

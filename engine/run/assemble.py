@@ -32,8 +32,8 @@ from kernels.sampling import draw
 
 _log = logging.getLogger(__name__)
 
-_CPU_STEP_TOKENS = 128
-"""A CPU is busy with few tokens already; more would only make everyone wait for longer steps."""
+_CPU_STEP_TOKENS = 512
+"""Of prompts alone; a step that also decodes is as long as `EngineConfig.itl_target_ms` lets it."""
 _GPU_STEP_TOKENS = 2048
 _RECORDING_SECONDS = 20.0
 """At start; other graphs are recorded when they are first needed."""

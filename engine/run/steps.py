@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol, runtime_checkable
 
 from engine.schedule.plan import Sampled, StepPlan
@@ -98,6 +99,9 @@ class Steps:
         self._scheduler = scheduler
         self._planned: deque[StepPlan] = deque()
         self._started: deque[Pending] = deque()
+        self._began: deque[float] = deque()
+        """When each of them was started."""
+        self._last_result = 0.0
         self._awaits_tokens = False
         """Of the newest plan."""
 
@@ -127,13 +131,16 @@ class Steps:
             if self._started:
                 sampled = self._started[0].result()
                 self._started.popleft()
-                progress.computed = self._planned.popleft(), sampled
+                plan = self._planned.popleft()
+                self._time(plan)
+                progress.computed = plan, sampled
         except Exception as raised:  # noqa: BLE001
             error = error or raised
         if error is not None:
             progress.failure = Failure(error, list(self._planned))
             self._planned.clear()
             self._started.clear()
+            self._began.clear()
         return progress
 
     def _is_due(self, runner: Runner) -> bool:
@@ -152,8 +159,16 @@ class Steps:
         is_search = any(one.request.beam is not None for one in self._planned[0].samplers)
         return not is_search
 
+    def _time(self, plan: StepPlan) -> None:
+        """The oldest step is done: it began when it was started or when the last one ended."""
+        now = perf_counter()
+        seconds = now - max(self._began.popleft(), self._last_result)
+        self._last_result = now
+        self._scheduler.pace.observe(plan.num_decoding, plan.num_prompt_tokens, seconds)
+
     def _start(self, runner: Runner, plan: StepPlan) -> None:
         self._planned.append(plan)
+        self._began.append(perf_counter())
         if isinstance(runner, Launcher):
             self._started.append(runner.launch(plan))
             self._scheduler.launched(plan)

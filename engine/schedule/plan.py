@@ -63,6 +63,8 @@ class StepPlan:
     """One step's work, in batch order."""
 
     chunks: list[ScheduledChunk]
+    num_decoding: int = 0
+    """Of the chunks, the first ones: sequences whose prompts are computed."""
     transfers: Transfers = field(default_factory=Transfers)
     findable: set[int] = field(default_factory=set)
     """Blocks that can be found since it was planned, and that it or steps under way are to fill."""
@@ -88,6 +90,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(chunk.num_rows for chunk in self.chunks)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of these, tokens of prompts."""
+        return sum(chunk.count for chunk in self.chunks[self.num_decoding :])
 
     @property
     def spans(self) -> list[tuple[int, int]]:

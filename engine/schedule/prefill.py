@@ -11,6 +11,7 @@ from engine.schedule.admission import Admission, ComputeAdmission
 from engine.schedule.group import SequenceGroup
 from engine.schedule.hash_ahead import HashAllowance
 from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.pace import Pace
 from engine.schedule.plan import ScheduledChunk
 from engine.schedule.preemption import victims_of_admission
 from engine.schedule.sequence import Sequence
@@ -46,10 +47,11 @@ class Attempt:
 class PrefillPlanner:
     """Spends what decoding leaves of a step's budget on prompts, in the order of their tenants."""
 
-    def __init__(self, lifecycle: Lifecycle, pins: Pins, budget: StepBudget) -> None:
+    def __init__(self, lifecycle: Lifecycle, pins: Pins, budget: StepBudget, pace: Pace) -> None:
         self._lifecycle = lifecycle
         self._pins = pins
         self._budget = budget
+        self._pace = pace
 
     def plan(self, decoding: list[Sequence], *, may_preempt: bool) -> Prefill:
         """Choose prompts beside the sequences that decode.
@@ -59,6 +61,8 @@ class PrefillPlanner:
         running = self._lifecycle.running
         step = Prefill(decoding)
         left = self._budget.num_tokens - len(decoding)
+        if decoding:
+            left = min(left, self._pace.prompt_tokens or left)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
         allowance = HashAllowance()

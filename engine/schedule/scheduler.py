@@ -33,6 +33,7 @@ from engine.schedule.decode import DecodePlanner
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.pace import Pace
 from engine.schedule.plan import News, Sampled, ScheduledChunk, StepPlan
 from engine.schedule.prefill import Prefill, PrefillPlanner
 from engine.schedule.results import Results
@@ -71,7 +72,8 @@ class Scheduler:
         self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
         self.decode = DecodePlanner(self.lifecycle)
         self.budget = StepBudget(config.step_token_budget, config.max_running_requests)
-        self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget)
+        self.pace = Pace(config.itl_target_ms / 1000)
+        self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace)
         self.speculation: Speculation | None = None
         if drafter is not None:
             self.speculation = Speculation(
@@ -209,6 +211,7 @@ class Scheduler:
         chunks = self._decoding_chunks(prefill) + prefill.chunks
         plan = StepPlan(
             chunks,
+            num_decoding=len(prefill.decoding),
             failed=growth.failed + prefill.failed,
             awaits_tokens=prefill.awaits_tokens,
             is_hashing=prefill.is_hashing,

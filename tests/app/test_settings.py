@@ -194,6 +194,7 @@ ENGINE_SETTINGS = {
     "block_size": 32,
     "max_context_tokens": 512,
     "step_token_budget": 256,
+    "itl_target_ms": 40.0,
     "max_running_requests": 8,
     "prefix_cache": False,
     "eviction": "lru",

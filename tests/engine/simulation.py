@@ -207,6 +207,7 @@ def simulated_core(
     drafter: Drafter | None = None,
     row_costs: RowCosts = FREE_ROWS,
     speculation: Speculation = "off",
+    itl_target_ms: float = 0.0,
 ) -> EngineCore:
     """An engine core around the simulated model; its steps come late if they are run ahead."""
     config = EngineConfig(
@@ -220,6 +221,7 @@ def simulated_core(
         recovery=recovery,
         min_run_tokens=min_run_tokens,
         speculation=speculation,
+        itl_target_ms=itl_target_ms,
     )
     info = EngineInfo(
         model="simulated",

@@ -1,0 +1,57 @@
+"""How many prompt tokens a step may compute beside sequences that decode.
+
+These wait for the whole step, so it should end within a target: Sarathi-Serve (Agrawal et al., OSDI
+2024) sizes chunks like this. What a token takes differs between machines, models and contexts, so
+it is learned from the steps themselves: a step takes what decoding takes, and more by every token
+of a prompt.
+"""
+
+from __future__ import annotations
+
+_WEIGHT = 0.2
+"""Of a new observation."""
+_LARGEST_RATIO = 4.0
+"""An observation that is farther off was disturbed, and counts as if it were not."""
+_LEAST_SHARE = 0.1
+"""Of a step that is its prompts', whatever decoding seems to take."""
+_FEW_TOKENS = 16
+"""Fewer say little about what a token takes; nor is a step cut down to fewer."""
+
+
+class Pace:
+    """Learns from steps what they take, and keeps those that decode to a target."""
+
+    def __init__(self, target_seconds: float) -> None:
+        """A target of 0 leaves all steps as long as they are."""
+        self._target = target_seconds
+        self._decode_step: float | None = None
+        """Seconds of a step that decodes alone."""
+        self._prompt_token: float | None = None
+        """Seconds more for each token of a prompt."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """That a step may compute beside sequences that decode; `None`: as many as there are.
+
+        Where decoding alone takes more than half of the target, prompts take as long as decoding.
+        """
+        if not self._target or self._prompt_token is None:
+            return None
+        decoding = self._decode_step or 0.0
+        left = max(self._target, 2 * decoding) - decoding
+        return max(_FEW_TOKENS, int(left / self._prompt_token))
+
+    def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A step has been computed."""
+        if num_decoding and not num_prompt_tokens:
+            self._decode_step = _averaged(self._decode_step, seconds)
+        elif num_prompt_tokens >= _FEW_TOKENS:
+            left = max(seconds - (self._decode_step or 0.0), _LEAST_SHARE * seconds)
+            self._prompt_token = _averaged(self._prompt_token, left / num_prompt_tokens)
+
+
+def _averaged(average: float | None, observed: float) -> float:
+    if average is None:
+        return observed
+    observed = min(max(observed, average / _LARGEST_RATIO), average * _LARGEST_RATIO)
+    return average + _WEIGHT * (observed - average)

@@ -1,0 +1,118 @@
+"""How much of prompts a step computes beside running streams: as its measured time lets it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.schedule.pace import Pace
+from engine.schedule.plan import Sampled, StepPlan
+from engine.serve.core import EngineCore
+from tests.engine.simulation import (
+    expected_output,
+    make_request,
+    run_to_end,
+    simulated_core,
+)
+
+
+def taught(target: float, decoding: float, token: float) -> Pace:
+    """A pace that has seen steps in which decoding and each token of a prompt take so long."""
+    pace = Pace(target)
+    for count in (40, 100, 60):
+        pace.observe(4, 0, decoding)
+        pace.observe(4, count, decoding + count * token)
+    return pace
+
+
+def test_prompts_have_what_decoding_leaves_of_the_target() -> None:
+    assert taught(0.050, 0.010, 0.001).prompt_tokens == pytest.approx(40, abs=1)
+    assert taught(0.030, 0.010, 0.001).prompt_tokens == pytest.approx(20, abs=1)
+
+
+def test_where_decoding_alone_misses_the_target_prompts_have_as_long_as_it() -> None:
+    assert taught(0.030, 0.200, 0.002).prompt_tokens == pytest.approx(100, abs=1)
+
+
+def test_prompts_always_get_on() -> None:
+    assert taught(0.010, 0.009, 0.100).prompt_tokens == 16
+
+
+def test_nothing_is_bounded_without_a_target_or_before_anything_is_known() -> None:
+    assert taught(0.0, 0.010, 0.001).prompt_tokens is None
+    pace = Pace(0.050)
+    assert pace.prompt_tokens is None
+    pace.observe(4, 0, 0.010)
+    pace.observe(1, 3, 0.100)  # too few tokens to tell what one takes
+    assert pace.prompt_tokens is None
+
+
+def test_prompts_alone_teach_what_a_token_takes() -> None:
+    pace = Pace(0.050)
+    pace.observe(0, 100, 0.100)
+    assert pace.prompt_tokens == 50
+
+
+def test_a_disturbed_step_does_not_overturn_what_is_known() -> None:
+    pace = taught(0.050, 0.010, 0.001)
+    pace.observe(4, 40, 9.0)
+    pace.observe(4, 0, 9.0)
+    assert 16 <= (pace.prompt_tokens or 0) <= 40
+    for _ in range(40):
+        pace.observe(4, 0, 0.010)
+        pace.observe(4, 40, 0.050)
+    assert pace.prompt_tokens == pytest.approx(40, abs=2)
+
+
+def with_clock(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, decoding: float, token: float
+) -> list[StepPlan]:
+    """Let steps take simulated time; returns their plans as they are computed."""
+    now, plans = [100.0], list[StepPlan]()
+    execute = core._runner.execute
+
+    def timed(plan: StepPlan) -> Sampled:
+        plans.append(plan)
+        now[0] += decoding + token * plan.num_prompt_tokens
+        return execute(plan)
+
+    monkeypatch.setattr("engine.run.steps.perf_counter", lambda: now[0])
+    monkeypatch.setattr(core._runner, "execute", timed)
+    return plans
+
+
+def test_a_prompt_alone_takes_whole_budgets_and_beside_a_stream_what_the_target_lets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = simulated_core(num_blocks=400, step_token_budget=200, itl_target_ms=50.0)
+    plans = with_clock(core, monkeypatch, decoding=0.010, token=0.001)
+    stream, prompt = list(range(10, 410)), list(range(20, 620))
+    core.submit(make_request("stream", stream, 60))
+    for _ in range(8):
+        core.step()
+    assert [plan.num_prompt_tokens for plan in plans[:2]] == [200, 200]
+    del plans[:]
+    core.submit(make_request("prompt", prompt, 5))
+    outputs = run_to_end(core)
+    assert outputs["prompt"] == expected_output(prompt, 5)
+    beside = [plan.num_prompt_tokens for plan in plans if plan.num_prompt_tokens]
+    assert all(plan.num_decoding for plan in plans[: len(beside)])
+    assert 35 <= min(beside[:-1]) <= max(beside) <= 45
+
+
+def test_without_a_target_a_prompt_beside_a_stream_takes_the_whole_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = simulated_core(num_blocks=400, step_token_budget=200, itl_target_ms=0.0)
+    plans = with_clock(core, monkeypatch, decoding=0.010, token=0.001)
+    core.submit(make_request("stream", list(range(10, 50)), 60))
+    for _ in range(8):
+        core.step()
+    core.submit(make_request("prompt", list(range(20, 620)), 5))
+    run_to_end(core)
+    assert max(plan.num_prompt_tokens for plan in plans if plan.num_decoding) == 199
+
+
+def test_a_target_below_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="itl_target_ms"):
+        EngineConfig(model_path="", itl_target_ms=-1.0)
