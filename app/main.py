@@ -305,5 +305,8 @@ async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | N
 
 
 def _model_id(model: str, folder: Path) -> str:
-    """What clients call the model: its name or hub id, or the last part of a local folder."""
-    return folder.name if Path(model).expanduser().is_dir() else model
+    """What clients call the model: its name or hub id, or the last part of a local path."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
+    return folder.name if path.is_dir() else model

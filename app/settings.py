@@ -77,7 +77,9 @@ class Settings(BaseSettings):
         None, description="Written (mode 0600) once requests are served: URL, pid, new secrets."
     )
 
-    model: str = Field(DEFAULT_MODEL, description="Model: name, Hugging Face folder or hub id.")
+    model: str = Field(
+        DEFAULT_MODEL, description="Model: name, Hugging Face folder, GGUF file or hub id."
+    )
     cache_dir: Location = Field(
         default_factory=default_cache_dir,
         description="Where converted weights, and digests of weights, are kept.",

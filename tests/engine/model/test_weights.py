@@ -19,6 +19,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers import Tokenizer
 
 from engine.model import weights
+from engine.model.convert import choose_digits
 from engine.model.weights import DEFAULT_MODEL, ModelUnavailable, default_cache_dir, resolve_model
 
 
@@ -74,6 +75,38 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match=r"no config\.json"):
         resolve_model(str(tmp_path))
+
+
+def test_a_gguf_file_is_converted_once_and_found_again_by_its_contents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    converted: list[Path] = []
+
+    def convert(gguf: Path, folder: Path) -> None:
+        converted.append(gguf)
+        folder.mkdir()
+
+    monkeypatch.setattr(weights, "_convert", convert)
+    first, copy = tmp_path / "tiny.gguf", tmp_path / "elsewhere" / "tiny.gguf"
+    first.write_bytes(b"weights")
+    copy.parent.mkdir()
+    copy.write_bytes(b"weights")
+    folder = resolve_model(str(first), tmp_path / "cache")
+    assert folder.name.startswith("tiny-")
+    assert resolve_model(str(copy), tmp_path / "cache") == folder
+    assert converted == [first]
+    copy.write_bytes(b"other weights")
+    assert resolve_model(str(copy), tmp_path / "cache") != folder
+    with pytest.raises(ModelUnavailable, match="no such file"):
+        resolve_model(str(tmp_path / "missing.gguf"))
+
+
+def test_a_file_whose_text_would_be_cut_wrongly_is_refused() -> None:
+    assert choose_digits("gpt2", "smollm")
+    assert not choose_digits("gpt2", "qwen2")
+    assert not choose_digits("llama", "default")
+    with pytest.raises(SystemExit, match="'llama-bpe'"):
+        choose_digits("gpt2", "llama-bpe")
 
 
 def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:
@@ -138,7 +171,7 @@ def test_a_conversion_that_is_killed_says_what_it_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(weights, "_CONVERTER", "tests.engine.model.killed")
-    with pytest.raises(ModelUnavailable, match="was killed; it takes up to 1 GiB of memory"):
+    with pytest.raises(ModelUnavailable, match="was killed; it takes memory of up to ten"):
         resolve_model(DEFAULT_MODEL, tmp_path)
 
 
