@@ -24,6 +24,7 @@ _MODULES = {
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",
+    "speculate": "bench.engine.speculate",
     "kernels": "bench.kernels.kernels",
     "gpu": "bench.engine.gpu",
     "peers": "bench.service.peers",
