@@ -144,7 +144,7 @@ class Scheduler:
         """End every request because a step has failed; returns what ends by it."""
         ended: list[Sequence] = []
         for group in list(self.lifecycle.live.values()):
-            ended += self.lifecycle.end(group, "error", error)
+            ended += self._over(self.lifecycle.end(group, "error", error))
         self.lifecycle.transfers.abandon()
         for plan in self._under_way:
             self.tiers.host.forget(slot for _, slot in plan.transfers.swap_outs)
@@ -173,7 +173,8 @@ class Scheduler:
         self._undo(plans)
         names = {chunk.sequence.request_id for plan in plans for chunk in plan.chunks}
         groups = [group for name, group in self.lifecycle.live.items() if name in names]
-        return [ended for group in groups for ended in self.lifecycle.end(group, "error", error)]
+        ended = [one for group in groups for one in self.lifecycle.end(group, "error", error)]
+        return self._over(ended)
 
     def forget_tenant(self, tenant: str) -> None:
         """Drop a tenant's pins and reserve, and make its blocks unfindable.
@@ -212,7 +213,7 @@ class Scheduler:
         plan = StepPlan(
             chunks,
             num_decoding=len(prefill.decoding),
-            failed=growth.failed + prefill.failed,
+            failed=self._over(growth.failed + prefill.failed),
             awaits_tokens=prefill.awaits_tokens,
             is_hashing=prefill.is_hashing,
         )
@@ -316,9 +317,9 @@ class Scheduler:
         )
 
     def _over(self, ended: list[Sequence]) -> list[Sequence]:
-        """`ended`, of which the drafter is told."""
+        """`ended`, of which the drafter is told: not of beams, for which nothing is drafted."""
         if self.speculation is not None:
-            self.speculation.ended(ended)
+            self.speculation.ended(one for one in ended if one.request.beam is None)
         return ended
 
     def _new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:

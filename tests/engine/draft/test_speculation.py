@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import BeamParams, TenantShare
+from engine.draft.history import AnswerHistory
+from engine.draft.lookup import PromptLookup
 from engine.draft.worth import RowCosts
-from engine.schedule.plan import StepPlan
+from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.engine.draft.guesses import Seer
@@ -229,3 +231,35 @@ def test_the_drafter_is_told_of_ends_and_of_tenants_that_go() -> None:
     assert [sequence.request_id for sequence in seer.over] == ["done", "aborted"]
     core.scheduler.forget_tenant("a")
     assert seer.forgotten == ["a"]
+
+
+def test_the_drafter_is_told_of_what_fails() -> None:
+    seer = Seer(random.Random(1), 1.0)
+    core = simulated_core(drafter=seer)
+    execute = core._runner.execute
+
+    def failing(plan: StepPlan) -> Sampled:
+        raise RuntimeError("a step fails")
+
+    core.submit(make_request("failed", prompt_that_goes_on(4, 30), 30))
+    core.step()
+    core._runner.execute = failing  # type: ignore[method-assign]
+    assert [delta.finish_reason for delta in core.step()] == ["error"]
+    core._runner.execute = execute  # type: ignore[method-assign]
+    core.submit(make_request("without room", prompt_that_goes_on(40, 30), 30, cache=False))
+    core.step()
+    core.scheduler.pool.reserve("others", 64)
+    while not core.is_idle:
+        core.step()
+    assert [sequence.request_id for sequence in seer.over] == ["failed", "without room"]
+
+
+def test_of_a_search_that_is_aborted_nothing_is_drafted_from() -> None:
+    history = AnswerHistory()
+    core = simulated_core(drafter=PromptLookup(history))
+    beam = BeamParams(num_beams=3, num_return=3)
+    core.submit(make_request("r", random_prompt(random.Random(3), 9), 30, beam=beam))
+    for _ in range(4):
+        core.step()
+    core.abort("r")
+    assert history.num_tokens == 0
