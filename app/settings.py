@@ -147,9 +147,9 @@ class Settings(BaseSettings):
         None, description="CPU threads of the model; auto is one a core it may use."
     )
     speculation: Literal["off", "lookup"] = Field(
-        "lookup",
-        description="Several tokens in one step where guesses come true: found in the conversation "
-        "and in earlier answers of the same namespace.",
+        "off",
+        description="Several tokens in one step where guesses come true: `lookup` finds them in the "
+        "conversation and in earlier answers of the same namespace. For few streams at once.",
     )
     speculation_tokens: Count = Field(
         16, description="Guesses in one step for a sequence, at most; fewer where they do not pay."

@@ -204,7 +204,7 @@ ENGINE_SETTINGS = {
     "batch_invariant": True,
     "threads": 3,
     "kernel_paths": "words",
-    "speculation": "off",
+    "speculation": "lookup",
     "speculation_tokens": 3,
     "fairness": "fcfs",
     "recovery": "swap",
