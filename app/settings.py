@@ -148,8 +148,8 @@ class Settings(BaseSettings):
     )
     speculation: Literal["off", "lookup"] = Field(
         "off",
-        description="Several tokens in one step where guesses come true: `lookup` finds them in the "
-        "conversation and in earlier answers of the same namespace. For few streams at once.",
+        description="Several tokens in one step where guesses come true: `lookup` finds them in "
+        "the conversation and in earlier answers of the same namespace. For few streams at once.",
     )
     speculation_tokens: Count = Field(
         16, description="Guesses in one step for a sequence, at most; fewer where they do not pay."
