@@ -174,8 +174,13 @@ class StepBench:
         num_blocks = batch * (-(-tokens // self._config.block_size) + 1)
         self._model.allocate(num_blocks)
         self._model.memory.zero_()
+        # Steps are as large as the case says, on whatever machine, and emit a token a sequence.
         config = msgspec.structs.replace(
-            self._config, max_running_requests=batch, step_token_budget=max(batch, budget)
+            self._config,
+            max_running_requests=batch,
+            step_token_budget=max(batch, budget),
+            itl_target_ms=0.0,
+            speculation="off",
         )
         info = msgspec.structs.replace(self.info, num_blocks=num_blocks, num_host_blocks=0)
         runner = _Runner(ModelRunner(self._model))
