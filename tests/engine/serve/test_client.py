@@ -149,3 +149,16 @@ async def test_deltas_that_were_read_leave_nothing_to_the_garbage_collector(
     finally:
         gc.enable()
     assert not left
+
+
+async def test_pins_and_tenants_are_let_go_through_the_client(engine: LocalEngine) -> None:
+    warm = make_request("warm", [5] * 9, 0, pin="a/p")
+    assert [delta.finish_reason async for delta in engine.generate(warm)] == ["length"]
+    assert (await engine.stats()).blocks_pinned == 2
+    await engine.unpin("a/p")
+    await engine.unpin("unknown")
+    stats = await engine.stats()
+    assert (stats.blocks_pinned, stats.blocks_cached) == (0, 3)
+    await engine.forget_tenant("a")
+    stats = await engine.stats()
+    assert (stats.blocks_cached, stats.tenants) == (0, {})
