@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 import pytest
 from msgspec.structs import replace
 
 from tenants.errors import StoreUnavailable
-from tenants.limits.limiter import Admission, Limiter, LimitExceeded
+from tenants.limits.limiter import Admission, Limiter
 from tenants.limits.local_estimate import LocalEstimate
 from tenants.records import Tenant, TenantLimits
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room, eventually, listening, take
+from tests.tenants.limits.conftest import exceeded
 from tests.tenants.server import Server
 
 
@@ -22,12 +21,6 @@ async def opened(open_room: OpenRoom, server: Server, **limits: int) -> tuple[Ro
         "acme", edit=lambda new: replace(new, limits=TenantLimits(**limits))
     )
     return room, tenant
-
-
-async def exceeded(refused: Awaitable[object]) -> LimitExceeded:
-    with pytest.raises(LimitExceeded) as caught:
-        await refused
-    return caught.value
 
 
 async def back(room: Room) -> None:
