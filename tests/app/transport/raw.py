@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import AsyncIterator
 
+import psutil
 from starlette.types import Receive, Scope, Send
 
 from tests.app.transport.test_server import Probe
@@ -125,3 +127,19 @@ HANDSHAKE = (
     b"GET /socket HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
 )
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+
+
+def frame(opcode: int, payload: bytes, fin: bool = True) -> bytes:
+    """A client's frame, whose mask changes nothing."""
+    assert len(payload) < 65536
+    first = (0x80 if fin else 0) | opcode
+    if len(payload) < 126:
+        return bytes((first, 0x80 | len(payload))) + bytes(4) + payload
+    return struct.pack("!BBH", first, 0x80 | 126, len(payload)) + bytes(4) + payload
+
+
+def resident_bytes() -> int:
+    """The memory of this process."""
+    return int(psutil.Process().memory_info().rss)

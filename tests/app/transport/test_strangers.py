@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 
-import psutil
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Frame, Opcode
 
-from tests.app.transport.raw import HANDSHAKE, Reader, stranger, until_a_place_is_free
+from tests.app.transport.raw import (
+    GET,
+    HANDSHAKE,
+    POST,
+    Reader,
+    frame,
+    resident_bytes,
+    stranger,
+    until_a_place_is_free,
+)
 from tests.app.transport.test_server import running, settings
-
-GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
-POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
-
-
-@pytest.fixture
-def reader() -> Reader:
-    return Reader()
-
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
-
 
 # Bytes
 
@@ -44,11 +38,11 @@ async def test_a_head_that_is_too_large_is_refused_and_costs_no_memory(
     reader: Reader, head: list[bytes]
 ) -> None:
     async with running(reader, settings()) as url, stranger(url) as peer:
-        before = _resident_bytes()
+        before = resident_bytes()
         for piece in head:
             peer.send(piece)
             await peer.drained()
-            assert _resident_bytes() - before < 30_000_000
+            assert resident_bytes() - before < 30_000_000
         assert await peer.status() == 431
         await peer.rest()
 
@@ -267,143 +261,6 @@ async def test_an_accepted_socket_does_not_count_for_its_address(reader: Reader)
         assert await _asked(url, "127.0.0.1") == 200
 
 
-# Upgrades
-
-
-async def test_a_wish_to_speak_http_2_is_ignored(reader: Reader) -> None:
-    """As the JDK's client and `curl --http2` send it."""
-    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-    async with running(reader, settings()) as url, stranger(url) as peer:
-        for _ in range(2):
-            peer.send(POST, wish, b"Content-Length: 4\r\n\r\nbo", b"dy")
-            assert await peer.status() == 200
-            assert await reader.bodies.get() == b"body"
-        peer.send(GET, wish, b"\r\n")
-        assert (await peer.answer()).endswith(b"GET ")
-
-
-@pytest.mark.parametrize(
-    ("handshake", "status"),
-    [
-        pytest.param(HANDSHAKE + b"Content-Length: 0\r\n\r\n", 101, id="JDK 17"),
-        pytest.param(
-            HANDSHAKE + b"Cookie: " + b"c" * 9000 + b"\r\n\r\n", 101, id="a cookie of 9 kB"
-        ),
-        pytest.param(HANDSHAKE + b"X: \xff\xfe\r\n\r\n", 101, id="no UTF-8"),
-        pytest.param(
-            HANDSHAKE.replace(b"GET", b"POST") + b"Content-Length: 0\r\n\r\n", 200, id="a POST"
-        ),
-        pytest.param(HANDSHAKE + b"Content-Length: 2\r\n\r\nhi", 200, id="a GET with a body"),
-        pytest.param(HANDSHAKE.replace(b"1.1", b"1.0") + b"\r\n", 200, id="HTTP/1.0"),
-        pytest.param(HANDSHAKE.replace(b"13", b"14") + b"\r\n", 400, id="another version"),
-        pytest.param(HANDSHAKE.replace(b"dGhl", b"\xff\xff") + b"\r\n", 400, id="a broken key"),
-        pytest.param(HANDSHAKE + b"\r\n\x81\x80abcd", 400, id="frames before the answer"),
-    ],
-)
-async def test_every_handshake_is_answered(
-    reader: Reader, caplog: pytest.LogCaptureFixture, handshake: bytes, status: int
-) -> None:
-    async with running(reader, settings()) as url, stranger(url) as peer:
-        peer.send(handshake)
-        assert await peer.status() == status
-        if status >= 400:
-            await peer.rest()
-    assert caplog.records == []
-
-
-async def test_a_handshake_that_the_library_cannot_read_is_answered(reader: Reader) -> None:
-    async with running(reader, settings()) as url, stranger(url) as peer:
-        peer.send(HANDSHAKE.replace(b"/socket", b"/" + b"s" * 9000), b"\r\n")
-        assert await peer.status() in (400, 414)
-        await peer.rest()
-
-
-async def test_the_application_sees_all_headers_of_a_handshake_as_they_were_sent(
-    reader: Reader,
-) -> None:
-    cookie = b"c" * 9000 + b"\xff"
-    async with running(reader, settings()) as url, stranger(url) as peer:
-        peer.send(HANDSHAKE, b"Cookie: ", cookie, b"\r\n\r\n")
-        assert await peer.status() == 101
-        assert (b"cookie", cookie) in reader.headers
-
-
-# Frames
-
-
-def _frame(opcode: int, payload: bytes, fin: bool = True) -> bytes:
-    """A client's frame, whose mask changes nothing."""
-    assert len(payload) < 65536
-    first = (0x80 if fin else 0) | opcode
-    if len(payload) < 126:
-        return bytes((first, 0x80 | len(payload))) + bytes(4) + payload
-    return struct.pack("!BBH", first, 0x80 | 126, len(payload)) + bytes(4) + payload
-
-
-@pytest.mark.parametrize(
-    ("frames", "code"),
-    [
-        pytest.param(_frame(1, b"\xff\xfe"), 1007, id="a text that is no UTF-8"),
-        pytest.param(
-            _frame(1, b"a\xc3", fin=False) + _frame(0, b"("), 1007, id="the same in two fragments"
-        ),
-        pytest.param(_frame(8, b"\x03\xe8\xff"), 1007, id="a reason that is no UTF-8"),
-        pytest.param(
-            _frame(1, b"", fin=False) + _frame(0, b"", fin=False) * 5000, 1009, id="empty fragments"
-        ),
-        pytest.param(_frame(3, b""), 1002, id="an opcode that there is not"),
-        pytest.param(_frame(0, b""), 1002, id="the end of no message"),
-        pytest.param(_frame(9, bytes(200)), 1002, id="a long ping"),
-    ],
-)
-async def test_what_is_no_message_closes_the_socket_without_a_line_in_the_log(
-    reader: Reader, caplog: pytest.LogCaptureFixture, frames: bytes, code: int
-) -> None:
-    async with running(reader, settings()) as url, stranger(url) as peer:
-        peer.send(HANDSHAKE, b"\r\n")
-        assert await peer.status() == 101
-        peer.send(frames)
-        last = await peer.rest()
-        assert last[0] == 0x88
-        assert struct.unpack("!H", last[2:4]) == (code,)
-    assert caplog.records == []
-
-
-async def test_a_peer_that_pings_and_reads_nothing_costs_no_memory(reader: Reader) -> None:
-    async with running(reader, settings(send_deadline_seconds=5)) as url, stranger(url) as peer:
-        peer.send(HANDSHAKE.replace(b"/socket", b"/flood"), b"\r\n")
-        await peer.status()
-        peer.stop_reading()
-        pings = _frame(9, bytes(125)) * 2000
-        before = _resident_bytes()
-        for _ in range(150):
-            peer.send(pings)
-            await peer.drained()
-        grown = _resident_bytes() - before
-    assert grown < 20_000_000, "of 38 MB of pongs"
-
-
-@pytest.mark.parametrize("opcode", [1, 9])
-async def test_others_run_while_thousands_of_frames_are_taken(reader: Reader, opcode: int) -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    async with running(reader, settings()) as url, stranger(url) as peer:
-        peer.send(HANDSHAKE, b"\r\n")
-        assert await peer.status() == 101
-        beside = asyncio.create_task(others())
-        last = b"\x03\xe8the last"
-        peer.send(_frame(opcode, b"") * 40_000, _frame(8, last))
-        assert (await peer.rest()).endswith(last)
-        beside.cancel()
-    assert turns > 100
-
-
 # The end
 
 
@@ -421,7 +278,7 @@ async def test_the_service_stops_in_good_order_whatever_connections_are_open(
         HANDSHAKE + b"Cookie: " + b"c" * 9000 + b"\r\n\r\n",
         HANDSHAKE.replace(b"GET", b"POST") + b"\r\n",
         HANDSHAKE.replace(b"13", b"14") + b"\r\n",
-        HANDSHAKE + b"\r\n" + _frame(8, b"\x03\xe8"),
+        HANDSHAKE + b"\r\n" + frame(8, b"\x03\xe8"),
         HANDSHAKE.replace(b"/socket", b"/flood") + b"\r\n",
         b"\x16\x03\x01",
     ]
@@ -434,7 +291,7 @@ async def test_the_service_stops_in_good_order_whatever_connections_are_open(
         closing.send(HANDSHAKE.replace(b"/socket", b"/flood"), b"\r\n")
         await closing.status()
         closing.stop_reading()
-        closing.send(_frame(8, b"\x03\xe8"))
+        closing.send(frame(8, b"\x03\xe8"))
         await asyncio.sleep(0.2)
         reader.hold.set()
     assert [record for record in caplog.records if record.exc_info] == []

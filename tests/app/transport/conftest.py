@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.app.transport.raw import Reader
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
