@@ -16,7 +16,7 @@ from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
-from tests.engine.schedule.test_scheduler import SchedulerMachine
+from tests.engine.schedule.test_any_order import SchedulerMachine
 from tests.engine.simulation import (
     EOS,
     SimulatedRunner,

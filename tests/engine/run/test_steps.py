@@ -13,7 +13,7 @@ from engine.api import BeamParams, StepOutOfMemory
 from engine.schedule.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.effort import scaled
-from tests.engine.schedule.test_scheduler import FailingStep, SchedulerMachine
+from tests.engine.schedule.test_any_order import FailingStep, SchedulerMachine
 from tests.engine.simulation import (
     EOS,
     LateRunner,

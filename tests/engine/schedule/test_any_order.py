@@ -1,0 +1,250 @@
+"""Whatever happens, in whatever order: the books balance, and answers are what they are alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from engine.api import EngineRequest, RequestRefused, StepOutOfMemory, TenantShare, TokenDelta
+from engine.blocks.eviction_policy import Eviction
+from engine.run.steps import Runner
+from engine.schedule.plan import Sampled, StepPlan
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
+from engine.validation import check_request
+from tests.effort import scaled
+from tests.engine.draft.guesses import Seer
+from tests.engine.simulation import (
+    expected_output,
+    make_request,
+    random_prompt,
+    simulated_core,
+)
+
+
+class FailingStep(Exception):
+    pass
+
+
+class FailingRunner:
+    """Fails before or after the step was computed."""
+
+    def __init__(self, runner: Runner | None, error: type[Exception]) -> None:
+        self._runner = runner
+        self._error = error
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        if self._runner is not None:
+            self._runner.execute(plan)
+        raise self._error
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests of one or several sequences come, are computed, preempted and aborted in any order,
+    in a pool and a host tier of any size.
+
+    Tenants have weights, reserves and caps that change; prompts are pinned, tenants forgotten,
+    steps fail.
+    """
+
+    prefix_cache = True
+    fairness: Literal["vtc", "fcfs"] = "vtc"
+    eviction: Eviction = "arc"
+    runs_ahead = False
+    drafts = False
+
+    @initialize(
+        seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
+    )
+    def start(self, seed: int, num_blocks: int, budget: int) -> None:
+        self.rng = random.Random(seed)
+        self.num_blocks, self.capacity = num_blocks, num_blocks * 4
+        copy = CopyCost(1.0, self.rng.choice([0.0, 2.0, 10.0]))
+        self.core = simulated_core(
+            num_blocks,
+            4,
+            budget,
+            8,
+            prefix_cache=self.prefix_cache,
+            fairness=self.fairness,
+            eviction=self.eviction,
+            num_host_blocks=self.rng.choice([0, 2, 10, 60]),
+            recovery=self.rng.choice(["auto", "swap", "recompute"]),
+            min_run_tokens=self.rng.randint(1, 8),
+            costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget, 1.0)),
+            runs_ahead=self.runs_ahead,
+            drafter=Seer(self.rng, self.rng.random()) if self.drafts else None,
+        )
+        self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
+        self.shares = {tenant: TenantShare() for tenant in "abc"}
+        self.requests: dict[str, EngineRequest] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], TokenDelta] = {}
+        self.may_lack_room = False
+
+    @rule(
+        shared=st.integers(0, 60),
+        own=st.integers(1, 20),
+        out=st.integers(0, 20),
+        resumed=st.lists(st.integers(0, 8), max_size=4),
+        count=st.sampled_from([1, 1, 2, 3, 4]),
+        cache=st.sampled_from([True, True, True, False]),
+    )
+    def submit(
+        self, shared: int, own: int, out: int, resumed: list[int], count: int, cache: bool
+    ) -> None:
+        prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
+        prompt = prompt[: self.capacity - out]
+        tenant = self.rng.choice("abc")
+        generated = [
+            expected_output(prompt, out, index)[:length]
+            for index, length in enumerate(resumed[:count])
+        ]
+        self._submit(prompt, out, tenant, cache=cache, num_sequences=count, generated=generated)
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        weight=st.sampled_from([0.5, 1.0, 2.0]),
+        reserved=st.integers(0, 4),
+        cap=st.one_of(st.none(), st.integers(3, 12)),
+        pinned=st.one_of(st.none(), st.integers(0, 4)),
+    )
+    def change_share(
+        self, tenant: str, weight: float, reserved: int, cap: int | None, pinned: int | None
+    ) -> None:
+        self.may_lack_room |= reserved > 0
+        self.shares[tenant] = TenantShare(
+            weight=weight, reserved_blocks=reserved, max_blocks=cap, max_pinned_blocks=pinned
+        )
+
+    @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"), length=st.integers(1, 20))
+    def pin(self, tenant: str, name: str, length: int) -> None:
+        self.may_lack_room = True
+        prompt = self.rng.choice(self.heads)[:length]
+        self._submit(prompt, 0, tenant, pin=f"{tenant}/{name}")
+
+    @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"))
+    def unpin(self, tenant: str, name: str) -> None:
+        self.core.scheduler.pins.unpin(f"{tenant}/{name}")
+
+    @rule(tenant=st.sampled_from("abc"))
+    def forget_tenant(self, tenant: str) -> None:
+        self.core.scheduler.forget_tenant(tenant)
+        assert self.core.scheduler.pool.num_cached_of(tenant) == 0
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule(luck=st.integers(0, 9), is_computed=st.booleans())
+    def fail_a_step(self, luck: int, is_computed: bool) -> None:
+        if luck:
+            return
+        self._fail_a_step(is_computed, FailingStep)
+        assert self.core.is_idle
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule(luck=st.integers(0, 2), is_computed=st.booleans())
+    def lack_memory(self, luck: int, is_computed: bool) -> None:
+        if luck:
+            return
+        limit = self.core.scheduler.budget.num_tokens
+        self._fail_a_step(is_computed, StepOutOfMemory)
+        assert self.core.scheduler.budget.num_tokens <= limit
+
+    def _fail_a_step(self, is_computed: bool, error: type[Exception]) -> None:
+        runner = self.core._runner
+        self.core._runner = FailingRunner(runner if is_computed else None, error)
+        self._take(self.core.step())
+        self.core._runner = runner
+        self.core._failures.clear()  # there may be many, at last it would give up
+
+    @precondition(lambda self: not self.core.is_idle)
+    @rule()
+    def step(self) -> None:
+        self._take(self.core.step())
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        indices = [key for key in self.outputs if key[0] == name]
+        one = data.draw(st.sampled_from([None, *(index for _, index in indices)]))
+        deltas = self.core.abort(name, one)
+        gone = {(name, one)} if one is not None else set(indices)
+        assert {(name, delta.index) for delta in deltas} == gone - self.ends.keys()
+        self._take(deltas)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.core.scheduler.check()
+        if self.core.is_idle:
+            self.core.scheduler.check_some()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        for _ in range(10_000):
+            if self.core.is_idle:
+                break
+            self.step()
+            self.books_balance()
+        assert self.ends.keys() == self.outputs.keys(), "a sequence never ended"
+        assert self.core.scheduler.pool.num_in_use == self.core.stats().blocks_pinned
+        for (name, index), output in self.outputs.items():
+            request = self.requests[name]
+            expected = expected_output(request.prompt, request.sampling.max_tokens, index)
+            expected = expected[len(request.generated_by(index)) :]
+            if self.ends[name, index].finish_reason in ("aborted", "error"):
+                expected = expected[: len(output)]
+            assert output == expected
+
+    def _submit(self, prompt: list[int], out: int, tenant: str, **fields: object) -> None:
+        name, share = str(len(self.requests)), self.shares[tenant]
+        request = make_request(name, prompt, out, tenant=tenant, share=share, **fields)
+        try:
+            check_request(request, self.core.info)
+        except RequestRefused:
+            assert share.max_blocks is not None or request.num_sequences > 1
+            return
+        self.requests[name] = request
+        self.outputs |= {(name, index): [] for index in range(request.num_sequences)}
+        self._take(self.core.submit(request))
+
+    def _take(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            name = delta.request_id, delta.index
+            assert name not in self.ends, "news after the end"
+            self.outputs[name] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.ends[name] = delta
+            if delta.finish_reason == "error":
+                if {"FailingStep", "StepOutOfMemory"} & set((delta.error or "").split()):
+                    continue
+                kept = "no room" in (delta.error or "") and self.may_lack_room
+                assert kept or "cannot be pinned" in (delta.error or "")
+            else:
+                assert delta.error is None
+
+
+class UncachedSchedulerMachine(SchedulerMachine):
+    prefix_cache = False
+
+
+class FirstComeSchedulerMachine(SchedulerMachine):
+    fairness = "fcfs"
+    eviction = "lru"
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestUncachedSchedulerMachine = UncachedSchedulerMachine.TestCase
+TestFirstComeSchedulerMachine = FirstComeSchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=scaled(60), stateful_step_count=50)
+TestUncachedSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
+TestFirstComeSchedulerMachine.settings = settings(max_examples=scaled(30), stateful_step_count=50)
