@@ -144,7 +144,9 @@ class Settings(BaseSettings):
         16, description="Tokens for which a request that is back is not preempted again."
     )
     threads: AutoCount = Field(
-        None, description="CPU threads of the model; auto is one a core it may use."
+        None,
+        description="CPU threads of the model; auto is one a core it may use, or two where a core "
+        "runs two at once and that was faster at the first start.",
     )
     speculation: Literal["off", "lookup"] = Field(
         "off",

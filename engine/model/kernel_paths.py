@@ -1,7 +1,8 @@
-"""Which way the compiled kernels multiply on this machine: as configured, as kept, or as measured.
+"""How this machine computes: which way kernels multiply, and with how many threads.
 
-What was measured is kept in the cache folder with all it depends on: the processor, the number of
-threads, and the library. So the engine that follows a crash computes as the one before it did.
+Both are as configured, as kept, or as measured. What was measured is kept in the cache folder with
+all it depends on: the processor, the threads that it may run, and the library. So the engine that
+follows a crash computes as the one before it did.
 """
 
 from __future__ import annotations
@@ -15,45 +16,94 @@ from pathlib import Path
 from time import perf_counter
 
 import msgspec
+import torch
 
 from engine.config import EngineConfig
-from kernels.native import library, paths
+from engine.run.threads import thread_counts
+from kernels.native import library, measuring, paths
 
 _KEPT = "kernel_paths.json"
-_decode = msgspec.json.Decoder(dict[str, dict[paths.Kind, paths.Path]]).decode
 _log = logging.getLogger(__name__)
-_measured: dict[str, dict[paths.Kind, paths.Path]] = {}
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What computes fastest."""
+
+    paths: dict[paths.Kind, paths.Path]
+    threads: int
+
+
+_decode = msgspec.json.Decoder(dict[str, Choice]).decode
+_measured: dict[str, Choice] = {}
 """By this process, which may load several models."""
 
 
-def choose_kernel_paths(config: EngineConfig, threads: int) -> dict[paths.Kind, paths.Path]:
-    """Let kernels use the paths of the configuration, or the fastest ones; returns which.
+def choose_kernel_paths(config: EngineConfig) -> Choice:
+    """Compute by the paths and with the threads of the configuration, or by the fastest ones.
 
     A configured path that the machine lacks stands for the best one below it.
     """
-    if config.kernel_paths != "auto":
-        chosen = {
-            kind: _at_most(config.kernel_paths, paths.available(kind)) for kind in paths.KINDS
-        }
-        source = "as configured"
+    counts = thread_counts(config.threads)
+    if config.kernel_paths != "auto" and len(counts) == 1:
+        choice, source = measured_choice(config), "as configured"
     else:
-        store = None if config.cache_dir is None else Path(config.cache_dir) / _KEPT
-        machine = _machine(threads)
-        kept = _load(store)
-        found = kept.get(machine)
-        source = "as measured before"
-        if found is None:
-            start = perf_counter()
-            if machine not in _measured:
-                _measured[machine] = paths.measure()
-            found = kept[machine] = _measured[machine]
-            source = f"measured in {perf_counter() - start:.2f} s"
-            _save(store, kept)
-        chosen = found
-    paths.use(chosen)
-    listed = ", ".join(f"{kind} by {path}" for kind, path in chosen.items())
-    _log.info("products on %s: %s (%s)", library.level(), listed, source)
-    return chosen
+        choice, source = _kept_or_measured(config)
+    paths.use(choice.paths)
+    _use_threads(choice.threads)
+    _log.info("%s (%s)", described(choice), source)
+    return choice
+
+
+def described(choice: Choice) -> str:
+    """In words."""
+    listed = ", ".join(f"{kind} by {path}" for kind, path in choice.paths.items())
+    threads = f"{choice.threads} thread" + "s" * (choice.threads > 1)
+    return f"products on {library.level()} with {threads}: {listed}"
+
+
+def known_choice(config: EngineConfig) -> Choice | None:
+    """What was measured before, on this machine and for this configuration."""
+    return _load(_store(config)).get(_machine(config))
+
+
+def measured_choice(config: EngineConfig) -> Choice:
+    """What is fastest now, as far as it is not configured; it is in use from now on."""
+    counts = thread_counts(config.threads)
+    _use_threads(max(counts))
+    if config.kernel_paths == "auto":
+        chosen = measuring.fastest_paths()
+    else:
+        wanted = config.kernel_paths
+        chosen = {kind: _at_most(wanted, paths.available(kind)) for kind in paths.KINDS}
+        paths.use(chosen)
+    # With more threads than cores the paths may differ in speed, but not in their order.
+    choice = Choice(chosen, measuring.fastest_threads(counts))
+    _use_threads(choice.threads)
+    return choice
+
+
+def _kept_or_measured(config: EngineConfig) -> tuple[Choice, str]:
+    """The choice, and where it comes from; what is new is kept."""
+    store, machine = _store(config), _machine(config)
+    kept = _load(store)
+    if machine in kept:
+        return kept[machine], "as measured before"
+    start = perf_counter()
+    if machine not in _measured:
+        _measured[machine] = measured_choice(config)
+    kept[machine] = _measured[machine]
+    seconds = perf_counter() - start
+    _save(store, kept)
+    return kept[machine], f"measured in {seconds:.2f} s"
+
+
+def _store(config: EngineConfig) -> Path | None:
+    return None if config.cache_dir is None else Path(config.cache_dir) / _KEPT
+
+
+def _use_threads(count: int) -> None:
+    torch.set_num_threads(count)
+    library.set_threads(count)
 
 
 def _at_most(path: paths.Path, available: list[paths.Path]) -> paths.Path:
@@ -61,29 +111,30 @@ def _at_most(path: paths.Path, available: list[paths.Path]) -> paths.Path:
     return max((one for one in available if order(one) <= order(path)), key=order)
 
 
-def _machine(threads: int) -> str:
+def _machine(config: EngineConfig) -> str:
     """What the choice depends on, as one short word."""
-    described = ""
+    processor = ""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         kept = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
-        described = "\n".join(line for line in lines if line.startswith(kept))
-    identity = f"{described}\n{library.level()} {threads} {library.sources()}"
-    return blake2b(identity.encode(), digest_size=12).hexdigest()
+        processor = "\n".join(line for line in lines if line.startswith(kept))
+    counts = thread_counts(config.threads)
+    way = f"{library.level()} {counts} {config.kernel_paths} {library.sources()}"
+    return blake2b(f"{processor}\n{way}".encode(), digest_size=12).hexdigest()
 
 
-def _load(store: Path | None) -> dict[str, dict[paths.Kind, paths.Path]]:
+def _load(store: Path | None) -> dict[str, Choice]:
     if store is not None:
         with suppress(OSError, msgspec.DecodeError):
             return {
-                machine: chosen
-                for machine, chosen in _decode(store.read_bytes()).items()
-                if chosen.keys() == set(paths.KINDS)
+                machine: choice
+                for machine, choice in _decode(store.read_bytes()).items()
+                if choice.paths.keys() == set(paths.KINDS)
             }
     return {}
 
 
-def _save(store: Path | None, kept: dict[str, dict[paths.Kind, paths.Path]]) -> None:
+def _save(store: Path | None, kept: dict[str, Choice]) -> None:
     """A cache that cannot be written only costs the time to measure again."""
     if store is None:
         return

@@ -23,11 +23,9 @@ from engine.model.paged_model import PagedModel
 from engine.run.graphs import DecodeGraphs, Record
 from engine.run.padding import Padder, row_buckets
 from engine.run.runner import AheadRunner, ModelRunner
-from engine.run.threads import compute_threads
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
 from kernels import backends
-from kernels.native import library
 from kernels.sampling import draw
 
 _log = logging.getLogger(__name__)
@@ -115,10 +113,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     For `tell` and errors see `load_core`.
     """
     transformers_logging.disable_progress_bar()
-    threads = compute_threads(config.threads)
-    torch.set_num_threads(threads)
-    library.set_threads(threads)
-    choose_kernel_paths(config, threads)
+    choose_kernel_paths(config)
     model = load_model(config)
     tell("weights")
     if backends.default(model.device) == "reference":

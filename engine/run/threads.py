@@ -1,19 +1,47 @@
-"""How many CPU threads compute, and how they wait: decided here and nowhere else."""
+"""How many CPU threads may compute, and how they wait: decided here and nowhere else."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from engine.run.control_groups import cpu_quotas
 
+_PROCESSORS = Path("/sys/devices/system/cpu")
+
 
 def compute_threads(threads: int | None) -> int:
-    """The configured number, or one thread for each core this process may use.
+    """The configured number, or the most of `thread_counts`."""
+    return max(thread_counts(threads))
+
+
+def thread_counts(threads: int | None) -> list[int]:
+    """The configured number; or one for each core this process may use and, where cores run several
+    threads at once, one for each of these: which is faster is to be measured.
 
     A container with a share of the machine's time sees every core, but is stopped once its threads,
     those that only look for work included, have used up its share.
     """
-    return threads or min([len(os.sched_getaffinity(0)), *cpu_quotas()])
+    if threads:
+        return [threads]
+    usable = os.sched_getaffinity(0)
+    counts = (physical_cores(usable), len(usable))
+    return sorted({min([count, *cpu_quotas()]) for count in counts})
+
+
+def physical_cores(processors: Iterable[int]) -> int:
+    """Of how many cores these processors, as the system numbers them, are the threads."""
+    return len(set(map(_core_of, processors)))
+
+
+def _core_of(processor: int) -> str:
+    """All processors of its core; itself where the system does not say."""
+    try:
+        topology = _PROCESSORS / f"cpu{processor}" / "topology"
+        return (topology / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(processor)
 
 
 def thread_environment(threads: int | None) -> dict[str, str]:

@@ -34,6 +34,11 @@ def available() -> bool:
     return _library is not None
 
 
+def problem() -> str:
+    """Why it is not available, in words; empty where it is."""
+    return "" if available() else _problem
+
+
 def function(
     name: str, *arguments: type[Any], returns: type[Any] | None = None
 ) -> Callable[..., Any]:
@@ -111,18 +116,22 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _checked(path: Path, sources: Path) -> ctypes.CDLL | None:
+    global _problem
     try:
         library = ctypes.CDLL(str(path))
         library.pw_sources.restype = ctypes.c_char_p
         built_from = library.pw_sources().decode()
     except (OSError, AttributeError) as error:
-        _log.warning("%s cannot be used: %s", path, error)
+        _problem = f"{path} cannot be used: {error}"
+        _log.warning("%s", _problem)
         return None
     if sources_digest(sources) not in ("", built_from):  # an installed wheel has no sources
-        _log.warning("%s is older than its sources: install the package again", path)
+        _problem = f"{path} is older than its sources: install the package again"
+        _log.warning("%s", _problem)
         return None
     library.pw_set_threads(torch.get_num_threads())
     return library
 
 
+_problem = f"{_FOLDER} has no compiled library"
 _library = _load()

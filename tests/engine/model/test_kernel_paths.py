@@ -6,43 +6,54 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.model import kernel_paths
-from engine.model.kernel_paths import choose_kernel_paths
-from kernels.native import paths
+from engine.model.kernel_paths import Choice, choose_kernel_paths, known_choice
+from kernels.native import library, measuring, paths
 
-SLOW: dict[paths.Kind, paths.Path] = dict.fromkeys(paths.KINDS, "floats")
+SLOW = Choice(dict.fromkeys(paths.KINDS, "floats"), 2)
 
 
 @pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A note for each time that the machine was measured; it always finds float32 fastest."""
-    notes: list[int] = []
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+    """A note for each time that the machine was measured, of the numbers of threads it was for.
 
-    def measure() -> dict[paths.Kind, paths.Path]:
-        notes.append(1)
-        return dict(SLOW)
+    It always finds float32 and the fewest threads fastest.
+    """
+    notes: list[list[int]] = []
 
-    monkeypatch.setattr(paths, "measure", measure)
+    def fastest_threads(counts: list[int]) -> int:
+        notes.append(counts)
+        return min(counts)
+
+    monkeypatch.setattr(measuring, "fastest_paths", lambda: dict(SLOW.paths))
+    monkeypatch.setattr(measuring, "fastest_threads", fastest_threads)
+    threads = torch.get_num_threads()
     kernel_paths._measured.clear()
     yield notes
     kernel_paths._measured.clear()
     paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))
+    torch.set_num_threads(threads)
+    library.set_threads(threads)
 
 
-def choose(
-    cache: Path | None, threads: int = 2, path: str = "auto"
-) -> dict[paths.Kind, paths.Path]:
+def choose(cache: Path | None, threads: int | None = 2, path: str = "auto") -> Choice:
     """As an engine that has just been started."""
     kernel_paths._measured.clear()
     folder = None if cache is None else str(cache)
-    config = EngineConfig(model_path="", cache_dir=folder, kernel_paths=path)
-    return choose_kernel_paths(config, threads)
+    config = EngineConfig(
+        model_path="",
+        cache_dir=folder,
+        threads=threads,
+        kernel_paths=path,  # type: ignore[arg-type]
+    )
+    return choose_kernel_paths(config)
 
 
 def test_a_machine_is_measured_at_the_first_start_alone(
-    tmp_path: Path, measured: list[int]
+    tmp_path: Path, measured: list[list[int]]
 ) -> None:
     cache = tmp_path / "not" / "there" / "yet"
     assert choose(cache) == choose(cache) == SLOW
@@ -53,18 +64,27 @@ def test_a_machine_is_measured_at_the_first_start_alone(
     assert len(measured) == 2, "and the first one is still known"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"x": {"bfloat16": "magic"}}', b"[1]"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"x": {"paths": {"bfloat16": "magic"}, "threads": 2}}',
+        b'{"x": {"bfloat16": "words", "int8": "words", "attention": "words"}}',
+        b"[1]",
+    ],
+)
 def test_a_file_that_cannot_be_read_is_replaced(
-    content: bytes, tmp_path: Path, measured: list[int]
+    content: bytes, tmp_path: Path, measured: list[list[int]]
 ) -> None:
     (tmp_path / "kernel_paths.json").write_bytes(content)
     assert choose(tmp_path) == choose(tmp_path) == SLOW
     assert len(measured) == 1
 
 
-def test_without_a_folder_a_process_measures_once(measured: list[int]) -> None:
-    config = EngineConfig(model_path="")
-    assert choose_kernel_paths(config, 2) == choose_kernel_paths(config, 2) == SLOW
+def test_without_a_folder_a_process_measures_once(measured: list[list[int]]) -> None:
+    config = EngineConfig(model_path="", threads=2)
+    assert choose_kernel_paths(config) == choose_kernel_paths(config) == SLOW
     assert len(measured) == 1
 
 
@@ -76,14 +96,32 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", paths.PATHS)
 def test_a_configured_path_or_the_best_one_below_it_is_used(
-    path: paths.Path, measured: list[int]
+    path: paths.Path, tmp_path: Path
 ) -> None:
-    chosen = choose(None, path=path)
-    assert not measured
-    for kind, used in chosen.items():
+    chosen = choose(tmp_path, path=path)
+    assert not list(tmp_path.iterdir()), "there was nothing to measure"
+    for kind, used in chosen.paths.items():
         available = paths.available(kind)
         assert used in available
         assert used == path or path not in available
+
+
+def test_where_cores_run_several_threads_their_number_is_measured_and_kept(
+    tmp_path: Path, measured: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_paths, "thread_counts", lambda _: [1, 2])
+    assert choose(tmp_path, threads=None) == choose(tmp_path, threads=None) == Choice(SLOW.paths, 1)
+    assert torch.get_num_threads() == 1
+    assert measured == [[1, 2]]
+    assert choose(tmp_path, threads=None, path="words").threads == 1
+    assert measured == [[1, 2]] * 2, "by other paths another number may be faster"
+
+
+def test_what_was_measured_can_be_asked_for(tmp_path: Path, measured: list[list[int]]) -> None:
+    config = EngineConfig(model_path="", cache_dir=str(tmp_path), threads=2)
+    assert known_choice(config) is None
+    assert choose_kernel_paths(config) == known_choice(config)
+    assert len(measured) == 1
 
 
 def test_a_path_of_another_name_is_refused() -> None:

@@ -1,0 +1,85 @@
+"""The fastest way to compute is found: of paths and of numbers of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.native import library, measuring, paths
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native is not built")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))
+    library.set_threads(torch.get_num_threads())
+
+
+def test_what_was_measured_is_there_and_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[paths.Kind, paths.Path] = {}
+    use = paths.use
+
+    def noted(chosen: dict[paths.Kind, paths.Path]) -> None:
+        used.update(chosen)
+        use(chosen)
+
+    monkeypatch.setattr(paths, "use", noted)
+    chosen = measuring.fastest_paths()
+    assert used == chosen
+    assert all(chosen[kind] in paths.available(kind) for kind in paths.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({"floats": 1.0, "words": 0.5}, "words"),
+        ({"floats": 0.5, "words": 1.0}, "floats"),
+        ({"floats": 0.99, "words": 1.0}, "words"),  # no more than noise
+        ({"floats": 0.5, "words": 1.0, "tiles": 0.4}, "tiles"),
+        ({"floats": 0.5, "words": 0.3, "tiles": 0.4}, "words"),
+    ],
+)
+def test_the_fastest_path_is_chosen(
+    seconds: dict[paths.Path, float], best: paths.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "available", lambda kind: list(seconds))
+    monkeypatch.setattr(measuring, "_times", lambda ways, use, examples: seconds)
+    assert measuring.fastest_paths() == dict.fromkeys(paths.KINDS, best)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({4: 1.0, 8: 0.7}, 8),
+        ({4: 1.0, 8: 0.97}, 4),  # no more than noise
+        ({4: 0.9, 8: 1.0}, 4),
+    ],
+)
+def test_more_threads_are_used_where_they_are_faster(
+    seconds: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_times", lambda ways, use, examples: seconds)
+    used: list[int] = []
+    monkeypatch.setattr(library, "set_threads", used.append)
+    assert measuring.fastest_threads([8, 4]) == best
+    assert used[-1] == best
+
+
+def test_one_number_of_threads_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_times", None)
+    assert measuring.fastest_threads([3]) == 3
+
+
+def test_threads_are_timed_where_there_is_a_choice() -> None:
+    assert measuring.fastest_threads([1, 2]) in (1, 2)
+
+
+def test_where_nothing_is_built_there_is_nothing_to_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library, "available", lambda: False)
+    assert measuring.fastest_paths() == dict.fromkeys(paths.KINDS, "floats")
