@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from app.commands import chat, group, key, prompt, report, serve, tenant
+from app.commands import chat, doctor, group, key, prompt, report, serve, tenant
 from app.commands.errors import CommandError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.add_typer(prompt.app, name="prompt")
 app.add_typer(group.app, name="group")
 app.command("usage")(report.usage)
 app.command("audit")(report.audit)
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

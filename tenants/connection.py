@@ -227,7 +227,7 @@ async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Guar
         await _check_version(redis)
     except StoreUnavailable as error:
         await redis.close()
-        raise StoreUnavailable(f"no Redis at {_without_password(url)}: {error}") from error
+        raise StoreUnavailable(f"no Redis at {without_password(url)}: {error}") from error
     except StoreUnsupported:
         await redis.close()
         raise
@@ -246,7 +246,8 @@ async def _check_version(redis: GuardedRedis) -> None:
         )
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
+    """`url` as it may be shown."""
     parts = urlsplit(url)
     _, at, address = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"***@{address}" if at else address, query="").geturl()
