@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from app.server import Listener, bind, local_url, run_server
 from app.setting_kinds import networks
 from app.settings import Settings
-from app.stores import DEMO_TENANT, PublicTenantStore, open_stores
+from app.stores import PublicTenantStore, demo_tenant, open_stores
 from app.transport.accepting import allow_files
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
@@ -200,7 +200,7 @@ async def _ready(
     tenant, api_key = None, None
     if settings.demo_tenant and not settings.is_exposed:
         is_first_start = admin_token.created is not None
-        tenant, api_key = await _demo_tenant(service.stores.tenants, is_first_start)
+        tenant, api_key = await demo_tenant(service.stores.tenants, is_first_start)
     what = Welcome(
         url=local_url(settings.host, sockets[0], settings.uses_tls),
         admin_url=local_url(settings.admin_host, sockets[1], settings.uses_tls),
@@ -287,21 +287,6 @@ async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) ->
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_SECONDS):
             await service.draining.finished()
-
-
-async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:
-    """The demo tenant's id, if there is one, and its API key where this start created it.
-
-    It is created on the first start, or in an empty store: an operator who deleted it later does
-    not want it back.
-    """
-    ids = [tenant.id for tenant in await tenants.list_tenants()]
-    if DEMO_TENANT in ids:
-        return DEMO_TENANT, None
-    if ids and not first_start:
-        return None, None
-    _, api_key = await tenants.create_tenant(DEMO_TENANT)
-    return DEMO_TENANT, api_key
 
 
 def _model_id(model: str, folder: Path) -> str:

@@ -72,7 +72,11 @@ class Server(uvicorn.Server):
         for acceptor in self._acceptors:
             acceptor.open()
         self.started = True
-        await self._on_ready()
+        try:
+            await self._on_ready()
+        except Exception:
+            await self.lifespan.shutdown()  # else its task ends with the loop, in a traceback
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, stop listening, close the sockets, and drop those that stay."""

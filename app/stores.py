@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -11,6 +13,7 @@ from tenants.audit import MAX_ENTRIES, Audit
 from tenants.connection import GuardedRedis, open_redis
 from tenants.conversations import Conversations
 from tenants.embedded import EmbeddedStore, attach_or_start
+from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
 from tenants.limits.limiter import NO_LIMITS, Limiter
@@ -23,6 +26,8 @@ from tenants.system_prompts import SystemPrompts
 from tenants.usage import UsageMeter
 
 DEMO_TENANT = "demo"
+_PATIENCE_SECONDS = 30.0
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +109,32 @@ async def open_stores(
         )
         await stores.tenants.check_pepper()
         yield stores
+
+
+async def demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:
+    """The demo tenant's id, if there is one, and its API key where this start created it.
+
+    It is created on the first start, or in an empty store: an operator who deleted it later does
+    not want it back. A store that does not answer at once is asked again, since a start on a busy
+    machine should not fail; raises `StoreUnavailable` after half a minute.
+    """
+    give_up = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return await _demo_tenant(tenants, first_start)
+        except StoreUnavailable:
+            if time.monotonic() > give_up:
+                raise
+        except TenantExists:  # by an attempt that was not answered
+            return DEMO_TENANT, None
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _demo_tenant(tenants: TenantStore, first_start: bool) -> tuple[str | None, str | None]:
+    ids = [tenant.id for tenant in await tenants.list_tenants()]
+    if DEMO_TENANT in ids:
+        return DEMO_TENANT, None
+    if ids and not first_start:
+        return None, None
+    _, api_key = await tenants.create_tenant(DEMO_TENANT)
+    return DEMO_TENANT, api_key

@@ -167,7 +167,7 @@ class GuardedRedis:
                 yield
         except UNREACHABLE as error:
             self._open_until = time.monotonic() + _COOL_DOWN_SECONDS
-            raise StoreUnavailable(f"Redis does not answer: {error or 'timeout'}") from error
+            raise StoreUnavailable(f"Redis does not answer: {str(error) or 'timeout'}") from error
         except ResponseError as error:
             self._open_until = None
             code = error_code(error)

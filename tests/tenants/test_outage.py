@@ -151,6 +151,14 @@ async def test_many_callers_at_once_do_not_queue_up_behind_a_stalled_server(
             assert None not in found
 
 
+async def test_a_server_that_takes_too_long_is_told_from_one_that_is_gone(
+    server: Server, open_room: OpenRoom
+) -> None:
+    room = await open_room(server.url, timeout_seconds=0.2)
+    with pytest.raises(StoreUnavailable, match="does not answer: timeout"):
+        await room.redis.execute("BLPOP", "pw:nothing", 2)
+
+
 async def test_more_callers_than_connections_are_all_served_in_their_turn(
     server: Server, open_room: OpenRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:

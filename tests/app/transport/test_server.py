@@ -140,6 +140,17 @@ async def test_any_free_port_is_known_before_serving(probe: Probe) -> None:
         assert (await client.get(url)).text == "half, whole"
 
 
+async def test_a_start_that_fails_at_the_end_stops_the_application(probe: Probe) -> None:
+    async def on_ready() -> None:
+        raise ConnectionError("the store is gone")
+
+    with contextlib.closing(bind("127.0.0.1", 0)) as socket:
+        listener = Listener(socket=socket, app=probe, bounds=connection_bounds(settings()))
+        with pytest.raises(ConnectionError, match="the store is gone"):
+            await run_server([listener], settings(), on_ready=on_ready, drain=probe.drain)
+    assert probe.stopped
+
+
 async def test_a_taken_port_is_an_error_at_once() -> None:
     with contextlib.closing(bind("127.0.0.1", 0)) as taken:
         taken.listen()
