@@ -49,6 +49,18 @@ class AttentionBatch:
     groups: PrefixGroups | None = None
     batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
 
+    @classmethod
+    def of_one(cls, query_len: int, context_len: int, block_size: int) -> AttentionBatch:
+        """One sequence on the CPU, with KV in the first blocks: to try attention with."""
+        return cls(
+            block_tables=torch.arange(-(-context_len // block_size), dtype=torch.int32)[None],
+            query_starts=torch.tensor([0, query_len], dtype=torch.int32),
+            context_lens=torch.tensor([context_len], dtype=torch.int32),
+            slots=torch.zeros(query_len, dtype=torch.int64),
+            max_query_len=query_len,
+            max_context_len=context_len,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -132,14 +132,7 @@ def _example(shape: AttentionShape) -> Tensor:
     memory = (blocks, 2, shape.num_kv_heads, shape.block_size, head_dim)
     kv = torch.randn(memory, generator=random).bfloat16()
     query = torch.randn(query_len, shape.num_heads, head_dim, generator=random).bfloat16()
-    batch = AttentionBatch(
-        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        query_starts=torch.tensor([0, query_len], dtype=torch.int32),
-        context_lens=torch.tensor([context_len], dtype=torch.int32),
-        slots=torch.zeros(query_len, dtype=torch.int64),
-        max_query_len=query_len,
-        max_context_len=context_len,
-    )
+    batch = AttentionBatch.of_one(query_len, context_len, shape.block_size)
     return attend(query, kv, batch, head_dim**-0.5, None, None)
 
 

@@ -104,12 +104,5 @@ def _attention_example() -> Callable[[], object]:
     blocks = context_len // block_size
     kv = torch.ones(blocks, 2, 2, block_size, head_dim, dtype=torch.bfloat16)
     query = torch.ones(query_len, 6, head_dim, dtype=torch.bfloat16)
-    batch = AttentionBatch(
-        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        query_starts=torch.tensor([0, query_len], dtype=torch.int32),
-        context_lens=torch.tensor([context_len], dtype=torch.int32),
-        slots=torch.zeros(query_len, dtype=torch.int64),
-        max_query_len=query_len,
-        max_context_len=context_len,
-    )
+    batch = AttentionBatch.of_one(query_len, context_len, block_size)
     return lambda: attend(query, kv, batch, head_dim**-0.5, None, None)
