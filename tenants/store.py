@@ -27,7 +27,7 @@ from tenants.key_store import (
     tenant_decoder,
 )
 from tenants.owners import clear_slot, list_records
-from tenants.records import SECRET_BYTES, Change, Tenant, check_tenant, is_id
+from tenants.records import SECRET_BYTES, ApiKey, Change, Tenant, check_tenant, is_id
 from tenants.usage import DayUsage
 from tenants.writes import Check, absent, exists, holds, until_committed
 
@@ -92,32 +92,8 @@ class TenantStore(KeyStore):
         tenant = _edited(draft, edit, draft.revision)
         await self.check_pepper()
         api_key, record = self._new_key(tenant_id, "default")
-
-        async def attempt() -> Tenant | None:
-            if await self._redis.execute(
-                "EXISTS", redis_keys.meta(tenant_id), redis_keys.deleting(tenant_id)
-            ):
-                raise TenantExists(tenant_id)
-            checks, commands = await self._membership(draft, tenant)
-            committed = await self._writes.commit(
-                [
-                    absent(redis_keys.meta(tenant_id)),
-                    absent(redis_keys.deleting(tenant_id)),
-                    *checks,
-                ],
-                [
-                    ("SET", redis_keys.meta(tenant_id), msgspec.msgpack.encode(tenant)),
-                    ("SET", redis_keys.keys(tenant_id), msgspec.msgpack.encode([record])),
-                    ("ZADD", redis_keys.TENANTS, 0, tenant_id),
-                    *lookup_commands([], [record]),
-                    *commands,
-                ],
-                Change(kind="tenant", tenant_id=tenant_id),
-                _note("tenant.create", actor, None, tenant),
-            )
-            return tenant if committed else None
-
-        return await until_committed(attempt), api_key
+        created = await until_committed(lambda: self._create(tenant, record, actor))
+        return created, api_key
 
     async def list_tenants(
         self, after: str | None = None, limit: int | None = None
@@ -193,6 +169,26 @@ class TenantStore(KeyStore):
         if blob is None:
             raise TenantNotFound(tenant_id)
         return blob, tenant_decoder.decode(blob)
+
+    async def _create(self, tenant: Tenant, record: ApiKey, actor: str) -> Tenant | None:
+        """Write a tenant that is not there yet, and its first key. Raises `TenantExists`."""
+        meta, deleting = redis_keys.meta(tenant.id), redis_keys.deleting(tenant.id)
+        if await self._redis.execute("EXISTS", meta, deleting):
+            raise TenantExists(tenant.id)
+        checks, joining = await self._membership(replace(tenant, share_group=None), tenant)
+        committed = await self._writes.commit(
+            [absent(meta), absent(deleting), *checks],
+            [
+                ("SET", meta, msgspec.msgpack.encode(tenant)),
+                ("SET", redis_keys.keys(tenant.id), msgspec.msgpack.encode([record])),
+                ("ZADD", redis_keys.TENANTS, 0, tenant.id),
+                *lookup_commands([], [record]),
+                *joining,
+            ],
+            Change(kind="tenant", tenant_id=tenant.id),
+            _note("tenant.create", actor, None, tenant),
+        )
+        return tenant if committed else None
 
     async def _membership(self, old: Tenant, new: Tenant) -> tuple[list[Check], list[Command]]:
         """What a change of share group needs, and does to the groups."""
