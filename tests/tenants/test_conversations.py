@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import redis
 
+from tenants import redis_keys
+from tenants.connection import GuardedRedis
 from tenants.conversations import Conversations
 from tenants.errors import InvalidField, TooLargeToStore
 from tenants.suspended import SuspendedResponses
@@ -104,6 +108,44 @@ async def test_a_tenants_own_limit_of_stored_bytes_goes_before_the_default(room:
     with pytest.raises(TooLargeToStore):
         await store.save("acme", "resp_2", b"x" * 2000, 60, max_bytes=0)
     assert await store.load("acme", "resp_1") is not None
+
+
+async def test_a_call_drops_a_few_responses_however_many_have_expired(
+    room: Room, raw: redis.Redis
+) -> None:
+    store = Conversations(room.redis, default_bytes=10_000_000)
+    await store.save("acme", "resp_1", b"blob", 60)
+    stored, sizes = redis_keys.stored("acme"), redis_keys.stored_bytes("acme")
+    expired = [f"expired-{number}" for number in range(1000)]
+    raw.zadd(stored, dict.fromkeys(expired, 1))
+    raw.hset(sizes, mapping=dict.fromkeys(expired, 1000) | {"total": 1_000_516})
+    left = [len(expired) + 1]
+    while left[-1] > 1:
+        await store.save("acme", "resp_1", b"blob", 60)
+        left.append(int(raw.zcard(stored)))  # type: ignore[arg-type]
+    assert [before - after for before, after in pairwise(left)] == [256, 256, 256, 232]
+    assert raw.hget(sizes, "total") == b"516"
+
+
+async def test_room_is_made_by_several_calls_where_it_takes_many_responses(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Conversations(room.redis, default_bytes=300 * 612)
+    for number in range(300):
+        await store.save("acme", f"resp_{number}", b"x" * 100, 60 + number)
+    calls: list[int] = []
+    run_script = GuardedRedis.run_script
+
+    async def counted(self: GuardedRedis, *given: Any) -> Any:
+        calls.append(1)
+        return await run_script(self, *given)
+
+    monkeypatch.setattr(GuardedRedis, "run_script", counted)
+    await store.save("acme", "resp_large", b"x" * 180_000, 600)
+    assert len(calls) == 2
+    assert await store.load("acme", "resp_large") is not None
+    assert await store.load("acme", "resp_290") is None
+    assert await store.load("acme", "resp_299") is not None
 
 
 async def test_what_has_expired_takes_no_room(room: Room) -> None:
