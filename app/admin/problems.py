@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
-from app.wire.errors import RETRY_AFTER_SECONDS, ApiError, field_path
+from app.wire.errors import RETRY_AFTER_SECONDS, ApiError, field_path, shortened
 from engine.api import EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
     GroupExists,
@@ -25,6 +25,8 @@ from tenants.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+_MAX_COMPLAINTS = 32
+"""A body may have tens of thousands of unknown fields; the first ones say what is wrong."""
 
 _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
     TenantNotFound: (HTTPStatus.NOT_FOUND, "tenant_not_found"),
@@ -75,11 +77,14 @@ class Problem(Exception):
         complaints: Sequence[Complaint] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(detail)
+        self.detail = shortened(detail)
+        super().__init__(self.detail)
         self.status = status
-        self.detail = detail
         self.code = code
-        self.complaints = list(complaints)
+        self.complaints = [
+            Complaint(field=shortened(one.field), detail=shortened(one.detail))
+            for one in complaints[:_MAX_COMPLAINTS]
+        ]
         self.headers = dict(headers or {})
 
     def response(self) -> Response:
@@ -171,7 +176,8 @@ def _from_validation(error: ValidationError) -> Problem:
 
 
 def _about(status: HTTPStatus, code: str, complaints: Sequence[Complaint]) -> Problem:
-    texts = (f"{one.field}: {one.detail}" if one.field else one.detail for one in complaints)
+    first = complaints[:_MAX_COMPLAINTS]
+    texts = (f"{one.field}: {one.detail}" if one.field else one.detail for one in first)
     return Problem(status, "; ".join(texts), code=code, complaints=complaints)
 
 

@@ -15,7 +15,7 @@ Codes, by status:
   431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
   tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
-  `sockets_exceeded`
+  `sockets_exceeded`; `too_many_logprobs`
 - 500 `server_error`; 503 `store_unavailable`, `engine_unavailable`, `shutting_down`
 """
 
@@ -32,7 +32,17 @@ from tenants.store import StoreUnavailable
 RETRY_AFTER_SECONDS = 1
 _RESTART_SECONDS = 5
 _MAX_CHARACTERS = 1000
-"""Of a message or a field's name: both may repeat what the client has sent."""
+_LAST_CHARACTERS = 200
+
+
+def shortened(text: str) -> str:
+    """A message, or a field's name, without the middle of what is too long.
+
+    Both may repeat what the client has sent, megabytes of it; beginning and end say what is wrong.
+    """
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    return f"{text[: _MAX_CHARACTERS - _LAST_CHARACTERS]} [...] {text[-_LAST_CHARACTERS:]}"
 
 
 class ApiError(Exception):
@@ -47,11 +57,11 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        self.message = shortened(message)
+        super().__init__(self.message)
         self.status = status
-        self.message = message[:_MAX_CHARACTERS]
         self.code = code
-        self.param = None if param is None else param[:_MAX_CHARACTERS]
+        self.param = None if param is None else shortened(param)
         self.headers = dict(headers or {})
 
     @property

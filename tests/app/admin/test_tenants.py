@@ -218,6 +218,18 @@ async def test_bodies_that_are_not_json_or_too_large_are_refused(admin: httpx.As
     problem(await admin.post("/tenants", json={"id": "x" * 5_000_000}), 413)
 
 
+async def test_problems_are_short_whatever_was_sent(admin: httpx.AsyncClient) -> None:
+    unknown = {f"field-{number}": 0 for number in range(5000)}
+    assert len(fields(await admin.post("/tenants", json=unknown), 422)) == 32
+    long = {"id": "nova", "share_group": "g" * 1_000_000, "n" * 1_000_000: 0}
+    for answer in (
+        await admin.post("/tenants", json=long),
+        await admin.post("/tenants", json={"id": "nova", "share_group": "g" * 1_000_000}),
+    ):
+        problem(answer, 422)
+        assert len(answer.content) < 4000
+
+
 async def test_a_store_that_is_down_is_a_503(admin: httpx.AsyncClient, world: World) -> None:
     with world.outage():
         answer = await admin.post("/tenants", json={"id": "nova"})
