@@ -1,35 +1,19 @@
-"""The command `partywall`. Each command lies in `app.commands` and imports what it needs itself."""
+"""The command `partywall`: signals first, and then what takes a while to import."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from app.commands import chat, doctor, group, key, prompt, report, serve, tenant
-from app.commands.errors import CommandError
-
-app = typer.Typer(
-    name="partywall",
-    help="A streaming chat backend: one open-weight model, many tenants, one shared KV cache.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-app.command("serve")(serve.serve)
-app.command("chat")(chat.chat)
-app.add_typer(tenant.app, name="tenant")
-app.add_typer(key.app, name="key")
-app.add_typer(prompt.app, name="prompt")
-app.add_typer(group.app, name="group")
-app.command("usage")(report.usage)
-app.command("audit")(report.audit)
-app.command("doctor")(doctor.doctor)
+from app.stopping import leave_on_signals
 
 
 def main() -> None:
     """Entry point; errors of the user's making are one line and exit status 1 (or 2: usage)."""
+    if sys.argv[1:2] == ["serve"]:
+        leave_on_signals()
+    from app.commands.errors import CommandError
+    from app.commands.program import app
+
     try:
         app()
     except CommandError as error:

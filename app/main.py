@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from app.server import Listener, bind, local_url, run_server
 from app.setting_kinds import networks
 from app.settings import Settings
+from app.stopping import on_signals
 from app.stores import PublicTenantStore, demo_tenant, open_stores
 from app.transport.accepting import allow_files
 from app.transport.bounds import Bounds
@@ -125,7 +125,7 @@ async def run_service(
     it is stopped before it is ready.
     """
     async with contextlib.AsyncExitStack() as stack:
-        starting = stack.enter_context(_cancelled_by_signals())
+        end = stack.enter_context(_cancelled_by_signals())
         sockets = _listening(settings, stack)
         allow_files(settings.max_connections)
         sweep()
@@ -164,8 +164,6 @@ async def run_service(
             _model_id(settings.model, folder),
             service_bounds(settings),
         )
-
-        starting.close()
         apps = (app, create_admin_app(app.state.service, admin_token))
         bounds = connection_bounds(settings)
         await run_server(
@@ -177,6 +175,7 @@ async def run_service(
             on_ready=lambda: _ready(app.state.service, settings, sockets, admin_token, welcome),
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
+        end()
 
 
 def _listening(settings: Settings, stack: contextlib.AsyncExitStack) -> list[socket.socket]:
@@ -235,15 +234,27 @@ def _give_back_memory() -> None:
 
 
 @contextlib.contextmanager
-def _cancelled_by_signals() -> Iterator[contextlib.ExitStack]:
-    """Until the yielded stack is closed, SIGTERM and SIGINT cancel the current task."""
+def _cancelled_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM and SIGINT cancel the current task, once: what it then undoes is not cut off.
+
+    Where others have handled them, and it ends for that, the yielded function is to be called.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    with contextlib.ExitStack() as handlers:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
-            handlers.callback(loop.remove_signal_handler, number)
-        yield handlers
+    is_ending = False
+
+    def end() -> None:
+        nonlocal is_ending
+        is_ending = True
+
+    def cancel(*_: object) -> None:
+        if not is_ending:
+            # A signal handler runs between any two instructions, and wakes no event loop.
+            loop.call_soon_threadsafe(task.cancel)
+        end()
+
+    with on_signals(cancel):
+        yield end
 
 
 def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:

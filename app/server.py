@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
 from app.settings import Settings
+from app.stopping import on_signals
 from app.transport.accepting import Acceptor
 from app.transport.connection_bounds import ConnectionBounds, Place, Places
 from app.transport.http_protocol import HttpProtocol
@@ -98,13 +98,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Exit with status 0 on SIGTERM and SIGINT, where uvicorn would raise them once more."""
-        handled = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self.handle_exit) for number in handled}
-        try:
+        with on_signals(self.handle_exit):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Shut down; asked a second time, without waiting for anybody."""

@@ -1,9 +1,12 @@
-"""The start of the service."""
+"""The start of the service, and an end before it has started."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
 def test_the_engine_can_be_started_before_the_service_s_own_modules_are_imported() -> None:
@@ -13,3 +16,31 @@ def test_the_engine_can_be_started_before_the_service_s_own_modules_are_imported
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert {"app.service", "app.admin", "transformers", "torch"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("module", ["typer", "pydantic_settings", "uvloop", "app.main"])
+def test_a_start_that_is_stopped_at_any_time_ends_with_status_0(
+    module: str, number: str, tmp_path: Path
+) -> None:
+    """The signal comes when `module` is about to be imported."""
+    program = f"""
+import os, signal, sys
+
+class Stopping:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            print("asked to stop", flush=True)
+            os.kill(os.getpid(), signal.{number})
+
+sys.meta_path.insert(0, Stopping())
+sys.argv = ["partywall", "serve", "--port", "0", "--data-dir", {str(tmp_path)!r}]
+from app.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "asked to stop\n"
+    assert done.stderr == "stopped before it was ready\n"

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner
 
-from app.cli import app
 from app.commands import findings
 from app.commands.findings import StoreState, findings_of
+from app.commands.program import app
 from app.settings import Settings
 from engine.model.kernel_paths import Choice
 from engine.model.machine import Machine, _offered

@@ -1,0 +1,25 @@
+"""The commands together; each imports what it needs itself."""
+
+from __future__ import annotations
+
+import typer
+
+from app.commands import chat, doctor, group, key, prompt, report, serve, tenant
+
+app = typer.Typer(
+    name="partywall",
+    help="A streaming chat backend: one open-weight model, many tenants, one shared KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(key.app, name="key")
+app.add_typer(prompt.app, name="prompt")
+app.add_typer(group.app, name="group")
+app.command("usage")(report.usage)
+app.command("audit")(report.audit)
+app.command("doctor")(doctor.doctor)
