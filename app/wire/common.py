@@ -11,7 +11,9 @@ as `Declined`, with the values that ask for nothing; any other value is refused 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import Lock
+from time import perf_counter, sleep
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -33,6 +35,9 @@ MAX_VALUES: Final = 65_536
 """Members of lists and objects in one document, at most."""
 MAX_MEMBERS: Final = 1_024
 """Members of one object, at most."""
+_PIECE_BYTES: Final = 65_536
+_LONG_BYTES: Final = 262_144
+_decoding_long = Lock()
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
 MAX_METADATA_PAIRS = 16
@@ -168,7 +173,7 @@ class _Large(msgspec.Struct):
 
 
 def decode_json(data: bytes) -> Any:
-    """Parse one JSON document.
+    """Parse one JSON document: a long one not on an event loop, which would wait for others'.
 
     Raises `ApiError` with code `invalid_json`, also for what parsers do not agree about (a name
     twice in one object), or `too_many_values`.
@@ -184,7 +189,7 @@ def decode_json(data: bytes) -> Any:
 def _check_shape(data: bytes) -> int:
     """How many names the objects of `data` have. Raises `ApiError` for too many values."""
     if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+        data = b"".join(_without_escapes(data))
     # Every value comes with a name and a text at most, and each of these with two quotes.
     if data.count(b'"') > 4 * MAX_VALUES:
         raise _too_many_values(data)
@@ -192,6 +197,20 @@ def _check_shape(data: bytes) -> int:
     if outside.count(b",") + outside.count(b"[") + outside.count(b"{") > MAX_VALUES:
         raise _too_many_values(data)
     return outside.count(b":")
+
+
+def _without_escapes(data: bytes) -> Iterator[bytes]:
+    """`data` without escaped quotes and backslashes.
+
+    In pieces: a call that replaces lets no other thread run.
+    """
+    start = 0
+    while start < len(data):
+        piece = data[start : start + _PIECE_BYTES]
+        backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        end = start + len(piece) + backslashes % 2  # what the last of them escapes
+        yield data[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        start = end
 
 
 def _too_many_values(data: bytes) -> ApiError:
@@ -204,6 +223,21 @@ def _too_many_values(data: bytes) -> ApiError:
 
 
 def _decode(data: bytes, kind: Any) -> Any:
+    """Decode, a long document as the only one and with a rest behind it.
+
+    Nothing else of this process runs while one is decoded: 12 ms for four megabytes of escapes.
+    """
+    if len(data) <= _LONG_BYTES:
+        return _decoded(data, kind)
+    with _decoding_long:
+        began = perf_counter()
+        try:
+            return _decoded(data, kind)
+        finally:
+            sleep(perf_counter() - began)
+
+
+def _decoded(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:

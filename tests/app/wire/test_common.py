@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.wire import common
 from app.wire.chat import ChatBody
 from app.wire.common import MAX_ITEMS, MAX_MEMBERS, MAX_VALUES, decode_json, parse
 from app.wire.errors import ApiError
@@ -56,6 +58,52 @@ def test_a_document_is_what_every_parser_makes_of_it(document: Any, ascii_only: 
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     assert refused(data).code == "invalid_json"
+
+
+@given(st.text(alphabet='\\"a{,', max_size=40), st.integers(1, 9))
+def test_a_document_is_the_same_where_its_escapes_are_looked_at_in_pieces(
+    text: str, piece: int
+) -> None:
+    document = {text: [text], "end": 1}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(common, "_PIECE_BYTES", piece)
+        assert decode_json(json.dumps(document).encode()) == document
+
+
+def test_no_call_looks_at_all_of_a_long_document_for_escapes() -> None:
+    pieces = list(common._without_escapes(b"\\\\a" * 1_000_000 + b"\\"))
+    assert b"".join(pieces) == b"a" * 1_000_000 + b"\\"
+    assert max(map(len, pieces)) < 40_000
+    assert len(list(common._without_escapes(b"\\" * 999_999))) > 10
+
+
+def test_long_documents_are_decoded_one_at_a_time_and_leave_the_others_as_much_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoding, most, rests = 0, 0, list[float]()
+    decoded = common._decoded
+
+    def slowly(data: bytes, kind: Any) -> Any:
+        nonlocal decoding, most
+        decoding += 1
+        most = max(most, decoding)
+        threading.Event().wait(0.02)
+        decoding -= 1
+        return decoded(data, kind)
+
+    monkeypatch.setattr(common, "_decoded", slowly)
+    monkeypatch.setattr(common, "sleep", rests.append)
+    body = json.dumps({"input": "x" * 300_000}).encode()
+    threads = [threading.Thread(target=decode_json, args=(body,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert len(rests) == 3
+    assert min(rests) >= 0.02
+    decode_json(b'{"input": "short"}')
+    assert len(rests) == 3
 
 
 @pytest.mark.parametrize(
