@@ -93,6 +93,7 @@ def _assembled(
         connections=connections,
         metrics=metrics,
         default_max_tokens=bounds.default_max_output_tokens,
+        max_logprob_bytes=bounds.max_logprob_bytes,
     )
     return Service(
         engine=engine,

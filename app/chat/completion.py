@@ -26,7 +26,7 @@ from app.wire.chat import (
     PromptTokensDetails,
 )
 from app.wire.errors import ApiError, internal_error
-from app.wire.events import TokenLogprob, encode_json
+from app.wire.events import EncodedLogprob, encode_json
 
 
 class Completion:
@@ -60,10 +60,12 @@ class Completion:
 
     async def whole(self) -> bytes:
         """The completion as JSON. Raises `ApiError` if it fails."""
-        logprobs: list[list[TokenLogprob]] = [[] for _ in self._generation.lines]
+        logprobs: list[list[EncodedLogprob]] = [[] for _ in self._generation.lines]
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                logprobs[piece.index].extend(piece.logprobs)
+                if self._shows_logprobs:
+                    logprobs[piece.index].extend(piece.logprobs)
+                    self._generation.keep(piece.logprobs)
         self._finish()
         chosen = _best(self._generation.lines, self._candidates)
         completion = ChatCompletion(
@@ -98,7 +100,7 @@ class Completion:
             yield self._chunk(None)
         yield SSE_DONE
 
-    def _choice(self, index: int, line: Line, logprobs: list[TokenLogprob]) -> Choice:
+    def _choice(self, index: int, line: Line, logprobs: list[EncodedLogprob]) -> Choice:
         assert line.end is not None
         return Choice(
             index=index,
@@ -115,7 +117,7 @@ class Completion:
             logprobs=self._logprobs(piece.logprobs),
         )
 
-    def _logprobs(self, logprobs: list[TokenLogprob]) -> ChoiceLogprobs | None:
+    def _logprobs(self, logprobs: list[EncodedLogprob]) -> ChoiceLogprobs | None:
         return ChoiceLogprobs(content=logprobs) if self._shows_logprobs else None
 
     def _chunk(self, choice: ChunkChoice | None) -> bytes:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from app.generate.admission import Gate, Ticket
 from app.generate.engine_request import engine_request, renewed
 from app.generate.generation import Asked, Generation
+from app.generate.logprob_room import LogprobRoom
 from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
@@ -51,6 +52,7 @@ class Generations:
         connections: Connections,
         metrics: Metrics,
         default_max_tokens: int | None,
+        max_logprob_bytes: int,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -61,6 +63,7 @@ class Generations:
         self._connections = connections
         self._metrics = metrics
         self._default_max_tokens = default_max_tokens
+        self._logprob_room = LogprobRoom(max_logprob_bytes)
 
     async def begin(
         self,
@@ -114,7 +117,9 @@ class Generations:
         await ticket.reserve(asked.request)
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
-        generation = Generation(self._engine, self._tokenizer, self._metrics, asked, ticket, deltas)
+        generation = Generation(
+            self._engine, self._tokenizer, self._metrics, asked, ticket, self._logprob_room, deltas
+        )
         generation.end_with(self._connections.stream(principal, generation.fail))
         return generation
 

@@ -16,6 +16,8 @@ from engine.blocks.hashing import derive_key
 from engine.validation import check_request
 from tenants.records import Principal, Tenant, TenantLimits
 
+MAX_LOGPROBS = 262_144
+"""Log-probabilities of an answer, alternatives and candidates included."""
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 """Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
@@ -142,9 +144,10 @@ def _output_budget(
             f"{asked} were asked for.",
             names.max_tokens,
         )
-    longest = limits.output_tokens
+    longest = _longest(request, limits)
     if asked is not None and longest is not None and asked > longest:
-        message = f"An answer may have {longest} tokens; {asked} were asked for."
+        what = "" if longest == limits.output_tokens else " with so many log-probabilities"
+        message = f"An answer{what} may have {longest} tokens; {asked} were asked for."
         raise invalid_request(message, names.max_tokens)
     if asked is not None:
         return asked
@@ -158,6 +161,14 @@ def _output_budget(
     bounds = [bound for bound in (default, longest, room, *reservable) if bound is not None]
     # At least 1: where not even that can be reserved, the gate says so.
     return max(1, min([remaining, *bounds]))
+
+
+def _longest(request: GenerationRequest, limits: TenantLimits) -> int | None:
+    """The most tokens that the tenant's answers, and their log-probabilities, may have."""
+    told = None
+    if request.logprobs is not None:
+        told = max(1, MAX_LOGPROBS // (request.candidates.width * (1 + request.logprobs)))
+    return min((most for most in (limits.output_tokens, told) if most is not None), default=None)
 
 
 def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLimits) -> int:

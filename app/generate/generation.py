@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Ticket
 from app.generate.lines import Line, LineEnd, Piece
+from app.generate.logprob_room import LogprobRoom
 from app.prompt.conversation import Prompt
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
-from app.wire.events import TokenLogprob
+from app.wire.events import EncodedLogprob
 from engine.api import EngineRequest, TokenDelta
 from engine.client import EngineClient, EngineError
 
@@ -38,7 +39,7 @@ class Asked:
     stop: Sequence[str]
     engine_kind: bytes
     cached_tokens: int = 0
-    held: Sequence[TokenLogprob] = ()
+    held: Sequence[EncodedLogprob] = ()
 
 
 class Generation:
@@ -57,6 +58,7 @@ class Generation:
         metrics: Metrics,
         asked: Asked,
         ticket: Ticket,
+        logprob_room: LogprobRoom,
         deltas: AsyncGenerator[TokenDelta, None],
     ) -> None:
         request = self.request = asked.request
@@ -89,6 +91,8 @@ class Generation:
         self._started = perf_counter()
         self._last_tokens: dict[int, float] = {}
         self._searched_tokens = 0
+        self._logprob_room = logprob_room
+        self._logprob_bytes = 0
         metrics.streams_running.inc()
 
     @property
@@ -141,6 +145,17 @@ class Generation:
         """What is held back, given that no more tokens will come. Harmless when repeated."""
         return [piece for piece in (line.rest() for line in self.lines) if not piece.is_empty]
 
+    def keep(self, logprobs: Sequence[EncodedLogprob]) -> None:
+        """Its reader keeps these until its end. Where there is no room, it ends here and fails."""
+        count = sum(len(one) for one in logprobs)
+        if self._deltas is None or not count:
+            return
+        if self._logprob_room.take(self.request.tenant, count):
+            self._logprob_bytes += count
+        else:
+            message = "Too many log-probabilities are kept: ask for fewer of them at once."
+            self.fail(ApiError(429, message, code="too_many_logprobs"))
+
     def cancel(self) -> None:
         """End the answer here, with outcome "cancelled"; harmless after its end."""
         self._interrupt("cancelled")
@@ -164,6 +179,7 @@ class Generation:
         if deltas is None:
             return
         self._metrics.streams_running.dec()
+        self._logprob_room.give_back(self.request.tenant, self._logprob_bytes)
         with self._leaving:
             try:
                 await deltas.aclose()

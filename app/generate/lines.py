@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.detokenizer import Detokenizer
 from app.generate.logprobs import TokenTexts
-from app.wire.events import TokenLogprob
+from app.wire.events import EncodedLogprob
 from engine.api import SamplingParams, TokenDelta
 
 LineEnd = Literal["stop", "length"]
@@ -23,7 +23,7 @@ class Piece(msgspec.Struct, frozen=True):
     """
 
     text: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[EncodedLogprob] = []
     index: int = 0
     end: LineEnd | None = None
 
@@ -47,7 +47,7 @@ class Line:
         tokenizer: PreTrainedTokenizerBase,
         stop: Sequence[str],
         generated: Sequence[int] = (),
-        held: Sequence[TokenLogprob] = (),
+        held: Sequence[EncodedLogprob] = (),
     ) -> None:
         self.index = index
         self.output_ids = list(generated)
@@ -67,7 +67,7 @@ class Line:
         return self._detokenizer.text
 
     @property
-    def held(self) -> list[TokenLogprob]:
+    def held(self) -> list[EncodedLogprob]:
         """The log-probabilities of tokens whose text is not safe to show yet."""
         return self._held
 

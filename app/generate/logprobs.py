@@ -1,4 +1,7 @@
-"""Log-probabilities as clients read them: each token's text and its exact bytes."""
+"""Log-probabilities as clients read them: each token's text and its exact bytes.
+
+They are encoded at once: a stream tells them five times, and keeps them to its end.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from app.generate.token_bytes import spelled_bytes
-from app.wire.events import TokenLogprob, TopLogprob
+from app.wire.events import EncodedLogprob, TokenLogprob, TopLogprob, encode_json
 from engine.api import TokenLogprobs
 
 
@@ -17,14 +20,15 @@ class TokenTexts:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
-    def describe(self, token_id: int, logprobs: TokenLogprobs, top: int) -> TokenLogprob:
+    def describe(self, token_id: int, logprobs: TokenLogprobs, top: int) -> EncodedLogprob:
         """One generated token with its `top` likeliest alternatives."""
-        return TokenLogprob(
+        described = TokenLogprob(
             **self._fields(token_id, logprobs.logprob),
             top_logprobs=[
                 TopLogprob(**self._fields(other, logprob)) for other, logprob in logprobs.top[:top]
             ],
         )
+        return EncodedLogprob(encode_json(described))
 
     def _fields(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))

@@ -11,6 +11,7 @@ import msgspec
 from app.generate.generation import Generation, Outcome
 from app.generate.lines import Piece
 from app.wire.events import (
+    EncodedLogprob,
     Event,
     IncompleteDetails,
     InputTokensDetails,
@@ -25,7 +26,6 @@ from app.wire.events import (
     TextDelta,
     TextDone,
     TextPart,
-    TokenLogprob,
     Usage,
 )
 
@@ -54,7 +54,7 @@ class ResponseRenderer:
         self,
         resource: ResponseResource,
         item_id: str | None = None,
-        logprobs: Sequence[TokenLogprob] = (),
+        logprobs: Sequence[EncodedLogprob] = (),
     ) -> None:
         self.resource = resource
         self.logprobs = list(logprobs)

@@ -173,9 +173,11 @@ class ResponseRun:
     async def _generate(self) -> None:
         if not self._stream.next_number:
             self._append(*self._renderer.opening())
+        self._generation.keep(self._renderer.logprobs)
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
                 self._append(*self._renderer.growth(piece))
+                self._generation.keep(piece.logprobs)
 
     async def _finish(self) -> None:
         generation = self._generation

@@ -9,7 +9,7 @@ import msgspec
 from app.generate.generation import Asked, Generation
 from app.prompt.conversation import Prompt
 from app.responses.render import ResponseRenderer
-from app.wire.events import ResponseResource, TokenLogprob
+from app.wire.events import EncodedLogprob, ResponseResource
 from engine.api import EngineRequest
 
 
@@ -28,8 +28,8 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     resource: ResponseResource
     item_id: str | None
-    logprobs: list[TokenLogprob]
-    held: list[TokenLogprob]
+    logprobs: list[bytes]
+    held: list[bytes]
     events: list[bytes | None]
 
     @classmethod
@@ -46,8 +46,8 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             cached_tokens=generation.cached_tokens,
             resource=renderer.resource,
             item_id=renderer.item_id,
-            logprobs=renderer.logprobs,
-            held=line.held,
+            logprobs=[bytes(one) for one in renderer.logprobs],
+            held=[bytes(one) for one in line.held],
             events=[*events, None],
         )
 
@@ -65,13 +65,14 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             stop=self.stop,
             engine_kind=self.engine,
             cached_tokens=self.cached_tokens,
-            held=self.held,
+            held=[EncodedLogprob(one) for one in self.held],
         )
 
     @property
     def renderer(self) -> ResponseRenderer:
         """The response as it was before the restart was told."""
-        return ResponseRenderer(self.resource, self.item_id, self.logprobs)
+        logprobs = [EncodedLogprob(one) for one in self.logprobs]
+        return ResponseRenderer(self.resource, self.item_id, logprobs)
 
     def encode(self) -> bytes:
         """As the store keeps it."""

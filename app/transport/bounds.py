@@ -13,12 +13,13 @@ class Bounds:
     """Bounds of the service; every name carries its unit.
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context. Bodies and messages on their way have `max_incoming_bytes`
-    together, of which one tenant may take a quarter. A response without a reader goes on for
+    the rest of the context. Bodies and messages on their way have `max_incoming_bytes` together, of
+    which one tenant may take a quarter. A response without a reader goes on for
     `resume_grace_seconds`, and for as long after its end its events can be fetched, unless they are
     more than `max_kept_event_bytes` with those of others, or a quarter of that with others of the
-    tenant. Server-sent streams that say nothing for `keep_alive_seconds`, be it that their request
-    is queued, carry a comment.
+    tenant. The log-probabilities that answers keep while they are written have `max_logprob_bytes`
+    together, of which one tenant may take a quarter. Server-sent streams that say nothing for
+    `keep_alive_seconds`, be it that their request is queued, carry a comment.
     """
 
     send_deadline_seconds: float = 15.0
@@ -34,6 +35,7 @@ class Bounds:
     response_ttl_seconds: int = 86_400
     resume_grace_seconds: float = 30.0
     max_kept_event_bytes: int = 128 * 1024 * 1024
+    max_logprob_bytes: int = 256 * 1024 * 1024
     history_cache_tokens: int = 4_000_000
     max_queued_requests: int = 1024
     keep_alive_seconds: float = 15.0

@@ -20,7 +20,7 @@ from app.wire.common import (
     declining,
     text_or_list,
 )
-from app.wire.events import Sent, TokenLogprob
+from app.wire.events import EncodedLogprob, Sent
 
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
@@ -163,7 +163,7 @@ class ChatUsage(Sent, kw_only=True):
 class ChoiceLogprobs(Sent, kw_only=True):
     """Log-probabilities of the tokens of a choice or chunk."""
 
-    content: list[TokenLogprob]
+    content: list[EncodedLogprob]
     refusal: None = None
 
 

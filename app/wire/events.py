@@ -32,13 +32,17 @@ class TokenLogprob(TopLogprob, kw_only=True):
     top_logprobs: list[TopLogprob]
 
 
+EncodedLogprob = msgspec.Raw
+"""A `TokenLogprob` as JSON."""
+
+
 class TextPart(Sent, kw_only=True):
     """The text of an output message."""
 
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[dict[str, Any]] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[EncodedLogprob] = []
 
 
 class OutputMessage(Sent, kw_only=True):
@@ -209,7 +213,7 @@ class TextDelta(Event, kw_only=True):
     output_index: int = 0
     content_index: int = 0
     delta: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[EncodedLogprob] = []
 
 
 class TextDone(Event, kw_only=True):
@@ -220,7 +224,7 @@ class TextDone(Event, kw_only=True):
     output_index: int = 0
     content_index: int = 0
     text: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[EncodedLogprob] = []
 
 
 encode_json = msgspec.json.Encoder().encode
