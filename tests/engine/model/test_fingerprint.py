@@ -15,12 +15,13 @@ from engine.model.fingerprint import model_fingerprint
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model of two files of weights, as far as fingerprints look."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of two files of weights, as far as fingerprints look; the first is of three parts."""
+    monkeypatch.setattr(fingerprint_module, "_PART_BYTES", 16 << 10)
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "model-1.safetensors").write_bytes(bytes(40 << 20))
+    (folder / "model-1.safetensors").write_bytes(bytes(40 << 10))
     (folder / "model-2.safetensors").write_bytes(b"x" * 100)
     return folder
 
@@ -42,7 +43,7 @@ def test_what_changes_kv_changes_the_hashes(folder: Path) -> None:
     assert fingerprint(folder) not in found
 
 
-@pytest.mark.parametrize("place", [0, 20 << 20, (40 << 20) - 1])
+@pytest.mark.parametrize("place", [0, 20 << 10, (40 << 10) - 1])
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_one_byte_of_the_weights_changes_the_hashes_though_size_and_time_stay(
     folder: Path, tmp_path: Path, place: int, is_cached: bool
