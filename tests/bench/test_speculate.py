@@ -7,14 +7,13 @@ import pytest
 
 from bench import __main__ as cli
 from bench.engine import speculate
-from engine.model.weights import DEFAULT_MODEL, resolve_model
 
 
 def test_it_times_loads_with_and_without_and_tells_the_least(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "figures.json"
-    given = ["speculate", "--model", str(resolve_model(DEFAULT_MODEL)), "--json", str(out)]
+    given = ["speculate", "--model", str(model), "--json", str(out)]
     given += ["--threads", "1", "--chats", "2", "--tokens", "6", "--rounds", "1"]
     given += ["--loads", "chat", "batch_8", "--questions", str(tmp_path / "none")]
     monkeypatch.setattr("sys.argv", ["bench", *given])
