@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,7 +22,7 @@ from app.admin.token import AdminToken
 from app.prompt.template import ChatTemplate
 from app.server import Listener, Server, bind
 from app.service import create_admin_app, create_app
-from app.settings import load_settings
+from app.settings import Settings, load_settings
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
@@ -157,6 +158,12 @@ def limits() -> Bounds:
     return Bounds()
 
 
+@functools.cache
+def _settings() -> Settings:
+    """Those of every server here: to read them takes as long as all else that a world needs."""
+    return load_settings()
+
+
 @contextlib.asynccontextmanager
 async def serving(*apps: Starlette) -> AsyncIterator[list[str]]:
     """The apps behind the product's server, each on a free port of the loopback interface."""
@@ -170,7 +177,7 @@ async def serving(*apps: Starlette) -> AsyncIterator[list[str]]:
             Listener(socket=socket, app=app, bounds=ConnectionBounds())
             for socket, app in zip(sockets, apps, strict=True)
         ],
-        load_settings(),
+        _settings(),
         on_ready=at_once,
         drain=at_once,
     )
