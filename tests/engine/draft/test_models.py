@@ -143,39 +143,61 @@ class MarkovRunner:
         return sample(self._scores[newest], plan.draws).result()
 
 
-@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
-def test_sampled_tokens_are_distributed_as_the_model_says(right: float) -> None:
-    """20,000 draws behind drafts, against the exact probabilities."""
-    size, length, count = 8, 100, 200
-    scores = torch.randn(size, size, generator=torch.Generator().manual_seed(4)) * 1.5
+SIZE, DRAWS, LINES = 8, 100, 200
+
+
+@pytest.fixture(scope="module")
+def scores() -> torch.Tensor:
+    """Of each token behind each other one."""
+    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(4)) * 1.5
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[EngineRequest]:
     requests = []
-    for seed in range(count):
-        request = make_request(str(seed), [1 + seed % (size - 1)], length, cache=False)
+    for seed in range(LINES):
+        request = make_request(str(seed), [1 + seed % (SIZE - 1)], DRAWS, cache=False)
         params = msgspec.structs.replace(
             request.sampling, temperature=0.8, seed=1000 + seed, stop_token_ids=()
         )
         requests.append(msgspec.structs.replace(request, sampling=params))
+    return requests
 
-    def core_with(drafter: Hindsight | None) -> EngineCore:
-        core = simulated_core(
-            4000, step_token_budget=256, max_running_requests=200, drafter=drafter
-        )
-        core._runner = MarkovRunner(scores)
-        return core
 
-    plain, _ = answers(core_with(None), requests)
-    core = core_with(Hindsight(plain, size, right))
-    drawn, _ = answers(core, requests)
-    assert drawn == plain
+def drawn(
+    scores: torch.Tensor, lines: list[EngineRequest], drafter: Hindsight | None = None
+) -> tuple[Outputs, EngineCore]:
+    core = simulated_core(4000, step_token_budget=256, max_running_requests=LINES, drafter=drafter)
+    core._runner = MarkovRunner(scores)
+    return answers(core, lines)[0], core
+
+
+@pytest.fixture(scope="module")
+def undrafted(scores: torch.Tensor, lines: list[EngineRequest]) -> Outputs:
+    return drawn(scores, lines)[0]
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+def test_tokens_behind_drafts_are_those_drawn_without_any(
+    right: float, scores: torch.Tensor, lines: list[EngineRequest], undrafted: Outputs
+) -> None:
+    found, core = drawn(scores, lines, Hindsight(undrafted, SIZE, right))
+    assert found == undrafted
     assert core.stats().drafted_tokens > 400
-    counts = np.zeros((size, size))
-    for request in requests:
-        tokens = [*request.prompt, *drawn[request.request_id][0]]
+
+
+def test_they_are_distributed_as_the_model_says(
+    scores: torch.Tensor, lines: list[EngineRequest], undrafted: Outputs
+) -> None:
+    """20,000 draws, with drafts and without the same, against the exact probabilities."""
+    counts = np.zeros((SIZE, SIZE))
+    for request in lines:
+        tokens = [*request.prompt, *undrafted[request.request_id][0]]
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
     assert counts.sum() == 20_000
     expected = (scores / 0.8).softmax(-1).numpy() * counts.sum(1, keepdims=True)
     enough = expected >= 5
     statistic = (((counts - expected) ** 2) / np.maximum(expected, 1e-9))[enough].sum()
-    degrees = torch.tensor(int(enough.sum()) - size, dtype=torch.float64)
+    degrees = torch.tensor(int(enough.sum()) - SIZE, dtype=torch.float64)
     # The probability of a larger chi-square.
     assert torch.special.gammaincc(degrees / 2, torch.tensor(statistic / 2)) > 0.001

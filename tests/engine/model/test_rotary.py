@@ -67,15 +67,23 @@ def prompts_around_the_switch() -> dict[str, list[int]]:
     }
 
 
+@pytest.fixture(scope="module")
+def expected(phi3: tuple[Path, PreTrainedModel]) -> dict[str, list[int]]:
+    """20 tokens behind each of these prompts."""
+    prompts = prompts_around_the_switch()
+    return {name: generate(phi3[1], prompt, 20) for name, prompt in prompts.items()}
+
+
 @pytest.mark.parametrize("num_blocks", [200, 24])
 @pytest.mark.parametrize("num_host_blocks", [0, 40])
 def test_beside_strangers_of_any_length_a_model_answers_as_generate_does(
-    phi3: tuple[Path, PreTrainedModel], num_blocks: int, num_host_blocks: int
+    phi3: tuple[Path, PreTrainedModel],
+    expected: dict[str, list[int]],
+    num_blocks: int,
+    num_host_blocks: int,
 ) -> None:
-    folder, model = phi3
-    core = make_core(folder, num_blocks, num_host_blocks, "swap")
+    core = make_core(phi3[0], num_blocks, num_host_blocks, "swap")
     prompts = prompts_around_the_switch()
-    expected = {name: generate(model, prompt, 20) for name, prompt in prompts.items()}
     for attempt in ("cold", "cached"):
         for name, prompt in prompts.items():
             core.submit(make_request(name, prompt, max_tokens=20))
@@ -86,12 +94,11 @@ def test_beside_strangers_of_any_length_a_model_answers_as_generate_does(
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_run_ahead_and_recorded_it_answers_as_generate_does(
-    phi3: tuple[Path, PreTrainedModel], is_recorded: bool
+    phi3: tuple[Path, PreTrainedModel], expected: dict[str, list[int]], is_recorded: bool
 ) -> None:
-    folder, model = phi3
     parts = load_parts(
         EngineConfig(
-            model_path=str(folder),
+            model_path=str(phi3[0]),
             device="cpu",
             dtype="float32",
             block_size=8,
@@ -104,11 +111,9 @@ def test_run_ahead_and_recorded_it_answers_as_generate_does(
     if graphs is not None:
         graphs.warm_up(60)
     core = EngineCore(parts.config, parts.info, AheadRunner(parts.model, graphs=graphs))
-    prompts = prompts_around_the_switch()
-    for name, prompt in prompts.items():
+    for name, prompt in prompts_around_the_switch().items():
         core.submit(make_request(name, prompt, max_tokens=20))
-    outputs = run_to_end(core)
-    assert outputs == {name: generate(model, prompt, 20) for name, prompt in prompts.items()}
+    assert run_to_end(core) == expected
 
 
 def test_a_block_of_a_short_sequence_is_not_found_by_a_long_one(
