@@ -109,14 +109,14 @@ def test_paged_output_equals_generate_cold_cached_chunked_batched_and_preempted(
     family: str, tmp_path: Path
 ) -> None:
     model = save_model(family, tmp_path)
-    core = make_core(tmp_path, num_blocks=40)
+    core = make_core(tmp_path, num_blocks=20)
     rng = random.Random(7)
     head = random_prompt(rng, 60)
-    prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(6)]
-    expected = {str(i): generate(model, prompt, 24) for i, prompt in enumerate(prompts)}
+    prompts = [head + random_prompt(rng, rng.randrange(1, 40)) for _ in range(4)]
+    expected = {str(i): generate(model, prompt, 16) for i, prompt in enumerate(prompts)}
     for attempt in ("cold", "cached"):
         for index, prompt in enumerate(prompts):
-            core.submit(make_request(str(index), prompt, max_tokens=24))
+            core.submit(make_request(str(index), prompt, max_tokens=16))
         assert run_to_end(core) == expected, attempt
     stats = core.stats()
     assert stats.preemptions > 0, "the pool was meant to be too small"
