@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from engine.api import BeamParams
 from engine.schedule.beam import BeamSearch, Hypothesis, num_candidates
+from tests.effort import scaled
 
 VOCAB = 60
 STOPS = (3, 17, 29, 44)
@@ -107,6 +108,7 @@ def assert_equal(
         assert hypothesis.finish_reason == ("stop" if stopped else "length")
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("early_stopping", [False, True, None])
 @pytest.mark.parametrize("num_beams", [2, 3, 5])
 def test_hypotheses_and_scores_are_those_of_generate(
@@ -115,10 +117,10 @@ def test_hypotheses_and_scores_are_those_of_generate(
     rng = random.Random(num_beams)
     ends = set()
     for length_penalty in (-1.0, 0.0, 0.7, 1.0, 2.0):
-        for attempt in range(5):
+        for attempt in range(scaled(3, most=5)):
             params = BeamParams(
                 num_beams=num_beams,
-                num_return=1 + attempt % num_beams,
+                num_return=num_beams - attempt % num_beams,
                 length_penalty=length_penalty,
                 early_stopping=early_stopping,
             )
