@@ -18,6 +18,7 @@ from bench.service.cores import undisturbed
 from bench.service.frame_reader import Streaming
 
 
+@pytest.mark.exhaustive
 def test_every_delta_is_traced_from_the_engine_to_its_client(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from bench.service import stall
 from bench.service.hostile import Sizes
 
 
+@pytest.mark.exhaustive
 def test_the_loop_and_a_neighbour_are_watched_while_another_tenant_attacks(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

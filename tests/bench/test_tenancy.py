@@ -41,6 +41,7 @@ def test_isolation_sees_a_tenants_own_prompts_and_no_neighbours(
     assert 0 <= found["ks_p_neighbour"] <= 1
 
 
+@pytest.mark.exhaustive
 def test_sockets_come_and_go_and_nothing_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
