@@ -2,13 +2,15 @@
 tokens that are there already.
 
 Both concern few tokens of the vocabulary, and only these are touched. How often a token is there is
-counted as it comes, not anew in each step.
+counted as it comes, not anew in each step: here on the host, and for a GPU's scores on the device
+(`engine.run.device_counts`).
 """
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, field
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -66,6 +68,20 @@ class _Counted:
         return tokens, counts
 
 
+class Counts(Protocol):
+    """What knows of the tokens that sequences have already."""
+
+    def adjust(self, scores: Tensor, draws: abc.Sequence[Draw], newest: Tensor | None) -> Tensor:
+        """What the options of `draws` make of their scores; `scores` itself if that is nothing.
+
+        It is a copy in float32 with the bias, then a repetition penalty over prompt and output
+        (Keskar et al., 2019), then presence and frequency penalties over the output, as OpenAI
+        defines them. `scores` is [num_rows, vocab_size]; of `newest`, see
+        `engine.run.sampler.sample`.
+        """
+        ...
+
+
 class TokenCounts:
     """Follows the tokens of sequences, whose lists grow and never change."""
 
@@ -88,9 +104,14 @@ class TokenCounts:
         counted.advance(sequence.num_prompt_tokens)
         return counted.with_drafts(draw.drafts)
 
+    def adjust(self, scores: Tensor, draws: abc.Sequence[Draw], newest: Tensor | None) -> Tensor:
+        """See `Counts`."""
+        adjustments = Adjustments.of(draws, self)
+        return scores if adjustments is None else adjustments.apply(scores, newest)
+
 
 @dataclass(frozen=True, slots=True)
-class _Entries:
+class Entries:
     """A number for some tokens of a batch's rows, on the host."""
 
     rows: npt.NDArray[np.int64]  # [num_entries]
@@ -98,8 +119,8 @@ class _Entries:
     numbers: Numbers  # [num_entries]
 
     @classmethod
-    def of(cls, by_row: dict[int, tuple[Tokens, Numbers]]) -> _Entries:
-        """From tokens and numbers of some rows."""
+    def of(cls, by_row: dict[int, tuple[Tokens, Numbers]]) -> Entries:
+        """From the tokens and numbers of some rows."""
         return cls(
             np.repeat(np.array(list(by_row), np.int64), [len(one) for one, _ in by_row.values()]),
             np.concatenate([np.zeros(0, np.int64), *(tokens for tokens, _ in by_row.values())]),
@@ -111,8 +132,8 @@ class _Entries:
 class Adjustments:
     """Bias and penalties of a batch's rows."""
 
-    _bias: _Entries
-    _present: _Entries
+    _bias: Entries
+    _present: Entries
     """Tokens that have penalties, as far as the host knows them, and their counts in the output."""
     _unknown: Array  # [num_unknown] int64: rows with penalties whose newest token it does not know
     _numbers: Array  # [3, num_rows] float32: repetition, frequency and presence penalty
@@ -121,34 +142,22 @@ class Adjustments:
     def of(cls, draws: abc.Sequence[Draw], counts: TokenCounts) -> Adjustments | None:
         """What `draws` want; `None` if that is nothing."""
         params = [draw.sequence.sampling for draw in draws]
-        biased = {
-            row: (
-                np.fromiter(p.logit_bias, np.int64, len(p.logit_bias)),
-                np.fromiter(p.logit_bias.values(), np.float32, len(p.logit_bias)),
-            )
-            for row, p in enumerate(params)
-            if p.logit_bias
-        }
-        penalised = [row for row, p in enumerate(params) if _has_penalties(p)]
-        if not (biased or penalised):
+        biased = biases(draws)
+        with_penalties = [row for row, p in enumerate(params) if has_penalties(p)]
+        if not (biased or with_penalties):
             return None
         penalties = [
             (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params
         ]
         return cls(
-            _Entries.of(biased),
-            _Entries.of({row: counts.of(draws[row]) for row in penalised}),
-            np.array([row for row in penalised if _is_unknown(draws[row])], np.int64),
+            Entries.of(biased),
+            Entries.of({row: counts.of(draws[row]) for row in with_penalties}),
+            np.array([row for row in with_penalties if _is_unknown(draws[row])], np.int64),
             np.ascontiguousarray(np.array(penalties, np.float32).T),
         )
 
     def apply(self, scores: Tensor, newest: Tensor | None) -> Tensor:
-        """A copy in float32 with the bias, then a repetition penalty over prompt and output (Keskar
-        et al., 2019), then presence and frequency penalties over the output, as OpenAI defines
-        them.
-
-        `scores` is [num_rows, vocab_size]; of `newest`, see `engine.run.sampler.sample`.
-        """
+        """See `Counts.adjust`."""
         size = scores.shape[1]
         host = [
             self._bias.rows * size + self._bias.tokens,
@@ -165,7 +174,7 @@ class Adjustments:
         if len(biased):
             flat.index_add_(0, biased, bias)
         if newest is None or not len(unknown):
-            flat.index_copy_(0, places, _penalised(flat[places], counts, numbers[:, rows]))
+            flat.index_copy_(0, places, penalised(flat[places], counts, numbers[:, rows]))
             return scores
         newest_places = unknown * size + newest[unknown]
         by_row = unknown.new_full((len(scores),), -1).index_copy_(0, unknown, newest_places)
@@ -173,8 +182,8 @@ class Adjustments:
         is_newest = places == by_row[rows]
         counts = counts + is_newest
         found = counts.new_zeros(len(scores)).index_add_(0, rows, counts * is_newest)[unknown]
-        latest = _penalised(flat[newest_places], found.clamp(min=1), numbers[:, unknown])
-        flat.index_copy_(0, places, _penalised(flat[places], counts, numbers[:, rows]))
+        latest = penalised(flat[newest_places], found.clamp(min=1), numbers[:, unknown])
+        flat.index_copy_(0, places, penalised(flat[places], counts, numbers[:, rows]))
         flat.index_copy_(0, newest_places, latest)
         return scores
 
@@ -184,13 +193,26 @@ def _is_unknown(draw: Draw) -> bool:
     return draw.sequence.num_drawn > 0 and not draw.drafts
 
 
-def _has_penalties(params: SamplingParams) -> bool:
+def biases(draws: abc.Sequence[Draw]) -> dict[int, tuple[Tokens, Numbers]]:
+    """By row: the tokens that have a bias, and these."""
+    return {
+        row: (
+            np.fromiter(bias, np.int64, len(bias)),
+            np.fromiter(bias.values(), np.float32, len(bias)),
+        )
+        for row, draw in enumerate(draws)
+        if (bias := draw.sequence.sampling.logit_bias)
+    }
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether tokens that are there already are scored lower, or higher."""
     return params.repetition_penalty != 1 or bool(
         params.presence_penalty or params.frequency_penalty
     )
 
 
-def _penalised(values: Tensor, counts: Tensor, numbers: Tensor) -> Tensor:
+def penalised(values: Tensor, counts: Tensor, numbers: Tensor) -> Tensor:
     """The scores of tokens that are there, `counts` times in the output: [num_entries]."""
     factor, frequency, presence = numbers.unbind()
     values = torch.where(values > 0, values / factor, values * factor)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.api import SamplingParams, TokenLogprobs
-from engine.run.penalties import Adjustments, TokenCounts
+from engine.run.device_counts import token_counts
+from engine.run.penalties import Counts
 from engine.run.staging import Download, upload
 from engine.schedule.beam import Candidate, num_candidates
 from engine.schedule.plan import Draw, Sampled
@@ -68,7 +69,7 @@ def sample(
     logits: Tensor,
     draws: Sequence[Draw],
     newest: Tensor | None = None,
-    counts: TokenCounts | None = None,
+    counts: Counts | None = None,
 ) -> Draws:
     """Draw one token a row, or list the candidates of a beam's row.
 
@@ -91,9 +92,8 @@ def sample(
     scores = logits
     if widths:
         scores = _normalised(logits.float(), widths)
-    adjustments = Adjustments.of(draws, TokenCounts() if counts is None else counts)
-    if adjustments is not None:
-        scores = adjustments.apply(scores, newest)
+    counts = token_counts(logits.device) if counts is None else counts
+    scores = counts.adjust(scores, draws, newest)
     params = [draw.sequence.sampling for draw in draws]
     states = noise_states([p.seed for p in params], [draw.num_tokens for draw in draws])
     tokens = sampling.draw(scores, *upload([states, _numbers(params)], scores.device))

@@ -16,6 +16,7 @@ from kernels.triton import (
     layers,
     linear,
     merge,
+    penalties,
     prefill,
     sampling,
 )
@@ -81,6 +82,7 @@ def variants(
             yield from _layers(name, dtype, shape)
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
         yield _draw(str(dtype).removeprefix("torch."), dtype)
+        yield _penalise(str(dtype).removeprefix("torch."), dtype)
 
 
 def _walks(
@@ -196,3 +198,10 @@ def _draw(name: str, dtype: torch.dtype) -> Variant:
     options = {"num_warps": sampling.NUM_WARPS}
     constants = {"BLOCK": sampling.BLOCK}
     return Variant(f"draw_rows {name}", sampling.draw_rows, dtype, constants, options, types)
+
+
+def _penalise(name: str, dtype: torch.dtype) -> Variant:
+    types = {"output_ptr": "*fp32", "counts_ptr": "*i32", "numbers_ptr": "*fp32"}
+    constants = {"BLOCK": penalties.BLOCK}
+    kernel = penalties.penalise_rows
+    return Variant(f"penalise_rows {name}", kernel, dtype, constants, penalties.OPTIONS, types)
