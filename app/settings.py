@@ -110,8 +110,8 @@ class Settings(BaseSettings):
     )
     step_token_budget: AutoCount = Field(
         None,
-        description="Tokens computed in one engine step, at most; auto is 512 on a CPU, 2048 on a "
-        "GPU.",
+        description="Tokens computed in one engine step, at most; auto is 512 on a CPU, 1024 to "
+        "8192 on a GPU, by its processors.",
     )
     itl_target_ms: float = Field(
         25.0,
@@ -120,8 +120,10 @@ class Settings(BaseSettings):
         description="Prompts may draw out the step of running streams to this, or to twice its "
         "own time if that is longer; 0 is no bound.",
     )
-    max_running_requests: Count = Field(
-        64, description="Requests in the engine's batch; one of several sequences counts for each."
+    max_running_requests: AutoCount = Field(
+        None,
+        description="Requests in the engine's batch; one of several sequences counts for each. "
+        "auto is 64 on a CPU, 64 to 512 on a GPU, by its memory.",
     )
     prefix_cache: bool = Field(True, description="Share KV blocks of equal prompt prefixes.")
     prefix_grouping: bool = Field(
@@ -292,8 +294,8 @@ class Settings(BaseSettings):
                 raise ValueError("redis_password_file goes with redis_url")
             if urlsplit(self.redis_url).password is not None:
                 raise ValueError("redis_url has a password, and redis_password_file another")
-        budget = self.step_token_budget
-        if budget is not None and self.max_running_requests > budget:
+        budget, running = self.step_token_budget, self.max_running_requests
+        if budget is not None and running is not None and running > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")
         if self.recovery == "swap" and not self.host_memory:
             raise ValueError("recovery: swap needs host_memory")

@@ -36,12 +36,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int | None = None
     """Prompt plus output of one request, at most; `None`: the model's own limit."""
     step_token_budget: int | None = None
-    """Tokens computed in one step, prefill and decode together; `None`: by device."""
+    """Tokens computed in one step, prefill and decode together; `None`: see
+    `engine.model.step_size`."""
     itl_target_ms: float = 25.0
     """A step that decodes takes no more of prompts than lets it end in this time, or in twice what
     decoding alone takes; 0: as much as the budget holds."""
-    max_running_requests: int = 64
-    """Sequences in one step; a request with several counts once for each."""
+    max_running_requests: int | None = None
+    """Sequences in one step; a request with several counts once for each. `None`: as above."""
     prefix_cache: bool = True
     eviction: Eviction = "arc"
     """Which cached block goes first: by adaptive replacement, or the least recently used one."""
@@ -112,18 +113,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("cached_token_price: must not be negative")
         for name in (
             "block_size",
-            "max_running_requests",
             "min_run_tokens",
             "speculation_tokens",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
-        for name in ("kv_memory_bytes", "max_context_tokens", "step_token_budget", "threads"):
+        for name in (
+            "kv_memory_bytes",
+            "max_context_tokens",
+            "max_running_requests",
+            "step_token_budget",
+            "threads",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1")
-        budget = self.step_token_budget
-        if budget is not None and self.max_running_requests > budget:
+        budget, running = self.step_token_budget, self.max_running_requests
+        if budget is not None and running is not None and running > budget:
             raise ValueError(
                 "step_token_budget: must be at least max_running_requests, "
                 "so that every running request can decode in every step"

@@ -11,7 +11,7 @@ from typing import Final
 from bench.registry import BenchError
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
-from engine.run.assemble import Parts, make_graphs
+from engine.run.assemble import Parts, make_graphs, make_pieces
 from engine.run.runner import AheadRunner, LaunchedStep, ModelRunner
 from engine.run.stopwatch import Stopwatch
 from engine.schedule.plan import StepPlan
@@ -77,6 +77,11 @@ class Loop:
         self._parts = parts
         is_gpu = parts.model.device.type == "cuda"
         self._graphs = make_graphs(parts) if is_gpu else None
+        self._pieces = make_pieces(parts) if is_gpu else None
+        if self._graphs is not None:
+            self._graphs.record()
+        if self._pieces is not None:
+            self._pieces.record()
         self._rng = random.Random(0)
 
     @property
@@ -144,7 +149,8 @@ class Loop:
         parts = self._parts
         kind = _TimedAheadRunner if mode.runs_ahead else _TimedRunner
         graphs = self._graphs if mode.is_recorded else None
-        runner = kind(parts.model, None, mode.prefix_grouping, graphs)
+        pieces = self._pieces if mode.is_recorded else None
+        runner = kind(parts.model, None, mode.prefix_grouping, graphs, pieces)
         runner.watches = []
         return EngineCore(parts.config, parts.info, runner, parts.costs), runner
 

@@ -82,8 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibration-seconds", type=float, default=8.0, help="to find the share")
     parser.add_argument(
         "--max-running-requests",
-        type=int,
-        default=_DEFAULTS.max_running_requests,
+        default="auto",
         help="requests in the engine's batch",
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model served")
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace) -> Result:
     """Start both services, find the share, and load them in turn."""
     foreign = warn_if_busy()
     flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
-    flags += ["--max-running-requests", str(options.max_running_requests)]
+    flags += ["--max-running-requests", options.max_running_requests]
     with ExitStack() as stack:
         sides = [
             _Side.of(name, stack.enter_context(running_service([*flags, "--fairness", name])))

@@ -21,7 +21,7 @@ from engine.run.batch import Batch
 from kernels.attention import attend
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
 from kernels.linear import pack
-from kernels.types import DecoderLayer, Linear, Norm, Quantization
+from kernels.types import AttentionBatch, DecoderLayer, Linear, Norm, Quantization
 
 
 class FusedDecoder:
@@ -47,70 +47,104 @@ class FusedDecoder:
         self._stack = stack(self._layers, self._activation)
         _release(description.embedding)
 
+    @property
+    def num_layers(self) -> int:
+        """How many there are."""
+        return len(self._layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of the residual stream."""
+        return self._embedding.shape[1]
+
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
         """See `engine.model.paged_model.Decoder`."""
-        residual = self._embed(batch.token_ids)
+        residual = self.embed(batch.token_ids)
         if self._stack is not None:
             update = self._stack.run(residual, batch.positions, memory, batch.attention)
         else:
             update = self._run_layers(residual, memory, batch)
-        rows = batch.logit_rows
-        last = residual.index_select(0, rows)
-        norm = self._norm
-        logits = self._head(add_rms_norm(last, update.index_select(0, rows), norm.weight, norm.eps))
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return self.logits(residual, update, batch.logit_rows)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The residual stream before the first layer: [num_tokens, hidden_size]."""
         rows = self._embedding.index_select(0, token_ids).to(self._dtype)
         return rows if self._embedding_scale == 1 else rows.mul_(self._embedding_scale)
 
     def _run_layers(self, residual: Tensor, memory: Tensor, batch: Batch) -> Tensor:
         """Add all updates to the residual stream but the last layer's, and return that one."""
         update: Tensor | None = None
-        for layer, kv in zip(self._layers, memory.unbind(1), strict=True):
-            update = self._run_layer(layer, residual, update, kv, batch)
+        slots = batch.attention.slots
+        for index, kv in enumerate(memory.unbind(1)):
+            query = self.before_attention(index, residual, update, batch.positions, kv, slots)
+            attended = self.attend(index, query, kv, batch.attention)
+            update = self.after_attention(index, residual, attended)
         assert update is not None
         return update
 
-    def _run_layer(
+    def before_attention(
         self,
-        layer: DecoderLayer,
+        index: int,
         residual: Tensor,
         update: Tensor | None,
+        positions: Tensor,
         kv: Tensor,
-        batch: Batch,
+        slots: Tensor,
     ) -> Tensor:
-        """Add `update` to the residual stream, and return this layer's last one."""
+        """Add `update`, the last layer's, to the residual stream; write a layer's KV.
+
+        Returns its queries, [num_tokens, num_heads, head_dim].
+        """
+        layer = self._layers[index]
         options = layer.options
         norm, head_norm = options.before_attention, options.query_norm or options.key_norm
-        query = rotate_and_write(
+        return rotate_and_write(
             layer.qkv(add_rms_norm(residual, update, norm.weight, norm.eps)),
             options.rotation.cos,
             options.rotation.sin,
-            batch.positions,
+            positions,
             kv,
-            batch.attention.slots,
+            slots,
             options.num_heads,
             options.num_kv_heads,
             None if options.query_norm is None else options.query_norm.weight,
             None if options.key_norm is None else options.key_norm.weight,
             0.0 if head_norm is None else head_norm.eps,
         )
-        attended = attend(
+
+    def attend(self, index: int, query: Tensor, kv: Tensor, batch: AttentionBatch) -> Tensor:
+        """A layer's attention, [num_tokens, num_heads, head_dim]."""
+        options = self._layers[index].options
+        return attend(
             query,
             kv,
-            batch.attention,
+            batch,
             scale=options.scale,
             sliding_window=options.sliding_window,
             softcap=options.softcap,
         )
+
+    def after_attention(self, index: int, residual: Tensor, attended: Tensor) -> Tensor:
+        """Add what a layer's attention found to the residual stream.
+
+        Returns its last update, [num_tokens, hidden_size], which the next one adds.
+        """
+        layer = self._layers[index]
+        options = layer.options
         update = _normed(layer.out(attended.flatten(1)), options.after_attention)
         norm = options.before_mlp
         normed = add_rms_norm(residual, update, norm.weight, norm.eps)
         update = layer.down(gate(layer.gate_up(normed), self._activation))
         return _normed(update, options.after_mlp)
+
+    def logits(self, residual: Tensor, update: Tensor, rows: Tensor) -> Tensor:
+        """Of some tokens, behind the last layer: [num_rows, vocab_size]."""
+        last = residual.index_select(0, rows)
+        norm = self._norm
+        logits = self._head(add_rms_norm(last, update.index_select(0, rows), norm.weight, norm.eps))
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
 
 
 def _normed(update: Tensor, norm: Norm | None) -> Tensor:

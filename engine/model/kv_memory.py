@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-
-import torch
+from dataclasses import dataclass
 
 from engine.api import EngineError
 from engine.run.control_groups import available_memory
@@ -12,7 +11,8 @@ from engine.run.control_groups import available_memory
 _log = logging.getLogger(__name__)
 
 _CPU_SHARE = 1 / 8
-_GPU_SHARE = 0.85
+_GPU_SHARE = 0.92
+"""Of all that a GPU has, weights and steps included: allocators keep pieces that fit nobody."""
 _USEFUL_TOKENS = 8192
 """A CPU's share is made up to this context, if the memory is there: below it, chats end early."""
 _LEAST_TOKENS = 512
@@ -22,17 +22,25 @@ _KEPT_BYTES = 128 * _MIB
 """Of what is free, for that: buffers of steps, streams under way, the service's own process."""
 
 
-def automatic_kv_bytes(
-    device: torch.device, block_bytes: int, block_size: int, longest: int
-) -> int:
-    """A share of the memory that is free once the weights are loaded.
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a GPU's memory is for beside the KV cache; all in bytes."""
+
+    total: int
+    used: int
+    """Taken already: by the weights, by libraries, and by other processes."""
+    step: int
+    """By the largest step."""
+    graphs: int
+    """By recorded steps."""
+
+
+def automatic_kv_bytes(block_bytes: int, block_size: int, longest: int) -> int:
+    """On a CPU: a share of the memory that is free once the weights are loaded.
 
     `block_bytes` hold `block_size` tokens; `longest` tokens are the most that a request may have.
     Raises `EngineError` where that makes a context which is of no use.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE)
     free = available_memory()
     useful = min(_USEFUL_TOKENS, longest)
     wanted = -(-useful // block_size) * block_bytes
@@ -49,4 +57,25 @@ def automatic_kv_bytes(
     if tokens < min(_LEAST_TOKENS, useful):
         raise EngineError(f"kv_memory: too little. {found}")
     _log.warning("%s", found)
+    return chosen
+
+
+def gpu_kv_bytes(needs: Needs, block_bytes: int, block_size: int, longest: int) -> int:
+    """On a GPU: what its weights, its largest step and its graphs leave of a share of its memory.
+
+    The other arguments and errors are those of `automatic_kv_bytes`.
+    """
+    chosen = int(needs.total * _GPU_SHARE) - needs.used - needs.step - needs.graphs
+    found = (
+        f"of {needs.total // _MIB} MiB of the GPU {needs.used // _MIB} are taken by weights, "
+        f"libraries and other processes, {needs.step // _MIB} are for the largest step, and "
+        f"{needs.graphs // _MIB} for CUDA graphs"
+    )
+    tokens = max(0, chosen) // block_bytes * block_size
+    if tokens < min(_LEAST_TOKENS, longest):
+        raise EngineError(
+            f"kv_memory: too little. {found}: {tokens} tokens are left for the KV cache. Give "
+            "--step-token-budget or --max-running-requests a smaller number, or --kv-memory a size"
+        )
+    _log.info("%s; the KV cache has %d MiB for %d tokens", found, chosen // _MIB, tokens)
     return chosen

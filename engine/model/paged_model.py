@@ -177,12 +177,16 @@ class PagedModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
+        return self.weights.decoder.forward(self.arranged(batch), self.memory)
+
+    def arranged(self, batch: Batch) -> Batch:
+        """A batch as it is computed where results must not depend on batch-mates."""
         if self._batch_invariant and self.device.type == "cpu":
-            batch = token_by_token(batch)
-        elif self._batch_invariant:
+            return token_by_token(batch)
+        if self._batch_invariant:
             attention = replace(batch.attention, batch_invariant=True)
-            batch = replace(batch, attention=attention)
-        return self.weights.decoder.forward(batch, self.memory)
+            return replace(batch, attention=attention)
+        return batch
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

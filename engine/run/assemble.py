@@ -6,8 +6,8 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-import msgspec
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -16,12 +16,17 @@ from engine.config import EngineConfig
 from engine.draft.worth import FREE_ROWS
 from engine.model.calibration import calibrate, calibrate_replay, calibrate_rows
 from engine.model.fingerprint import model_fingerprint
+from engine.model.fused_layers import FusedDecoder
 from engine.model.kernel_paths import choose_kernel_paths
-from engine.model.kv_memory import automatic_kv_bytes
+from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
-from engine.run.graphs import DecodeGraphs, Record
-from engine.run.padding import Padder, row_buckets
+from engine.model.step_size import StepSize, with_step_size
+from engine.run.graphs.decode import DecodeGraphs
+from engine.run.graphs.padding import Padder, row_buckets
+from engine.run.graphs.pieces import PieceGraphs
+from engine.run.graphs.recording import CudaRecorder, Record
+from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
@@ -30,11 +35,8 @@ from kernels.sampling import draw
 
 _log = logging.getLogger(__name__)
 
-_CPU_STEP_TOKENS = 512
-"""Of prompts alone; a step that also decodes is as long as `EngineConfig.itl_target_ms` lets it."""
-_GPU_STEP_TOKENS = 2048
-_RECORDING_SECONDS = 20.0
-"""At start; other graphs are recorded when they are first needed."""
+_GRAPHS_SHARE = 1 / 32
+"""Of a GPU's memory: what CUDA graphs of either kind may take of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Parts:
     """What an engine is built from."""
 
     config: EngineConfig
-    """With a token budget."""
+    """With a token budget and a number of sequences."""
     info: EngineInfo
     model: PagedModel
     """With its memory."""
@@ -73,17 +75,20 @@ def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
     """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
     config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
-    grouping = config.prefix_grouping and not config.batch_invariant
+    grouping = _may_group(config)
     if parts.model.device.type != "cuda":
         return ModelRunner(parts.model, costs, grouping), None
-    graphs = make_graphs(parts)
-    graphs.warm_up(_RECORDING_SECONDS)
+    record = CudaRecorder(parts.model.device)
+    graphs, pieces = make_graphs(parts, record), make_pieces(parts, record)
+    graphs.record()
+    if pieces is not None:
+        pieces.record()
     if costs is not None and len(graphs):
         calibrate_replay(costs, parts.model, graphs.replay_smallest)
     # Compiled now, so that the first request which is sampled does not wait for a compiler.
     for dtype in {parts.model.dtype, torch.float32}:
         _draw_once(parts, dtype)
-    return AheadRunner(parts.model, costs, grouping, graphs), graphs
+    return AheadRunner(parts.model, costs, grouping, graphs, pieces), graphs
 
 
 def _draw_once(parts: Parts, dtype: torch.dtype) -> None:
@@ -95,16 +100,58 @@ def _draw_once(parts: Parts, dtype: torch.dtype) -> None:
 
 
 def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
-    """Graphs for as many rows as may run at once; see `DecodeGraphs` for `record`."""
-    model, info = parts.model, parts.info
+    """Graphs for as many rows as may run at once, not recorded yet; of `record`, see them."""
+    info = parts.info
+    room = info.max_context_tokens, info.num_blocks
+    return _graphs(parts.config, parts.model, *room, _memory(parts.model), record)
+
+
+def make_pieces(parts: Parts, record: Record | None = None) -> PieceGraphs | None:
+    """Graphs for steps with prompts, not recorded yet; `None` for layers that are not fused."""
+    null_block = parts.info.num_blocks
+    return _pieces(parts.config, parts.model, null_block, _memory(parts.model), record)
+
+
+def _memory(model: PagedModel) -> DeviceMemory | None:
+    return CudaMemory(model.device) if model.device.type == "cuda" else None
+
+
+def _graphs(
+    config: EngineConfig,
+    model: PagedModel,
+    max_context: int,
+    null_block: int,
+    memory: DeviceMemory | None,
+    record: Record | None = None,
+) -> DecodeGraphs:
     padder = Padder(
-        row_buckets(info.max_running_sequences),
-        info.block_size,
-        null_block=info.num_blocks,
-        max_context=info.max_context_tokens,
-        has_lengths=info.rotary_switch is not None,
+        row_buckets(_step_size(config).sequences),
+        model.block_size,
+        null_block,
+        max_context,
+        has_groups=_may_group(config),
+        has_lengths=model.weights.rotary_switch is not None,
     )
-    return DecodeGraphs(model.forward, padder, model.device, record)
+    graphs = partial(DecodeGraphs, model.forward, padder, model.device, record)
+    return graphs() if memory is None else graphs(memory.used, int(memory.total * _GRAPHS_SHARE))
+
+
+def _pieces(
+    config: EngineConfig,
+    model: PagedModel,
+    null_block: int,
+    memory: DeviceMemory | None,
+    record: Record | None = None,
+) -> PieceGraphs | None:
+    decoder = model.weights.decoder
+    if not isinstance(decoder, FusedDecoder):
+        return None
+    pieces = partial(PieceGraphs, model, decoder, null_block, _step_size(config).tokens, record)
+    return pieces() if memory is None else pieces(memory.used, int(memory.total * _GRAPHS_SHARE))
+
+
+def _may_group(config: EngineConfig) -> bool:
+    return config.prefix_grouping and not config.batch_invariant
 
 
 def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> Parts:
@@ -121,6 +168,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
             "kernels/native is not built: attention and products run in plain torch, right and "
             "several times slower; install a C compiler, then the package again"
         )
+    config = with_step_size(config, model.device)
     block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
     # One block more, for rows that only fill a batch up, is nobody's.
     num_blocks = _kv_memory_bytes(config, model, block_bytes) // block_bytes
@@ -131,28 +179,47 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
         raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
     model.allocate(num_blocks + 1)
     model.allocate_host(num_host_blocks)
-    step_tokens = _step_tokens(config, model.device)
     info = _info(config, model)
     costs = FREE_COPIES
     if num_host_blocks:
-        costs = calibrate(model, step_tokens, info.max_context_tokens)
-    config = msgspec.structs.replace(config, step_token_budget=step_tokens)
+        costs = calibrate(model, _step_size(config).tokens, info.max_context_tokens)
     return Parts(config, info, model, costs)
 
 
-def _step_tokens(config: EngineConfig, device: torch.device) -> int:
-    """The configured budget of a step, or one that suits the device."""
-    if config.step_token_budget is not None:
-        return config.step_token_budget
-    budget = _GPU_STEP_TOKENS if device.type == "cuda" else _CPU_STEP_TOKENS
-    return max(budget, config.max_running_requests)
+def _step_size(config: EngineConfig) -> StepSize:
+    tokens, sequences = config.step_token_budget, config.max_running_requests
+    assert tokens is not None, "it has been chosen"
+    assert sequences is not None, "it has been chosen"
+    return StepSize(tokens, sequences)
 
 
 def _kv_memory_bytes(config: EngineConfig, model: PagedModel, block_bytes: int) -> int:
     if config.kv_memory_bytes is not None:
         return config.kv_memory_bytes
     longest = _context_limit(config, model)
-    return automatic_kv_bytes(model.device, block_bytes, config.block_size, longest)
+    if model.device.type != "cuda":
+        return automatic_kv_bytes(block_bytes, config.block_size, longest)
+    memory = CudaMemory(model.device)
+    return profiled_kv_bytes(config, model, block_bytes, memory)
+
+
+def profiled_kv_bytes(
+    config: EngineConfig,
+    model: PagedModel,
+    block_bytes: int,
+    memory: DeviceMemory,
+    record: Record | None = None,
+) -> int:
+    """What a GPU of that `memory` has for the KV cache; `record` is a `CudaRecorder`, or so."""
+    size, longest = _step_size(config), _context_limit(config, model)
+    record = record or CudaRecorder(model.device)
+    most = min(longest, memory.total // block_bytes * config.block_size)
+    kinds: list[Callable[[], Graphs | None]] = [
+        partial(_graphs, config, model, most, 1, memory, record),
+        partial(_pieces, config, model, 1, memory, record),
+    ]
+    needs = profile(model, size, most, memory, kinds)
+    return gpu_kv_bytes(needs, block_bytes, config.block_size, longest)
 
 
 def _context_limit(config: EngineConfig, model: PagedModel) -> int:
@@ -172,7 +239,7 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         num_blocks=num_blocks,
         num_host_blocks=len(model.host_memory),
         max_context_tokens=min(num_blocks * config.block_size, _context_limit(config, model)),
-        max_running_sequences=config.max_running_requests,
+        max_running_sequences=_step_size(config).sequences,
         vocab_size=model.weights.config.vocab_size,
         eos_token_ids=model.weights.eos_token_ids,
         hash_extras=model_fingerprint(config, model.dtype),

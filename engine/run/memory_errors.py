@@ -22,7 +22,7 @@ def attempt(action: Callable[[], _T]) -> _T:
     try:
         return action()
     except (RuntimeError, MemoryError) as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         reason = str(error).partition("\n")[0]
     # Behind the handler: the error's frames, which hold the tensors of the step, are gone.
@@ -31,7 +31,8 @@ def attempt(action: Callable[[], _T]) -> _T:
     raise StepOutOfMemory(reason)
 
 
-def _lacks_memory(error: Exception) -> bool:
+def lacks_memory(error: Exception) -> bool:
+    """Whether that is what an error of a library says."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return any(sign in str(error) for sign in _SIGNS)

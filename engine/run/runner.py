@@ -15,10 +15,12 @@ from torch import Tensor
 
 from engine.model.paged_model import PagedModel
 from engine.run.batch import Batch, BatchBuilder, first_rows
-from engine.run.graphs import DecodeGraphs
+from engine.run.device_counts import token_counts
+from engine.run.graphs.decode import DecodeGraphs
+from engine.run.graphs.padding import tensors_of, with_tensors
+from engine.run.graphs.pieces import PieceGraphs
 from engine.run.memory_errors import attempt
-from engine.run.padding import tensors_of, with_tensors
-from engine.run.penalties import TokenCounts
+from engine.run.penalties import Counts
 from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
@@ -59,16 +61,18 @@ class ModelRunner:
         costs: CostModel | None = None,
         prefix_grouping: bool = True,
         graphs: DecodeGraphs | None = None,
+        pieces: PieceGraphs | None = None,
     ) -> None:
-        """Decode steps replay `graphs`, where there are any."""
+        """Decode steps replay `graphs`, and others `pieces`, where there are any."""
         self._model = model
         self._costs = costs
         rule = rule_for(model.device) if prefix_grouping else None
         self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
         self._graphs = graphs
+        self._pieces = pieces
         self._drawn: dict[Sequence, int] = {}
         """Of the last step: the row in which a sequence has drawn."""
-        self._counts = TokenCounts()
+        self._counts: Counts = token_counts(model.device)
         self._tokens = torch.empty(0, dtype=torch.int64)
         """Of the last step: what each row has drawn, on the device."""
 
@@ -126,6 +130,9 @@ class ModelRunner:
         if replayed is not None:
             batch, logits = replayed
             return _chosen(host, batch.token_ids), _chosen(host, logits)
+        pieced = None if self._pieces is None else self._pieces.run(host, complete)
+        if pieced is not None:
+            return pieced
         tensors = [tensor.numpy() for tensor in tensors_of(host)]
         batch = with_tensors(host, upload(tensors, model.device))
         complete(batch.token_ids)

@@ -61,7 +61,9 @@ class Scheduler:
         row_costs: RowCosts = FREE_ROWS,
     ) -> None:
         """Drafts of `drafter`, if there is one, are verified where `row_costs` let them pay."""
-        assert config.step_token_budget is not None, "the loader has chosen one"
+        budget, most_sequences = config.step_token_budget, config.max_running_requests
+        assert budget is not None, "the loader has chosen one"
+        assert most_sequences is not None, "the loader has chosen a number"
         prices = Prices(
             config.prompt_token_price, config.cached_token_price, config.output_token_price
         )
@@ -71,7 +73,7 @@ class Scheduler:
         fairness = make_fairness(config, prices)
         self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
         self.decode = DecodePlanner(self.lifecycle)
-        self.budget = StepBudget(config.step_token_budget, config.max_running_requests)
+        self.budget = StepBudget(budget, most_sequences)
         self.pace = Pace(config.itl_target_ms / 1000)
         self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace)
         self.speculation: Speculation | None = None

@@ -18,7 +18,7 @@ from engine.schedule.sequence import Sequence
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_batch_invariance import sampled_requests
-from tests.engine.run.test_graphs import Again, load, make_graphs, poisoned
+from tests.engine.run.test_graphs import load, recorded
 from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
 
 Outputs = dict[str, dict[int, list[int]]]
@@ -96,7 +96,7 @@ def test_drafts_are_rows_of_recorded_decode_steps(tmp_path: Path, runs_ahead: bo
     prompts = [random_prompt(rng, rng.randrange(20, 40)) for _ in range(3)]
     expected = {str(i): generate(model, prompt, 30) for i, prompt in enumerate(prompts)}
     parts = load(tmp_path)
-    graphs = poisoned(make_graphs(parts, Again))
+    graphs = recorded(parts)
     runner = (AheadRunner if runs_ahead else ModelRunner)(parts.model, graphs=graphs)
     drafter = Hindsight({name: {0: output} for name, output in expected.items()}, 1000)
     core = EngineCore(parts.config, parts.info, runner, drafter=drafter)
@@ -105,7 +105,7 @@ def test_drafts_are_rows_of_recorded_decode_steps(tmp_path: Path, runs_ahead: bo
     assert run_to_end(core) == expected
     assert core.stats().accepted_tokens > 0
     assert core.stats().steps < 30
-    assert max(shape.rows for shape in graphs._graphs) == 8, "more rows than sequences"
+    assert max(graphs.replayed) == 8, "more rows than sequences"
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-import torch
 
 from engine.api import EngineError
 from engine.model import kv_memory
@@ -17,11 +16,9 @@ CONTEXT = 8192
 CONTEXT_MIB = CONTEXT * 23_040 // MIB  # 180
 
 
-def blocks(
-    free_mib: int, monkeypatch: pytest.MonkeyPatch, longest: int = CONTEXT, device: str = "cpu"
-) -> int:
+def blocks(free_mib: int, monkeypatch: pytest.MonkeyPatch, longest: int = CONTEXT) -> int:
     monkeypatch.setattr(kv_memory, "available_memory", lambda: free_mib * MIB)
-    chosen = automatic_kv_bytes(torch.device(device), BLOCK_BYTES, BLOCK_SIZE, longest)
+    chosen = automatic_kv_bytes(BLOCK_BYTES, BLOCK_SIZE, longest)
     return chosen // BLOCK_BYTES
 
 

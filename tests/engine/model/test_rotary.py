@@ -109,7 +109,7 @@ def test_run_ahead_and_recorded_it_answers_as_generate_does(
     )
     graphs = make_graphs(parts, Again) if is_recorded else None
     if graphs is not None:
-        graphs.warm_up(60)
+        graphs.record()
     core = EngineCore(parts.config, parts.info, AheadRunner(parts.model, graphs=graphs))
     for name, prompt in prompts_around_the_switch().items():
         core.submit(make_request(name, prompt, max_tokens=20))

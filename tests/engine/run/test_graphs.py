@@ -19,14 +19,16 @@ from engine.model.calibration import calibrate_replay
 from engine.model.load import load_model
 from engine.run.assemble import Parts, load_parts, make_graphs
 from engine.run.batch import Batch, pack
-from engine.run.graphs import DecodeGraphs
-from engine.run.padding import Padder, row_buckets, tensors_of, with_tensors
+from engine.run.graphs.decode import DecodeGraphs
+from engine.run.graphs.padding import Padder, row_buckets, tensors_of, with_tensors
+from engine.run.graphs.recording import record_sizes
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.sampler import sample
 from engine.run.staging import num_bytes, refill, upload, views
 from engine.schedule.plan import Draw
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
+from kernels.prefix_groups import GroupFinder, GroupingRule, Integers
 from kernels.types import PrefixGroups
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_sampler import sequence
@@ -83,14 +85,22 @@ def core_of(parts: Parts, runner: ModelRunner) -> EngineCore:
 
 
 def poisoned(graphs: DecodeGraphs) -> DecodeGraphs:
-    """What a replay does not write anew shows."""
+    """What a replay does not write anew shows; `replayed` tells of how many rows each one was."""
     replay = graphs._replay
+    graphs.replayed = []  # type: ignore[attr-defined]
 
-    def poisoning(*arguments: object) -> object:
+    def poisoning(rows: int, *arguments: object) -> object:
         graphs._logits.fill_(float("nan"))
-        return replay(*arguments)  # type: ignore[arg-type]
+        graphs.replayed.append(rows)  # type: ignore[attr-defined]
+        return replay(rows, *arguments)  # type: ignore[arg-type]
 
     graphs._replay = poisoning  # type: ignore[method-assign, assignment]
+    return graphs
+
+
+def recorded(parts: Parts) -> DecodeGraphs:
+    graphs = poisoned(make_graphs(parts, Again))
+    graphs.record()
     return graphs
 
 
@@ -101,7 +111,7 @@ def test_launched_ahead_and_recorded_a_model_answers_as_generate_does(
 ) -> None:
     model = save_model("llama", folder)
     parts = load(folder, num_blocks=40, num_host_blocks=30)
-    graphs = poisoned(make_graphs(parts, Again)) if is_recorded else None
+    graphs = recorded(parts) if is_recorded else None
     kind = AheadRunner if runs_ahead else ModelRunner
     core = core_of(parts, kind(parts.model, parts.costs, graphs=graphs))
     rng = random.Random(7)
@@ -114,7 +124,7 @@ def test_launched_ahead_and_recorded_a_model_answers_as_generate_does(
         assert run_to_end(core) == expected, attempt
     assert core.stats().preemptions > 0, "the pool was meant to be too small"
     assert core.stats().blocks_in_use == 0
-    assert graphs is None or len(graphs) >= 3
+    assert graphs is None or len(set(graphs.replayed)) >= 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -127,11 +137,12 @@ def test_a_gpu_answers_as_generate_does_and_as_without_graphs(folder: Path) -> N
     for is_recorded in (False, True):
         parts = load(folder, num_blocks=300, device="cuda")
         graphs = make_graphs(parts) if is_recorded else None
+        if graphs is not None:
+            assert len(graphs.record()) == 4
         core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
         for index, prompt in enumerate(prompts):
             core.submit(make_request(str(index), prompt, max_tokens=24))
         assert run_to_end(core) == expected
-        assert graphs is None or len(graphs) > 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -162,7 +173,7 @@ def test_sampled_requests_of_every_kind_draw_the_same_in_every_order(folder: Pat
     outputs = []
     for runs_ahead in (False, True):
         parts = load(folder)
-        graphs = make_graphs(parts, Again) if runs_ahead else None
+        graphs = recorded(parts) if runs_ahead else None
         core = core_of(
             parts, (AheadRunner if runs_ahead else ModelRunner)(parts.model, graphs=graphs)
         )
@@ -187,7 +198,7 @@ def test_added_rows_change_no_other_row_and_write_to_the_null_block_alone(folder
     model = parts.model
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(model.memory.shape, generator=generator)
-    graphs = poisoned(make_graphs(parts, Again))
+    graphs = recorded(parts)
     rng = random.Random(2)
     for num_rows in (1, 3, 5, 7, 8):
         batch = decode_batch(rng, [rng.randint(1, 50) for _ in range(num_rows)], 60)
@@ -200,11 +211,11 @@ def test_added_rows_change_no_other_row_and_write_to_the_null_block_alone(folder
         torch.testing.assert_close(replayed[1][:num_rows], expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(model.memory[:-1], memory[:-1], rtol=1e-5, atol=1e-5)
         assert not torch.equal(model.memory[-1], memory[-1]) or num_rows in (1, 8)
-    assert len(graphs) == 3, "rows in 1, 4 and 8"
+    assert graphs.replayed == [1, 4, 8, 8, 8]  # type: ignore[attr-defined]
 
 
 def test_only_decode_batches_that_fit_are_replayed(folder: Path) -> None:
-    graphs = make_graphs(load(folder), Again)
+    graphs = recorded(load(folder))
     rng = random.Random(2)
     prompt = pack([(random_prompt(rng, 9), 0, 9, [1, 2])], [8], BLOCK, CPU)
     assert graphs.run(prompt, lambda _: None) is None
@@ -247,27 +258,105 @@ def test_nothing_of_a_pass_is_read_before_its_end(
     assert torch.equal(unread, expected)
 
 
-def test_a_shape_is_recorded_once_and_short_ones_at_start(folder: Path) -> None:
+def mixed_batch(rng: random.Random, finder: GroupFinder) -> Batch:
+    """Of any rows, contexts and shared prefixes that 60 blocks have room for."""
+    blocks = rng.sample(range(60), 60)
+    heads = [[blocks.pop() for _ in range(rng.randrange(1, 9))] for _ in range(rng.randrange(1, 4))]
+    parts = []
+    for _ in range(rng.randint(1, 8)):
+        head = rng.choice(heads)
+        table = head[: rng.randrange(len(head) + 1)] + [blocks.pop() for _ in range(3)]
+        length = len(table) * BLOCK - rng.randrange(BLOCK)
+        parts.append((random_prompt(rng, length), length - 1, 1, table))
+
+    def group(*arrays: Integers) -> PrefixGroups | None:
+        found = finder.find(*arrays)
+        return None if found is None else found.to(CPU)
+
+    return pack(parts, range(len(parts)), BLOCK, CPU, group)
+
+
+@torch.inference_mode()
+def test_all_sizes_are_recorded_at_start_and_none_while_serving(folder: Path) -> None:
+    """Lengths, tables and groups may be what they are: rows alone make a graph another one."""
     parts = load(folder)
-    graphs = make_graphs(parts, Again)
-    graphs.warm_up(seconds=60)
-    assert len(graphs) == len(row_buckets(8)) == 4
-    rng = random.Random(2)
-    for _ in range(4):
-        graphs.run(decode_batch(rng, [5] * 8, 60), lambda _: None)
-    assert len(graphs) == 4
-    late = make_graphs(parts, Again)
-    late.warm_up(seconds=-1)
-    assert len(late) == 0
-    late.replay_smallest()
-    assert len(late) == 1
+    sizes: list[int] = []
+
+    def counting(action: Callable[[], None]) -> Again:
+        sizes.append(len(graphs._graphs))
+        return Again(action)
+
+    graphs = poisoned(make_graphs(parts, counting))
+    assert list(graphs.record()) == [8, 4, 2, 1], "the largest first"
+    rng, finder = random.Random(2), GroupFinder(BLOCK, GroupingRule())
+    memory = torch.randn(parts.model.memory.shape, generator=torch.Generator().manual_seed(1))
+    parts.model.memory.copy_(memory)
+    num_groups = set()
+    for _ in range(60):
+        batch = mixed_batch(rng, finder)
+        num_groups.add(0 if batch.attention.groups is None else len(batch.attention.groups.begins))
+        expected = parts.model.forward(batch)
+        replayed = graphs.run(batch, lambda _: None)
+        assert replayed is not None
+        torch.testing.assert_close(replayed[1][: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    assert len(sizes) == 4, "once each"
+    assert set(graphs.replayed) == {1, 2, 4, 8}  # type: ignore[attr-defined]
+    assert len(num_groups) >= 4
+
+
+def test_a_step_copies_what_it_has_of_block_tables(folder: Path) -> None:
+    """Not the whole width, which is that of the longest context."""
+    parts = load(folder)
+    graphs = recorded(parts)
+    inputs = graphs._inputs
+    assert inputs._tables.shape == (8, parts.info.max_context_tokens // BLOCK)
+    inputs._buffer.fill_(255)
+    graphs.run(decode_batch(random.Random(1), [20, 9], 60), lambda _: None)
+    unread = (inputs._buffer != 255).nonzero().max()
+    assert unread < 2 * 64 + 2 * 3 * 4 + 160, "rows, three blocks each, and padding"
+
+
+class Device:
+    """One whose graphs take memory as they do: the first that of all, each a little of its own."""
+
+    def __init__(self, first: int, each: int) -> None:
+        self.first, self.each = first, each
+        self.recorded: list[int] = []
+
+    def record(self, size: int) -> None:
+        self.recorded.append(size)
+
+    def used(self) -> int:
+        count = len(self.recorded)
+        return 7 + self.first * (count > 0) + self.each * count
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [
+        (1000, [8, 7, 6, 5, 4, 3, 2, 1]),
+        (180, [8, 7, 6, 5, 4, 3, 2, 1]),
+        (150, [8, 7, 5, 3, 1]),
+        (130, [8, 7, 1]),
+        (120, [8, 7]),
+        (100, [8]),
+    ],
+)
+def test_graphs_take_no_more_memory_than_they_may(
+    room: int, kept: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(first=100, each=10)
+    costs = record_sizes(range(1, 9), device.record, device.used, room)
+    assert list(costs) == device.recorded == kept
+    assert sum(costs.values()) <= room or kept == [8]
+    assert ("CUDA graphs may take" in caplog.text) == (len(kept) < 8)
 
 
 def test_a_decode_step_costs_what_its_replay_takes(folder: Path) -> None:
     parts = load(folder)
     eager = ComputeCost(9.0, 1.0, 0.0, 32, 9.0)
     costs = CostModel(CopyCost(0.0, 0.0), CopyCost(0.0, 0.0), eager)
-    calibrate_replay(costs, parts.model, make_graphs(parts, Again).replay_smallest)
+    calibrate_replay(costs, parts.model, recorded(parts).replay_smallest)
     assert 0 < costs.compute.per_decode_step < 9
     assert replace(costs.compute, per_decode_step=9.0) == eager, "prefill is not replayed"
 
@@ -278,6 +367,7 @@ def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:
 
     parts = load(folder)
     graphs = make_graphs(parts, refuse)
+    graphs.record()
     core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
     prompt = random_prompt(random.Random(1), 20)
     core.submit(make_request("r", prompt, 12))
@@ -288,22 +378,21 @@ def test_a_model_that_cannot_be_recorded_is_run_as_it_is(folder: Path) -> None:
     assert len(graphs) == 0
 
 
-def test_what_has_been_recorded_is_replayed_when_nothing_more_can_be(folder: Path) -> None:
-    recorded: list[Again] = []
+def test_what_has_been_recorded_is_replayed_for_smaller_batches_too(folder: Path) -> None:
+    recordings: list[Again] = []
 
     def once(action: Callable[[], None]) -> Again:
-        if recorded:
+        if recordings:
             raise RuntimeError("out of memory")
-        recorded.append(Again(action))
-        return recorded[0]
+        recordings.append(Again(action))
+        return recordings[0]
 
     graphs = make_graphs(load(folder), once)
+    assert list(graphs.record()) == [8]
     rng = random.Random(2)
-    one, eight = decode_batch(rng, [5], 60), decode_batch(rng, [5] * 8, 60)
-    assert graphs.run(one, lambda _: None) is not None
-    assert graphs.run(eight, lambda _: None) is None
-    assert graphs.run(one, lambda _: None) is not None
-    assert recorded[0].replays == 2
+    for lengths in ([5], [5] * 8):
+        assert graphs.run(decode_batch(rng, lengths, 60), lambda _: None) is not None
+    assert recordings[0].replays == 2
 
 
 def test_there_are_few_numbers_of_rows_and_none_is_far_off() -> None:
@@ -345,15 +434,12 @@ def test_group_tables_are_padded_with_groups_without_keys() -> None:
         ),
     )
     padder = Padder(row_buckets(8), BLOCK, null_block=60, max_context=480)
-    shape = padder.shape_of(batch)
-    assert shape is not None
-    padded = padder.pad(batch, shape).attention
-    table = padded.groups
+    table = padder.pad(batch, 8).attention.groups
     assert table is not None
     assert len(table.begins) == len(table.ends) == len(table.member_starts) - 1 == 4
-    assert len(table.members) == 8
+    assert table.members.tolist() == [0, 1, 2, 4, 0, 1] + [-1] * 10, "padding is nobody"
     assert table.private_starts.tolist() == [24, 24, 8, 0, 8, 0, 0, 0]
-    assert table.max_members >= 2
+    assert table.max_members == 8
     for group in range(4):
         own = table.members[table.member_starts[group] : table.member_starts[group + 1]].tolist()
         if group < 3:
@@ -363,7 +449,32 @@ def test_group_tables_are_padded_with_groups_without_keys() -> None:
             assert table.ends[group] == groups.ends[group]
         else:
             assert (own, table.begins[group], table.ends[group]) == ([], 0, 0)
-    assert padder.shape_of(decode_batch(rng, [40] * 5, 60)) != shape, "it has no groups"
+    empty = padder.pad(decode_batch(rng, [40] * 5, 60), 8).attention.groups
+    assert empty is not None
+    assert [len(tensor) for tensor in tensors_of(empty)] == [
+        len(tensor) for tensor in tensors_of(table)
+    ], "with groups or without, it is one shape"
+    assert padder.pad(decode_batch(rng, [40], 60), 1).attention.groups is None
+
+
+def test_inner_groups_are_left_out_where_there_is_no_room() -> None:
+    """Their members read those keys alone."""
+    batch = decode_batch(random.Random(4), [60] * 4, 60)
+    deep = PrefixGroups(
+        begins=torch.tensor([0, 8, 16], dtype=torch.int32),
+        ends=torch.tensor([8, 16, 24], dtype=torch.int32),
+        member_starts=torch.tensor([0, 4, 7, 9], dtype=torch.int32),
+        members=torch.tensor([0, 1, 2, 3, 0, 1, 2, 0, 1], dtype=torch.int32),
+        private_starts=torch.tensor([24, 24, 16, 8], dtype=torch.int32),
+        max_members=4,
+    )
+    batch = replace(batch, attention=replace(batch.attention, groups=deep))
+    padder = Padder(row_buckets(4), BLOCK, null_block=60, max_context=480)
+    table = padder.pad(batch, 4).attention.groups
+    assert table is not None
+    assert table.ends.tolist() == [8, 16], "room for two groups"
+    assert table.members.tolist() == [0, 1, 2, 3, 0, 1, 2, -1]
+    assert table.private_starts.tolist() == [16, 16, 16, 8]
 
 
 def test_arrays_of_any_type_and_size_go_in_one_copy() -> None:

@@ -1,0 +1,138 @@
+"""Decode steps, recorded at start and replayed.
+
+A CUDA graph repeats what was recorded, on the same memory. So batches are brought to one of few
+numbers of rows (`engine.run.graphs.padding`), and copied to where the graph of that number reads
+them; lengths, block tables and groups are read from there by the kernels. All graphs share their
+temporary memory, and the memory in which they leave their logits. None is recorded while serving.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from engine.run.batch import Batch
+from engine.run.graphs.inputs import GraphInputs
+from engine.run.graphs.padding import Padder
+from engine.run.graphs.recording import CudaRecorder, Record, Recording, record_sizes
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What computes batches of one number of rows."""
+
+    batch: Batch
+    """Where it reads them."""
+    recording: Recording
+
+
+class DecodeGraphs:
+    """Computes the logits of decode batches by replaying graphs."""
+
+    def __init__(
+        self,
+        forward: Callable[[Batch], Tensor],
+        padder: Padder,
+        device: torch.device,
+        record: Record | None = None,
+        used: Callable[[], int] = lambda: 0,
+        most_bytes: int = sys.maxsize,
+    ) -> None:
+        """`forward` returns logits, [num_logit_rows, vocab_size]. It is recorded by `record`, or
+        as a CUDA graph. Of `used` and `most_bytes` see `record_sizes`.
+        """
+        self._forward = forward
+        self._padder = padder
+        self._device = device
+        self._record = record or CudaRecorder(device)
+        self._used = used
+        self._most_bytes = most_bytes
+        self._inputs = GraphInputs(padder, device)
+        self._graphs: dict[int, _Graph] = {}
+        self._sizes: list[int] = []
+        self._logits = torch.empty(0, device=device)  # [most rows, vocab_size], once that is known
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def num_sizes(self) -> int:
+        """How many numbers of rows there are to be."""
+        return len(self._padder.buckets)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of rows that are recorded, ascending."""
+        return self._sizes
+
+    def record(self, most_sizes: int | None = None) -> dict[int, int]:
+        """Record all numbers of rows, or so many of the largest; once, and before any is replayed.
+
+        Returns what each has taken of the device's memory, in bytes.
+        """
+        start = perf_counter()
+        sizes = sorted(self._padder.buckets, reverse=True)[:most_sizes]
+        costs = record_sizes(sizes, self._record_rows, self._used, self._most_bytes)
+        self._sizes = sorted(self._graphs)
+        if self._sizes:
+            _log.info(
+                "recorded decode steps of %d sizes up to %d rows in %.1f s: %d MiB",
+                len(self._sizes),
+                self._sizes[-1],
+                perf_counter() - start,
+                sum(costs.values()) >> 20,
+            )
+        return costs
+
+    def replay_smallest(self, num_rows: int = 1) -> None:
+        """Compute a decode step of nothing, of so many rows or the next larger number that is
+        recorded, or of the largest one: for measurements, with at least one graph.
+        """
+        rows = self._recorded(num_rows) or self._sizes[-1]
+        self._replay(rows, self._padder.nothing(rows), lambda _: None)
+
+    def run(self, batch: Batch, complete: Callable[[Tensor], None]) -> tuple[Batch, Tensor] | None:
+        """Compute a batch that lies in the host's memory; `None` if no graph can do that.
+
+        `complete` is given the token ids on the device, to put in those that the host does not
+        know. Returns the batch as it is on the device, and the logits of all its rows; the added
+        ones come last. Both hold until the next call.
+        """
+        rows = self._recorded(len(batch.attention.context_lens))
+        if rows is None or not self._padder.fits(batch):
+            return None
+        return self._replay(rows, self._padder.pad(batch, rows), complete)
+
+    def _recorded(self, num_rows: int) -> int | None:
+        """The smallest recorded number of rows that is not less."""
+        place = bisect_left(self._sizes, num_rows)
+        return self._sizes[place] if place < len(self._sizes) else None
+
+    def _replay(
+        self, rows: int, padded: Batch, complete: Callable[[Tensor], None]
+    ) -> tuple[Batch, Tensor]:
+        graph = self._graphs[rows]
+        self._inputs.fill(padded)
+        complete(graph.batch.token_ids)
+        graph.recording.replay()
+        return graph.batch, self._logits[:rows]
+
+    def _record_rows(self, rows: int) -> None:
+        self._inputs.fill(self._padder.nothing(rows))
+        batch = self._inputs.batch(rows)
+        self._graphs[rows] = _Graph(batch, self._record(lambda: self._compute(batch)))
+
+    def _compute(self, batch: Batch) -> None:
+        logits = self._forward(batch)
+        if not self._logits.numel():
+            self._logits = logits.new_empty(self._padder.buckets[-1], logits.shape[-1])
+        self._logits[: len(logits)].copy_(logits)

@@ -1,0 +1,181 @@
+"""Steps with prompts, of which all but attention is recorded: piecewise CUDA graphs.
+
+Attention over prompts has grids that follow their lengths, and no graph can hold it. What lies
+between one layer's attention and the next one's depends on the number of tokens alone: it is
+recorded for few such numbers, and batches are filled up to them. A step of few tokens then is not
+longer than what the device computes, as one is that tells it of eight operations more a layer. What
+takes the device longer than the host, many tokens, is computed as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.fused_layers import FusedDecoder
+from engine.model.paged_model import PagedModel
+from engine.run.batch import Batch
+from engine.run.graphs.padding import tensors_of, with_tensors
+from engine.run.graphs.recording import CudaRecorder, Record, Recording, record_sizes
+from engine.run.staging import Array, num_bytes, refill, upload, views
+
+_log = logging.getLogger(__name__)
+
+TOKEN_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of tokens; what is added is at most half of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Of one number of tokens."""
+
+    token_ids: Tensor
+    """Where they are read."""
+    recordings: list[Recording]
+    """One more than there are layers."""
+
+
+class PieceGraphs:
+    """Computes batches of up to as many tokens as `TOKEN_BUCKETS` say, by a model of fused layers.
+
+    Those that are added write their KV to a block that belongs to nobody.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        decoder: FusedDecoder,
+        null_block: int,
+        most_tokens: int,
+        record: Record | None = None,
+        used: Callable[[], int] = lambda: 0,
+        most_bytes: int = sys.maxsize,
+    ) -> None:
+        """`decoder` is that of `model`, and `most_tokens` what a step has. The others are as for
+        `engine.run.graphs.decode.DecodeGraphs`.
+        """
+        self._model = model
+        self._decoder = decoder
+        self._null_slot = null_block * model.block_size
+        self._buckets = [bucket for bucket in TOKEN_BUCKETS if bucket <= most_tokens]
+        self._record = record or CudaRecorder(model.device)
+        self._used = used
+        self._most_bytes = most_bytes
+        self._pieces: dict[int, _Pieces] = {}
+        self._sizes: list[int] = []
+        most = max(self._buckets, default=0)
+        layout, device = model.layout, model.device
+        heads = (most, layout.num_heads, layout.head_dim)
+        stream = (most, decoder.hidden_size)
+        self._buffer = torch.zeros(3 * 8 * most, dtype=torch.uint8, device=device)
+        # What recordings pass on to each other and to attention: [most tokens, ...]
+        self._residual = torch.zeros(stream, dtype=model.dtype, device=device)
+        self._update = torch.zeros(stream, dtype=model.dtype, device=device)
+        self._query = torch.zeros(heads, dtype=model.dtype, device=device)
+        self._attended = torch.zeros(heads, dtype=model.dtype, device=device)
+
+    @property
+    def num_sizes(self) -> int:
+        """How many numbers of tokens there are to be."""
+        return len(self._buckets)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of tokens that are recorded, ascending."""
+        return self._sizes
+
+    @torch.inference_mode()
+    def record(self, most_sizes: int | None = None) -> dict[int, int]:
+        """See `DecodeGraphs.record`."""
+        start = perf_counter()
+        sizes = sorted(self._buckets, reverse=True)[:most_sizes]
+        costs = record_sizes(sizes, self._record_tokens, self._used, self._most_bytes)
+        self._sizes = sorted(self._pieces)
+        if self._sizes:
+            _log.info(
+                "recorded the pieces of steps of %d sizes up to %d tokens in %.1f s: %d MiB",
+                len(self._sizes),
+                self._sizes[-1],
+                perf_counter() - start,
+                sum(costs.values()) >> 20,
+            )
+        return costs
+
+    def run(self, host: Batch, complete: Callable[[Tensor], None]) -> tuple[Tensor, Tensor] | None:
+        """Compute a batch that lies in the host's memory; `None` where it has too many tokens.
+
+        `complete` is as for `DecodeGraphs.run`. Returns, of each row that draws, the newest token
+        and the logits.
+        """
+        count = len(host.token_ids)
+        place = bisect_left(self._sizes, count)
+        if place == len(self._sizes):
+            return None
+        size = self._sizes[place]
+        pieces = self._pieces[size]
+        arrays = self._inputs(host, size)
+        refill(self._buffer[: num_bytes(arrays)], arrays)
+        batch = with_tensors(
+            host, upload([tensor.numpy() for tensor in tensors_of(host)], self._model.device)
+        )
+        complete(pieces.token_ids)
+        batch = self._model.arranged(batch)
+        first, *others = pieces.recordings
+        first.replay()
+        for index, piece in enumerate(others):
+            kv = self._model.memory[:, index]
+            attended = self._decoder.attend(index, self._query[:count], kv, batch.attention)
+            self._attended[:count].copy_(attended)
+            piece.replay()
+        rows = batch.logit_rows
+        logits = self._decoder.logits(self._residual[:size], self._update[:size], rows)
+        return pieces.token_ids.index_select(0, rows), logits
+
+    def _inputs(self, host: Batch | None, size: int) -> list[Array]:
+        """Token ids, positions and slots of a batch, and of tokens that are added."""
+        count = 0 if host is None else len(host.token_ids)
+        token_ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        slots = np.full(size, self._null_slot)
+        if host is not None:
+            token_ids[:count] = host.token_ids.numpy()
+            positions[:count] = host.positions.numpy()
+            slots[:count] = host.attention.slots.numpy()
+        return [token_ids, positions, slots]
+
+    def _record_tokens(self, size: int) -> None:
+        """Record the pieces of batches of `size` tokens."""
+        arrays = self._inputs(None, size)
+        buffer = self._buffer[: num_bytes(arrays)]
+        refill(buffer, arrays)
+        token_ids, positions, slots = views(buffer, arrays)
+        recordings = [
+            self._record(partial(self._compute, index, size, token_ids, positions, slots))
+            for index in range(self._decoder.num_layers + 1)
+        ]
+        self._pieces[size] = _Pieces(token_ids, recordings)
+
+    def _compute(
+        self, index: int, size: int, token_ids: Tensor, positions: Tensor, slots: Tensor
+    ) -> None:
+        """All behind the attention of layer `index - 1` up to that of layer `index`."""
+        decoder, residual = self._decoder, self._residual[:size]
+        update: Tensor | None = None
+        if index == 0:
+            residual.copy_(decoder.embed(token_ids))
+        else:
+            update = decoder.after_attention(index - 1, residual, self._attended[:size])
+        if index < decoder.num_layers:
+            kv = self._model.memory[:, index]
+            query = decoder.before_attention(index, residual, update, positions, kv, slots)
+            self._query[:size].copy_(query)
+        elif update is not None:
+            self._update[:size].copy_(update)

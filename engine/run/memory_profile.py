@@ -1,0 +1,160 @@
+"""What the largest step takes of a GPU's memory, found by computing it once, at start.
+
+What the KV cache does not take is for that: activations of as many tokens as a step may have, and
+logits of as many rows, with everything that choosing their tokens may ask for.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.blocks.hashing import KEY_BYTES
+from engine.blocks.pool import BlockPool
+from engine.blocks.table import BlockTable
+from engine.model.kv_memory import Needs
+from engine.model.paged_model import PagedModel
+from engine.model.step_size import StepSize
+from engine.run.batch import pack
+from engine.run.graphs.padding import no_groups, tensors_of, with_tensors
+from engine.run.sampler import sample
+from engine.schedule.plan import Draw
+from engine.schedule.sequence import Sequence
+
+_LOGPROBS = 20
+"""As many alternatives as a request may ask for."""
+
+
+class DeviceMemory(Protocol):
+    """What a device tells of its memory."""
+
+    total: int
+    """Bytes that it has."""
+
+    def used(self) -> int:
+        """Bytes that are taken, by whomever, but for what an allocator only keeps at hand."""
+        ...
+
+    def peak(self, action: Callable[[], object]) -> int:
+        """How many bytes `action` held at once, of those that it allocated."""
+        ...
+
+
+class CudaMemory:
+    """Of a GPU, which other processes may use as well."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        _, self.total = torch.cuda.mem_get_info(device)
+
+    def used(self) -> int:
+        """See `DeviceMemory`."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+    def peak(self, action: Callable[[], object]) -> int:
+        """See `DeviceMemory`."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        action()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+
+class Graphs(Protocol):
+    """Steps to be recorded, of several sizes."""
+
+    @property
+    def num_sizes(self) -> int:
+        """How many there are to be."""
+        ...
+
+    def record(self, most_sizes: int | None = None) -> dict[int, int]:
+        """Record so many of the largest. Returns what each takes, in bytes."""
+        ...
+
+
+def profile(
+    model: PagedModel,
+    size: StepSize,
+    longest: int,
+    memory: DeviceMemory,
+    graphs: abc.Sequence[Callable[[], Graphs | None]],
+) -> Needs:
+    """Compute the largest step, and record the two largest of each of `graphs`, on blocks of their
+    own, which are gone afterwards.
+
+    What `graphs` make writes to block 0 and to block 1 at most. For `longest` see
+    `compute_largest_step`.
+    """
+    model.allocate(2)
+    step = memory.peak(lambda: compute_largest_step(model, size, longest))
+    recorded = sum(_graph_bytes(make, memory) for make in graphs)
+    model.allocate(0)
+    return Needs(memory.total, memory.used(), step, recorded)
+
+
+def _graph_bytes(make: Callable[[], Graphs | None], memory: DeviceMemory) -> int:
+    """What all sizes take: the largest has the temporary memory of all, the others are alike."""
+    before = memory.used()
+    graphs = make()
+    if graphs is None:
+        return 0
+    costs = list(graphs.record(most_sizes=2).values())
+    found = memory.used() - before
+    return max(0, found) + (costs[-1] * (graphs.num_sizes - len(costs)) if costs else 0)
+
+
+@torch.inference_mode()
+def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> None:
+    """A prompt beside as many sequences as may decode; all of them draw, with every option.
+
+    `model` needs memory for one block, in which all of them lie: their values are wrong, their
+    shapes are right. `longest` tokens are the most that one may have.
+    """
+    rows = min(size.sequences, size.tokens)
+    prompt = size.tokens - rows + 1
+    blocks = [0] * -(-prompt // model.block_size)
+    parts = [([0], 0, 1, blocks)] * (rows - 1) + [([0] * prompt, 0, prompt, blocks)]
+    drawing = [*range(rows - 1), size.tokens - 1]
+    batch = pack(parts, drawing, model.block_size, model.device)
+    groups = no_groups(rows)
+    groups = with_tensors(groups, [tensor.to(model.device) for tensor in tensors_of(groups)])
+    attention = replace(batch.attention, max_context_len=longest, groups=groups)
+    batch = replace(batch, attention=attention)
+    logits = model.forward(batch)
+    newest = batch.token_ids.index_select(0, batch.logit_rows)
+    draws = [Draw(_demanding(model.block_size)) for _ in range(rows)]
+    sample(logits, draws, newest).result()
+
+
+def _demanding(block_size: int) -> Sequence:
+    """A sequence whose tokens are chosen with everything that takes memory."""
+    key = bytes(KEY_BYTES)
+    namespaces = Namespaces(shared_key=key, private_key=key)
+    request = EngineRequest(
+        request_id="",
+        tenant="",
+        prompt=[0, 0],
+        namespaces=namespaces,
+        sampling=SamplingParams(
+            max_tokens=1,
+            top_p=0.9,
+            top_k=100,
+            repetition_penalty=1.1,
+            frequency_penalty=0.1,
+            presence_penalty=0.1,
+            logit_bias={0: 1.0},
+            logprobs=_LOGPROBS,
+        ),
+    )
+    table = BlockTable(BlockPool(1), block_size, "", namespaces, b"", cache=False)
+    return Sequence(request, table)
