@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.model.paged_model import PagedModel
 from engine.run.batch import Batch, BatchBuilder, first_rows
+from engine.run.copies import BlockCopies, Queues
 from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
@@ -39,6 +40,7 @@ class LaunchedStep:
     _plan: StepPlan
     _draws: Draws
     _watch: Stopwatch
+    _copies: BlockCopies
     _costs: CostModel | None
 
     def result(self) -> Sampled:
@@ -48,7 +50,9 @@ class LaunchedStep:
         """
         sampled = attempt(self._draws.result)
         if self._costs is not None:
-            _observe(self._costs, self._plan, self._watch.seconds())
+            self._copies.observe(self._costs)
+            (seconds,) = self._watch.seconds()
+            self._costs.observe_compute(self._plan.spans, seconds)
         return sampled
 
 
@@ -62,9 +66,13 @@ class ModelRunner:
         prefix_grouping: bool = True,
         graphs: DecodeGraphs | None = None,
         pieces: PieceGraphs | None = None,
+        queues: Queues | None = None,
     ) -> None:
-        """Decode steps replay `graphs`, and others `pieces`, where there are any."""
+        """Decode steps replay `graphs`, and others `pieces`, where there are any. `queues` are
+        those of the device.
+        """
         self._model = model
+        self._copies = BlockCopies(model, queues)
         self._costs = costs
         rule = rule_for(model.device) if prefix_grouping else None
         self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
@@ -94,26 +102,27 @@ class ModelRunner:
     @torch.inference_mode()
     def _begin(self, plan: StepPlan) -> LaunchedStep:
         model = self._model
+        self._copies.begin(plan.transfers)
+        host = self._batches.build(plan)
+        copied = plan.transfers.copies
+        touched = [host.attention.block_tables.numpy(), np.array(copied, np.int64)]
+        self._copies.join(touched)
         watch = Stopwatch(model.device)
         watch.mark()
-        model.swap_out(plan.transfers.swap_outs)
-        watch.mark()
-        model.swap_in(plan.transfers.swap_ins)
-        watch.mark()
-        if plan.transfers.copies:
-            model.copy_blocks(plan.transfers.copies)
-        newest, logits = self._compute(plan)
+        if copied:
+            model.copy_blocks(copied)
+        newest, logits = self._compute(plan, host)
+        self._copies.launched(touched)
         wanted = plan.draws
         draws = sample(logits, wanted, newest, self._counts)
         self._drawn = {draw.sequence: row for row, draw in enumerate(wanted)}
         self._tokens = draws.tokens
         watch.mark()
-        return LaunchedStep(plan, draws, watch, self._costs)
+        return LaunchedStep(plan, draws, watch, self._copies, self._costs)
 
-    def _compute(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
-        """Of each row that draws: the newest token, and the logits."""
+    def _compute(self, plan: StepPlan, host: Batch) -> tuple[Tensor, Tensor]:
+        """Of each row that draws in the batch of `plan`: the newest token, and the logits."""
         model = self._model
-        host = self._batches.build(plan)
         unknown = [
             (first, self._drawn[chunk.sequence])
             for first, chunk in zip(first_rows(plan), plan.chunks, strict=True)
@@ -154,11 +163,3 @@ def _chosen(host: Batch, of_rows: Tensor) -> Tensor:
         return of_rows[: len(rows)]
     (index,) = upload([rows], of_rows.device)
     return of_rows.index_select(0, index)
-
-
-def _observe(costs: CostModel, plan: StepPlan, seconds: list[float]) -> None:
-    """Compare what was predicted with what a step's parts took."""
-    swap_out, swap_in, compute = seconds
-    costs.observe_swap_out(len(plan.transfers.swap_outs), swap_out)
-    costs.observe_swap_in(len(plan.transfers.swap_ins), swap_in)
-    costs.observe_compute(plan.spans, compute)

@@ -24,6 +24,14 @@ class Stopwatch:
         else:
             self._moments.append(perf_counter())
 
+    @property
+    def is_done(self) -> bool:
+        """Whether a GPU has reached the last moment."""
+        if not self._on_gpu:
+            return True
+        done: bool = self._events[-1].query()  # type: ignore[no-untyped-call]
+        return done
+
     def seconds(self) -> list[float]:
         """The times between the moments. Waits until a GPU has reached the last one."""
         if not self._on_gpu:
