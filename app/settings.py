@@ -98,7 +98,8 @@ class Settings(BaseSettings):
     kv_memory: AutoSize = Field(
         None,
         description="Memory of the KV cache, such as 2GiB; auto is a share of what is free, in a "
-        "container of what it may use.",
+        "container of what it may use; on a GPU what weights, the largest step and CUDA graphs "
+        "leave.",
     )
     host_memory: ByteSize = Field(
         ByteSize(0),

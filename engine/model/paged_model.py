@@ -100,7 +100,7 @@ class PagedModel:
         self.weights = weights
         self.block_size = block_size
         self.kv_dtype: KvDtype = kv_dtype
-        self._batch_invariant = batch_invariant
+        self.batch_invariant = batch_invariant
         self.logit_error = 0.0
         """How far its logits were from the original's when it was loaded, relatively."""
         self.layout = weights.layout
@@ -181,9 +181,9 @@ class PagedModel:
 
     def arranged(self, batch: Batch) -> Batch:
         """A batch as it is computed where results must not depend on batch-mates."""
-        if self._batch_invariant and self.device.type == "cpu":
+        if self.batch_invariant and self.device.type == "cpu":
             return token_by_token(batch)
-        if self._batch_invariant:
+        if self.batch_invariant:
             attention = replace(batch.attention, batch_invariant=True)
             return replace(batch, attention=attention)
         return batch

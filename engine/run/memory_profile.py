@@ -126,9 +126,11 @@ def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> Non
     parts = [([0], 0, 1, blocks)] * (rows - 1) + [([0] * prompt, 0, prompt, blocks)]
     drawing = [*range(rows - 1), size.tokens - 1]
     batch = pack(parts, drawing, model.block_size, model.device)
-    groups = no_groups(rows)
-    groups = with_tensors(groups, [tensor.to(model.device) for tensor in tensors_of(groups)])
-    attention = replace(batch.attention, max_context_len=longest, groups=groups)
+    attention = replace(batch.attention, max_context_len=longest)
+    if not model.batch_invariant:
+        groups = no_groups(rows)
+        tensors = [tensor.to(model.device) for tensor in tensors_of(groups)]
+        attention = replace(attention, groups=with_tensors(groups, tensors))
     batch = replace(batch, attention=attention)
     logits = model.forward(batch)
     newest = batch.token_ids.index_select(0, batch.logit_rows)

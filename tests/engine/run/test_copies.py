@@ -12,9 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from engine.blocks.transfers import Transfers
 from engine.run.assemble import Parts
@@ -232,3 +234,84 @@ def test_swaps_that_are_done_tell_the_cost_model_how_long_they_took(
     totals = [sum(count for way, count in seen if way == one) for one in (0, 1)]
     assert totals == [stats.swapped_out, stats.swapped_in]
     assert min(totals) > 0
+
+
+class FakeStream:
+    """Of CUDA: remembers what it waits for."""
+
+    def __init__(self, device: object = None) -> None:
+        self.waits: list[FakeEvent] = []
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waits.append(event)
+
+
+class FakeEvent:
+    """Of CUDA: waiting for it is for those that know that it has come."""
+
+    current = FakeStream()
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.has_come = False
+        self.stream: FakeStream | None = None
+
+    def record(self) -> None:
+        self.stream = FakeEvent.current
+
+    def query(self) -> bool:
+        return self.has_come
+
+    def synchronize(self) -> None:
+        assert self.has_come, "the host waits"
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 2000.0
+
+
+@contextmanager
+def on_stream(stream: FakeStream) -> Iterator[None]:
+    outer, FakeEvent.current = FakeEvent.current, stream
+    yield
+    FakeEvent.current = outer
+
+
+def test_streams_wait_for_each_other_and_the_host_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeEvent.current)
+    moved: list[FakeStream] = []
+    model = SimpleNamespace(
+        device=torch.device("cuda"),
+        swap_out=lambda _: moved.append(FakeEvent.current),
+        swap_in=lambda _: moved.append(FakeEvent.current),
+    )
+    observed: list[tuple[int, float]] = []
+    costs = SimpleNamespace(
+        observe_swap_out=lambda *seen: observed.append(seen),
+        observe_swap_in=lambda *seen: observed.append(seen),
+    )
+    compute = FakeEvent.current
+    copies = BlockCopies(model)  # type: ignore[arg-type]
+    copies.launched([np.array([1, 2])])
+    (step,) = copies._steps
+    copies.begin(Transfers(swap_outs=[(1, 0), (7, 1)], swap_ins=[(2, 8)]))
+    (aside,) = set(moved)
+    assert aside is not compute
+    assert aside.waits == [step.until]
+    copies.join([np.array([8])])
+    (copy,) = copies._copies
+    assert compute.waits == [copy.until]
+    copies.observe(costs)  # type: ignore[arg-type]
+    assert observed == []
+    for event in copies._timed[0].watch._events:
+        event.has_come = True
+    copies.observe(costs)  # type: ignore[arg-type]
+    copies.observe(costs)  # type: ignore[arg-type]
+    assert observed == [(2, 2.0), (1, 2.0)]
+    step.until.has_come = copy.until.has_come = True
+    copies.begin(Transfers(swap_outs=[(1, 0)]))
+    copies.join([np.array([8])])
+    assert (len(aside.waits), len(compute.waits)) == (1, 1), "what is done holds nobody up"

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_replay
 from engine.model.load import load_model
-from engine.run.assemble import Parts, load_parts, make_graphs
+from engine.run.assemble import Parts, load_parts, make_graphs, make_pieces
 from engine.run.batch import Batch, pack
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import Padder, row_buckets, tensors_of, with_tensors
@@ -137,9 +137,11 @@ def test_a_gpu_answers_as_generate_does_and_as_without_graphs(folder: Path) -> N
     for is_recorded in (False, True):
         parts = load(folder, num_blocks=300, device="cuda")
         graphs = make_graphs(parts) if is_recorded else None
-        if graphs is not None:
+        pieces = make_pieces(parts) if is_recorded else None
+        if graphs is not None and pieces is not None:
             assert len(graphs.record()) == 4
-        core = core_of(parts, AheadRunner(parts.model, graphs=graphs))
+            assert len(pieces.record()) == 2
+        core = core_of(parts, AheadRunner(parts.model, graphs=graphs, pieces=pieces))
         for index, prompt in enumerate(prompts):
             core.submit(make_request(str(index), prompt, max_tokens=24))
         assert run_to_end(core) == expected

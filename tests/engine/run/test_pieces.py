@@ -127,7 +127,7 @@ def test_beside_recorded_decode_steps_a_model_answers_as_generate_does(
 
 def test_batch_invariant_models_stay_so(folder: Path) -> None:
     parts = load(folder)
-    parts.model._batch_invariant = True
+    parts.model.batch_invariant = True
     batch = mixed_batch(random.Random(1), [9, 1])
     seen: list[Batch] = []
     arranged = parts.model.arranged
