@@ -37,8 +37,13 @@ class Drafter(Protocol):
         """How often a guess of each level is right, before anything is learned."""
         ...
 
-    def propose(self, wanted: Ordered[tuple[Sequence, int]]) -> list[Draft]:
-        """A draft of at most so many tokens for each sequence, behind the tokens that are known."""
+    def propose(
+        self, wanted: Ordered[tuple[Sequence, int]], token_seconds: float, /
+    ) -> list[Draft]:
+        """A draft of at most so many tokens for each sequence, behind the tokens that are known.
+
+        `token_seconds` is what a token takes without guesses: what takes longer is not worth it.
+        """
         ...
 
     def ended(self, sequence: Sequence) -> None:

@@ -41,7 +41,7 @@ class PromptLookup:
         """See `Drafter`."""
         return _PRIORS
 
-    def propose(self, wanted: Ordered[tuple[Sequence, int]]) -> list[Draft]:
+    def propose(self, wanted: Ordered[tuple[Sequence, int]], _: float, /) -> list[Draft]:
         """See `Drafter`."""
         return [self._draft(sequence, most) for sequence, most in wanted]
 

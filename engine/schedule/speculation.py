@@ -69,7 +69,7 @@ class Speculation:
         market = self._market(decoding, sum(chunk.count for chunk in prefill))
         if not market.is_open:
             return {}
-        drafts = self._drafter.propose(wanted)
+        drafts = self._drafter.propose(wanted, market.token)
         sequences = [sequence for sequence, _ in wanted]
         chances = [
             self._acceptance(sequence).chances(draft.levels)
@@ -117,7 +117,7 @@ class Speculation:
         market = self._market(decoding, 0)
         if not market.is_open:
             return False
-        drafts = self._drafter.propose(hidden)
+        drafts = self._drafter.propose(hidden, market.token)
         chances = [
             self._acceptance(sequence).chances(draft.levels)[1:]
             for (sequence, _), draft in zip(hidden, drafts, strict=True)

@@ -21,7 +21,7 @@ class Seer:
         self.over: list[Sequence] = []
         self.forgotten: list[str] = []
 
-    def propose(self, wanted: Ordered[tuple[Sequence, int]]) -> list[Draft]:
+    def propose(self, wanted: Ordered[tuple[Sequence, int]], _: float, /) -> list[Draft]:
         return [self._draft(sequence, self._rng.randint(0, most)) for sequence, most in wanted]
 
     def ended(self, sequence: Sequence) -> None:

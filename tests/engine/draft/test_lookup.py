@@ -32,7 +32,7 @@ def sequence_of(prompt: list[int], output: Iterable[int] = (), **fields: object)
 
 
 def draft(lookup: PromptLookup, sequence: Sequence, most: int = 4) -> tuple[int, ...]:
-    (found,) = lookup.propose([(sequence, most)])
+    (found,) = lookup.propose([(sequence, most)], 1.0)
     assert len(found.token_ids) == len(found.levels) <= most
     return found.token_ids
 
@@ -65,7 +65,9 @@ def test_a_draft_is_the_surer_the_longer_its_match_and_the_further_it_goes() -> 
     run = list(range(50, 80))
     levels = []
     for length in (1, 3, 9, 20):
-        (found,) = lookup.propose([(sequence_of([*run, 9, *run[10 - min(length, 10) : 10]]), 4)])
+        (found,) = lookup.propose(
+            [(sequence_of([*run, 9, *run[10 - min(length, 10) : 10]]), 4)], 1.0
+        )
         assert list(found.levels) == sorted(found.levels)
         levels.append(found.levels[0])
     assert levels == sorted(levels)
@@ -183,5 +185,5 @@ def test_an_answer_comes_faster_again_to_its_own_namespace_alone(runs_ahead: boo
 
 
 def test_nothing_to_go_by_is_no_draft() -> None:
-    (found,) = PromptLookup().propose([(sequence_of([5]), 8)])
+    (found,) = PromptLookup().propose([(sequence_of([5]), 8)], 1.0)
     assert found == Draft()

@@ -35,7 +35,7 @@ class Hindsight:
         self._right = right
         self._rng = random.Random(1)
 
-    def propose(self, wanted: Ordered[tuple[Sequence, int]]) -> list[Draft]:
+    def propose(self, wanted: Ordered[tuple[Sequence, int]], _: float, /) -> list[Draft]:
         return [self._draft(sequence, most) for sequence, most in wanted]
 
     def _draft(self, sequence: Sequence, most: int) -> Draft:
