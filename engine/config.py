@@ -11,7 +11,7 @@ from engine.blocks.eviction_policy import Eviction
 
 Quantization = Literal["none", "int8", "int4"]
 KernelPaths = Literal["auto", "floats", "words", "tiles"]
-Speculation = Literal["off", "lookup"]
+Speculation = Literal["off", "lookup", "draft"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tiles (or what the machine has below that); `auto`: as is fastest for each kind of product."""
     speculation: Speculation = "off"
     """Whether several tokens of a sequence may be drawn in one step, behind guesses: `lookup` finds
-    these in the conversation and in earlier answers of the same namespace."""
+    these in the conversation and in earlier answers of the same namespace, `draft` does that first
+    and asks a small model where nothing is found."""
+    draft_model_path: str | None = None
+    """The folder of that model, which has the same vocabulary; its KV is in `kv_memory_bytes`."""
     speculation_tokens: int = 16
     """Guesses that are verified for a sequence in one step, at most."""
     quantize: Quantization = "none"
@@ -99,7 +102,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"kernel_paths: {self.kernel_paths!r} is none of auto, floats, words, tiles"
             )
         if self.speculation not in get_args(Speculation):
-            raise ValueError(f"speculation: {self.speculation!r} is none of off, lookup")
+            raise ValueError(f"speculation: {self.speculation!r} is none of off, lookup, draft")
+        if (self.speculation == "draft") != (self.draft_model_path is not None):
+            raise ValueError("draft_model_path: goes with speculation draft, and that with it")
         if self.kv_dtype not in ("auto", "int8", "fp8"):
             raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if not 0 <= self.itl_target_ms < math.inf:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import torch
 from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError, EngineInfo
 from engine.config import EngineConfig
+from engine.draft.combined import LookupFirst
+from engine.draft.draft_model import DraftModel
+from engine.draft.drafter import Drafter
+from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS
 from engine.model.calibration import calibrate, calibrate_replay, calibrate_rows
+from engine.model.draft import load_draft
 from engine.model.fingerprint import model_fingerprint
 from engine.model.fused_layers import FusedDecoder
 from engine.model.kernel_paths import choose_kernel_paths
@@ -49,6 +55,8 @@ class Parts:
     model: PagedModel
     """With its memory."""
     costs: CostModel
+    draft: PagedModel | None = None
+    """What guesses, with memory of its own for as many blocks."""
 
 
 def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> EngineCore:
@@ -68,7 +76,8 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
             parts.info.max_context_tokens,
             graphs.replay_smallest if graphs else None,
         )
-    return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs)
+    drafter = make_drafter(parts)
+    return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter)
 
 
 def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
@@ -89,6 +98,44 @@ def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
     for dtype in {parts.model.dtype, torch.float32}:
         _draw_once(parts, dtype)
     return AheadRunner(parts.model, costs, grouping, graphs, pieces), graphs
+
+
+def make_drafter(parts: Parts) -> Drafter | None:
+    """What the configuration says is to guess."""
+    config, draft = parts.config, parts.draft
+    if config.speculation == "off":
+        return None
+    if draft is None:
+        return PromptLookup()
+    return LookupFirst(PromptLookup(), make_draft_model(parts, draft))
+
+
+def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
+    """What guesses with `draft`, for as many sequences and tokens as the model answers."""
+    config, info = parts.config, parts.info
+    own = replace(
+        parts,
+        model=draft,
+        info=msgspec.structs.replace(
+            info,
+            num_host_blocks=0,
+            vocab_size=draft.weights.config.vocab_size,
+            max_context_tokens=_draft_limit(config, info, draft),
+            rotary_switch=draft.weights.rotary_switch,
+        ),
+    )
+    runner, _ = make_runner(own)
+    pause_seconds = config.itl_target_ms / 2000
+    return DraftModel(runner, own.info, info.vocab_size, _step_size(config).tokens, pause_seconds)
+
+
+def _draft_limit(config: EngineConfig, info: EngineInfo, draft: PagedModel) -> int:
+    """Tokens of the longest sequence that is guessed for: what has other rotary factors than its
+    beginning had would have to be computed anew.
+    """
+    switch = draft.weights.rotary_switch
+    limit = min(info.max_context_tokens, _context_limit(config, draft))
+    return limit if switch is None else min(limit, switch)
 
 
 def _draw_once(parts: Parts, dtype: torch.dtype) -> None:
@@ -163,27 +210,35 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     choose_kernel_paths(config)
     model = load_model(config)
     tell("weights")
+    draft = load_draft(config, model)
     if backends.default(model.device) == "reference":
         _log.warning(
             "kernels/native is not built: attention and products run in plain torch, right and "
             "several times slower; install a C compiler, then the package again"
         )
     config = with_step_size(config, model.device)
-    block_bytes = model.layout.block_bytes(config.block_size, model.kv_storage)
+    host_block_bytes = _block_bytes(model)
+    block_bytes = host_block_bytes + (0 if draft is None else _block_bytes(draft))
     # One block more, for rows that only fill a batch up, is nobody's.
-    num_blocks = _kv_memory_bytes(config, model, block_bytes) // block_bytes
-    num_host_blocks = config.host_memory_bytes // block_bytes
+    num_blocks = _kv_memory_bytes(config, model, draft, block_bytes) // block_bytes
+    num_host_blocks = config.host_memory_bytes // host_block_bytes
     if num_blocks < 1:
         raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
     if config.host_memory_bytes and not num_host_blocks:
-        raise EngineError(f"host_memory_bytes: a single block takes {block_bytes} bytes")
+        raise EngineError(f"host_memory_bytes: a single block takes {host_block_bytes} bytes")
     model.allocate(num_blocks + 1)
+    if draft is not None:
+        draft.allocate(num_blocks + 1)
     model.allocate_host(num_host_blocks)
     info = _info(config, model)
     costs = FREE_COPIES
     if num_host_blocks:
         costs = calibrate(model, _step_size(config).tokens, info.max_context_tokens)
-    return Parts(config, info, model, costs)
+    return Parts(config, info, model, costs, draft)
+
+
+def _block_bytes(model: PagedModel) -> int:
+    return model.layout.block_bytes(model.block_size, model.kv_storage)
 
 
 def _step_size(config: EngineConfig) -> StepSize:
@@ -193,14 +248,16 @@ def _step_size(config: EngineConfig) -> StepSize:
     return StepSize(tokens, sequences)
 
 
-def _kv_memory_bytes(config: EngineConfig, model: PagedModel, block_bytes: int) -> int:
+def _kv_memory_bytes(
+    config: EngineConfig, model: PagedModel, draft: PagedModel | None, block_bytes: int
+) -> int:
     if config.kv_memory_bytes is not None:
         return config.kv_memory_bytes
     longest = _context_limit(config, model)
     if model.device.type != "cuda":
         return automatic_kv_bytes(block_bytes, config.block_size, longest)
     memory = CudaMemory(model.device)
-    return profiled_kv_bytes(config, model, block_bytes, memory)
+    return profiled_kv_bytes(config, model, block_bytes, memory, draft=draft)
 
 
 def profiled_kv_bytes(
@@ -209,17 +266,28 @@ def profiled_kv_bytes(
     block_bytes: int,
     memory: DeviceMemory,
     record: Record | None = None,
+    draft: PagedModel | None = None,
 ) -> int:
-    """What a GPU of that `memory` has for the KV cache; `record` is a `CudaRecorder`, or so."""
+    """What a GPU of that `memory` has for the KV cache; `record` is a `CudaRecorder`, or so.
+
+    Steps of a `draft` model come between those of the model, and its graphs beside the others.
+    """
     size, longest = _step_size(config), _context_limit(config, model)
     record = record or CudaRecorder(model.device)
     most = min(longest, memory.total // block_bytes * config.block_size)
-    kinds: list[Callable[[], Graphs | None]] = [
-        partial(_graphs, config, model, most, 1, memory, record),
-        partial(_pieces, config, model, 1, memory, record),
-    ]
-    needs = profile(model, size, most, memory, kinds)
-    return gpu_kv_bytes(needs, block_bytes, config.block_size, longest)
+    needs = []
+    for one in (model,) if draft is None else (draft, model):
+        kinds: list[Callable[[], Graphs | None]] = [
+            partial(_graphs, config, one, most, 1, memory, record),
+            partial(_pieces, config, one, 1, memory, record),
+        ]
+        needs.append(profile(one, size, most, memory, kinds))
+    together = replace(
+        needs[-1],
+        step=max(one.step for one in needs),
+        graphs=sum(one.graphs for one in needs),
+    )
+    return gpu_kv_bytes(together, block_bytes, config.block_size, longest)
 
 
 def _context_limit(config: EngineConfig, model: PagedModel) -> int:

@@ -75,6 +75,7 @@ class EngineCore:
         recovery = SwapOrRecompute(config.recovery, costs)
         if drafter is None and config.speculation == "lookup":
             drafter = PromptLookup()
+        assert drafter is not None or config.speculation != "draft", "who loads the model gives it"
         self.scheduler = Scheduler(
             tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs
         )

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import BeamParams, TenantShare
+from engine.draft.drafter import Drafter
 from engine.draft.history import AnswerHistory
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import RowCosts
@@ -37,13 +38,15 @@ def speculating(right: float = 1.0, **options: object) -> EngineCore:
 class DraftingMachine(SchedulerMachine):
     """Everything that may happen to requests, while tokens are drafted for them."""
 
-    drafts = True
+    def make_drafter(self) -> Drafter:
+        return Seer(self.rng, self.rng.random())
 
 
 class DraftingAheadMachine(RunAheadMachine):
     """The same, while steps are under way."""
 
-    drafts = True
+    def make_drafter(self) -> Drafter:
+        return Seer(self.rng, self.rng.random())
 
 
 TestDraftingMachine = DraftingMachine.TestCase

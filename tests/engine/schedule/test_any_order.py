@@ -17,12 +17,12 @@ from hypothesis.stateful import (
 
 from engine.api import EngineRequest, RequestRefused, StepOutOfMemory, TenantShare, TokenDelta
 from engine.blocks.eviction_policy import Eviction
+from engine.draft.drafter import Drafter
 from engine.run.steps import Runner
 from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.validation import check_request
 from tests.effort import scaled
-from tests.engine.draft.guesses import Seer
 from tests.engine.simulation import (
     expected_output,
     make_request,
@@ -60,7 +60,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     fairness: Literal["vtc", "fcfs"] = "vtc"
     eviction: Eviction = "arc"
     runs_ahead = False
-    drafts = False
+
+    def make_drafter(self) -> Drafter | None:
+        return None
 
     @initialize(
         seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
@@ -82,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_run_tokens=self.rng.randint(1, 8),
             costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget, 1.0)),
             runs_ahead=self.runs_ahead,
-            drafter=Seer(self.rng, self.rng.random()) if self.drafts else None,
+            drafter=self.make_drafter(),
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
