@@ -23,7 +23,7 @@ from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
 from app.upkeep.sweeping import sweep
 from engine.config import EngineConfig
-from engine.model.weights import resolve_model
+from engine.model.weights import ModelUnavailable, resolve_model
 from engine.serve.process import ProcessEngine
 from tenants.store import TenantStore
 
@@ -54,8 +54,10 @@ class Welcome:
     admin_token: str | None
 
 
-def engine_config(settings: Settings, folder: Path) -> EngineConfig:
-    """The engine's part of the settings."""
+def engine_config(
+    settings: Settings, folder: Path, draft_folder: Path | None = None
+) -> EngineConfig:
+    """The engine's part of the settings, with the folders of its models."""
     return EngineConfig(
         model_path=str(folder),
         device=settings.device,
@@ -78,6 +80,7 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         cached_token_price=settings.cached_token_price,
         output_token_price=settings.output_token_price,
         speculation=settings.speculation,
+        draft_model_path=None if draft_folder is None else str(draft_folder),
         speculation_tokens=settings.speculation_tokens,
         recovery=settings.recovery,
         min_run_tokens=settings.min_run_tokens,
@@ -85,6 +88,16 @@ def engine_config(settings: Settings, folder: Path) -> EngineConfig:
         kernel_paths=settings.kernel_paths,
         cache_dir=str(settings.cache_dir),
     )
+
+
+def draft_folder(settings: Settings, progress: Progress) -> Path | None:
+    """The folder of the draft model, if there is to be one. Raises `ModelUnavailable`."""
+    if settings.draft_model is None:
+        return None
+    try:
+        return resolve_model(settings.draft_model, settings.cache_dir, progress)
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f"draft_model: {error}") from error
 
 
 def service_bounds(settings: Settings) -> Bounds:
@@ -132,9 +145,10 @@ async def run_service(
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )
+        drafting = await asyncio.to_thread(draft_folder, settings, progress)
         progress(f"loading {settings.model}")
         engine = ProcessEngine(
-            engine_config(settings, folder),
+            engine_config(settings, folder, drafting),
             settings.rebuild_seconds,
             settings.engine_silence_seconds,
             settings.engine_loading_seconds,

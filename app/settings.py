@@ -151,10 +151,16 @@ class Settings(BaseSettings):
         description="CPU threads of the model; auto is one a core it may use, or two where a core "
         "runs two at once and that was faster at the first start.",
     )
-    speculation: Literal["off", "lookup"] = Field(
+    speculation: Literal["off", "lookup", "draft"] = Field(
         "off",
         description="Several tokens in one step where guesses come true: `lookup` finds them in "
-        "the conversation and in earlier answers of the same namespace. For few streams at once.",
+        "the conversation and in earlier answers of the same namespace, `draft` also asks a small "
+        "model. For few streams at once.",
+    )
+    draft_model: str | None = Field(
+        None,
+        description="The small model, which has the model's vocabulary: name, Hugging Face folder, "
+        "GGUF file or hub id. Its KV cache is a part of kv_memory.",
     )
     speculation_tokens: Count = Field(
         16, description="Guesses in one step for a sequence, at most; fewer where they do not pay."
@@ -298,6 +304,8 @@ class Settings(BaseSettings):
         budget, running = self.step_token_budget, self.max_running_requests
         if budget is not None and running is not None and running > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")
+        if (self.speculation == "draft") != (self.draft_model is not None):
+            raise ValueError("draft_model goes with speculation draft, and that with a draft_model")
         if self.recovery == "swap" and not self.host_memory:
             raise ValueError("recovery: swap needs host_memory")
         return self

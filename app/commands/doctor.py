@@ -37,7 +37,8 @@ def doctor(as_json: AsJson = False, **given: Any) -> None:
         settings = load_settings(**given)
     except SettingsError as error:
         raise CommandError(str(error)) from None
-    machine = examine(engine_config(settings, Path(settings.model)))
+    named = [name for name in (settings.model, settings.draft_model) if name is not None]
+    machine = examine(engine_config(settings, *map(Path, named)))
     store = asyncio.run(_store_state(settings))
     findings = findings_of(machine, store, settings)
     _print(machine, store, findings, as_json=as_json)

@@ -86,6 +86,8 @@ def _of_threads(machine: Machine, settings: Settings) -> Iterator[Finding]:
 def _of_memory(machine: Machine, settings: Settings) -> Iterator[Finding]:
     kv = _LEAST_KV if settings.kv_memory is None else int(settings.kv_memory)
     weights = _weights_bytes(settings.model)
+    if settings.draft_model is not None:
+        weights = (weights or 0) + (_weights_bytes(settings.draft_model) or 0)
     needed = kv + (weights or 0) + _BESIDE_WEIGHTS
     if needed > machine.available_bytes:
         of_weights = "" if weights is None else f"weights {weights // _MIB} MiB, "

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from app.main import draft_folder
+from app.settings import load_settings
+from engine.model.weights import ModelUnavailable
+
 
 def test_the_engine_can_be_started_before_the_service_s_own_modules_are_imported() -> None:
     """They take longer to import than everything else does; see `app.main.run_service`."""
@@ -44,3 +48,10 @@ main()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "asked to stop\n"
     assert done.stderr == "stopped before it was ready\n"
+
+
+def test_a_draft_model_that_is_not_there_is_told_by_its_settings_name() -> None:
+    settings = load_settings(speculation="draft", draft_model="/nowhere")
+    with pytest.raises(ModelUnavailable, match="draft_model: /nowhere: there is no such folder"):
+        draft_folder(settings, print)
+    assert draft_folder(load_settings(), print) is None

@@ -93,6 +93,18 @@ def test_a_certificate_without_its_key_is_refused() -> None:
         load_settings(ssl_certfile=__file__)
 
 
+def test_a_draft_model_goes_with_the_speculation_that_asks_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="draft_model goes with speculation draft"):
+        load_settings(draft_model="small")
+    with pytest.raises(SettingsError, match="draft_model goes with speculation draft"):
+        load_settings(speculation="draft")
+    settings = load_settings(speculation="draft", draft_model="small")
+    config = engine_config(settings, Path("/model"), Path("/small"))
+    assert (config.speculation, config.draft_model_path) == ("draft", "/small")
+    with pytest.raises(ValueError, match="draft_model_path: goes with speculation draft"):
+        EngineConfig(model_path="/model", draft_model_path="/small")
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(SettingsError, match="admin_token_file: there is no file /nowhere"):
         load_settings(admin_token_file="/nowhere")

@@ -86,6 +86,9 @@ def test_the_size_of_given_weights_counts(tmp_path: Path) -> None:
         file.truncate(9 << 30)
     (finding,) = findings_of(GOOD, NEAR, settings_in(tmp_path, model=str(tmp_path)))
     assert "weights 9216 MiB" in finding.what
+    with_draft = settings_in(tmp_path, speculation="draft", draft_model=str(tmp_path))
+    (finding,) = findings_of(GOOD, NEAR, with_draft)
+    assert "weights 9476 MiB" in finding.what
 
 
 def test_a_store_that_does_not_answer_is_an_error_and_a_far_one_a_warning(tmp_path: Path) -> None:
@@ -118,15 +121,19 @@ def test_the_level_that_a_processor_offers_is_told_by_its_flags() -> None:
     assert _offered(avx512 | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}) == "amx"
 
 
-def run(*arguments: str, folder: Path) -> tuple[int, str]:
+def run(*arguments: str, folder: Path, **variables: str) -> tuple[int, str]:
     options = ["--cache-dir", str(folder), "--data-dir", str(folder)]
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", *options, *arguments])
+    result = CliRunner(env={"COLUMNS": "200"} | variables).invoke(
+        app, ["doctor", *options, *arguments]
+    )
     return result.exit_code, result.output
 
 
 def test_the_command_shows_this_machine(tmp_path: Path) -> None:
     status, text = run(folder=tmp_path)
     assert status == 0
+    drafting = {"PARTYWALL_SPECULATION": "draft", "PARTYWALL_DRAFT_MODEL": "small"}
+    assert run(folder=tmp_path, **drafting)[0] == 0
     assert "choice.paths.bfloat16" in text
     assert ["store.place", str(tmp_path)] in [line.split() for line in text.splitlines()]
     status, text = run("--json", folder=tmp_path)

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api import EngineError, EngineRequest
+from engine.model.paged_model import PagedModel
 from engine.model.step_size import StepSize
 from engine.run.assemble import Parts, profiled_kv_bytes
 from engine.run.memory_profile import compute_largest_step
@@ -129,6 +130,21 @@ def test_the_cache_takes_what_weights_steps_and_graphs_leave(folder: Path) -> No
     assert chosen == int(memory.total * 0.92) - memory.used() - memory.step - graphs
     assert memory.step > 48 * 1000
     assert not model.memory.numel(), "the profile's own blocks are gone"
+
+
+def test_the_graphs_of_a_draft_model_are_left_room_for_as_well(folder: Path) -> None:
+    parts = load(folder)
+    draft = PagedModel(parts.model.weights, BLOCK)
+    block_bytes = 2 * parts.model.layout.block_bytes(BLOCK, torch.float32)
+    alone, both = (SimulatedMemory(total=64 * block_bytes + 2**20) for _ in range(2))
+    found = [
+        profiled_kv_bytes(parts.config, parts.model, block_bytes, memory, memory.record, draft)
+        for memory, draft in ((alone, None), (both, draft))
+    ]
+    assert both.num_recorded == 2 * alone.num_recorded
+    assert both.step == alone.step, "only one of them computes at a time"
+    assert found[1] < found[0]
+    assert not draft.memory.numel()
 
 
 def test_a_gpu_without_room_says_what_takes_it(folder: Path) -> None:
