@@ -89,6 +89,11 @@ class Accounts:
         """The account of a tenant; an empty one if nothing is known of it."""
         return self._all.get(tenant) or Account(tenant)
 
+    @property
+    def num_known(self) -> int:
+        """How many accounts are remembered."""
+        return len(self._all)
+
     def known(self) -> list[Account]:
         """Every account that is remembered."""
         return list(self._all.values())

@@ -10,7 +10,10 @@ virtual time: the counter of the tenant admitted last, as it was just before. So
 credit, and the counters of two waiting tenants differ by no more than what one of them may be
 served between two admissions. Between equal counters, as lifting makes them, whoever runs fewer
 requests goes first. Of prompts that have been admitted, those of tenants that run fewer requests
-are computed first: they have been charged, so that only their latency is at stake.
+are computed first: they have been charged, so that only their latency is at stake. A step is kept
+short for those who wait for its end, streams that decode and whoever comes next (`engine.schedule.
+pace`); but a tenant with nothing in its queue, which so asks for no more than it gets, computes its
+prompts as fast as it can beside streams of tenants that have more waiting.
 
 The paper never takes back what it has admitted. Here a tenant that waits while others fill every
 slot or the memory makes over-served tenants yield, the most over-served first, each one's newest
@@ -83,6 +86,14 @@ class Fairness(Protocol):
         """Prompts of lower rank are computed first, where the tenant is to run `num_running`."""
         ...
 
+    def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:
+        """Whether a prompt may make a step longer than others should wait for it.
+
+        `num_queued` requests of its tenant wait to be admitted, itself not counted; sequences of
+        `streams` decode in the step.
+        """
+        ...
+
     def yielding(
         self,
         account: Account,
@@ -120,6 +131,10 @@ class FirstCome:
     ) -> tuple[float, float]:
         """See `Fairness`."""
         return 0.0, 0.0
+
+    def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:  # noqa: ARG002
+        """See `Fairness`; streams alone are known to wait."""
+        return not streams
 
     def yielding(
         self,
@@ -163,6 +178,10 @@ class VirtualTokenCounters:
         overtake it after its first chunk.
         """
         return num_running / account.share.weight, account.counter
+
+    def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:
+        """See `Fairness`; who asks for no more than it gets does not heed who asks for more."""
+        return not num_queued and all(stream.waiting for stream in streams)
 
     def yielding(
         self,

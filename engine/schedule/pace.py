@@ -1,8 +1,10 @@
-"""How many prompt tokens a step may compute beside sequences that decode.
+"""How many prompt tokens a step may compute while somebody waits for its end.
 
-These wait for the whole step, so it should end within a target: Sarathi-Serve (Agrawal et al., OSDI
-2024) sizes chunks like this. What a token takes differs between machines, models and contexts, so
-it is learned from the steps themselves: a step takes what decoding takes, and more by every token
+Sequences that decode wait for the whole step, so it should end within a target: Sarathi-Serve
+(Agrawal et al., OSDI 2024) sizes chunks like this. And whoever comes next waits for the step that
+is under way, which should be no longer than it has to be to be efficient. What a token takes
+differs between machines, models and contexts, so it is learned from the steps themselves: a step
+takes something however little it computes, and more by every sequence that decodes and every token
 of a prompt.
 """
 
@@ -13,7 +15,9 @@ _WEIGHT = 0.2
 _LARGEST_RATIO = 4.0
 """An observation that is farther off was disturbed, and counts as if it were not."""
 _LEAST_SHARE = 0.1
-"""Of a step that is its prompts', whatever decoding seems to take."""
+"""Of a step that is its prompts', whatever decoding seems to take; or fixed, whatever rows do."""
+_FIXED_SHARE = 0.05
+"""Of an efficient step, for what it takes however little it computes: weights are read once."""
 _FEW_TOKENS = 16
 """Fewer say little about what a token takes; nor is a step cut down to fewer."""
 
@@ -28,6 +32,8 @@ class Pace:
         """Seconds of a step that decodes alone."""
         self._prompt_token: float | None = None
         """Seconds more for each token of a prompt."""
+        self._fixed: float | None = None
+        """Seconds of a step that does next to nothing."""
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -41,10 +47,20 @@ class Pace:
         left = max(self._target, 2 * decoding) - decoding
         return max(_FEW_TOKENS, int(left / self._prompt_token))
 
+    @property
+    def efficient_tokens(self) -> int | None:
+        """Of prompts alone: a longer step would be hardly more efficient. `None`: not known yet."""
+        if not self._target or self._fixed is None or self._prompt_token is None:
+            return None
+        return max(_FEW_TOKENS, int(self._fixed / (_FIXED_SHARE * self._prompt_token)))
+
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step has been computed."""
         if num_decoding and not num_prompt_tokens:
             self._decode_step = _averaged(self._decode_step, seconds)
+            if self._prompt_token is not None:  # a row takes about as much
+                left = max(seconds - num_decoding * self._prompt_token, _LEAST_SHARE * seconds)
+                self._fixed = _averaged(self._fixed, left)
         elif num_prompt_tokens >= _FEW_TOKENS:
             left = max(seconds - (self._decode_step or 0.0), _LEAST_SHARE * seconds)
             self._prompt_token = _averaged(self._prompt_token, left / num_prompt_tokens)

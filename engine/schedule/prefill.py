@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.blocks.pins import Pins
+from engine.schedule.accounts import Account
 from engine.schedule.admission import Admission, ComputeAdmission
 from engine.schedule.group import SequenceGroup
 from engine.schedule.hash_ahead import HashAllowance
@@ -31,6 +32,28 @@ class Prefill:
     """Whether somebody is to be preempted once the tokens that are under way are known."""
     is_hashing: bool = False
     """Whether somebody is passed over because not all of its prompt is hashed."""
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of a step for prompts."""
+
+    left: int
+    """Tokens, in all."""
+    short: int
+    """Tokens with which the step is no longer than others should wait for it."""
+    streams: list[Account]
+    """Tenants whose sequences decode in the step."""
+
+    def spend(self, num_tokens: int) -> None:
+        """So many tokens of prompts are computed."""
+        self.left -= num_tokens
+        self.short -= num_tokens
+
+    def gain(self, num_sequences: int) -> None:
+        """So many sequences do not decode after all."""
+        self.left += num_sequences
+        self.short += num_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +83,17 @@ class PrefillPlanner:
         """
         running = self._lifecycle.running
         step = Prefill(decoding)
-        left = self._budget.num_tokens - len(decoding)
-        if decoding:
-            left = min(left, self._pace.prompt_tokens or left)
+        room = self._room(decoding)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
         allowance = HashAllowance()
         is_blocked = False
         # Without a budget all slots are decoding, and a new request may still take one's place.
-        while left > 0 or not step.chunks:
+        while room.left > 0 or not step.chunks:
             first = None if is_blocked else self.next_waiting(passed, allowance)
             candidates = prefilling if first is None else [*prefilling, first]
+            if step.chunks:
+                candidates = [group for group in candidates if self._share(group, room) > 0]
             if not candidates:
                 break
             group = min(candidates, key=self._order)
@@ -82,14 +105,14 @@ class PrefillPlanner:
                     is_blocked = not attempt.failed
                     continue
                 prefilling = [other for other in prefilling if other.request_id in running]
-                left += len(step.decoding)
-                step.decoding = [one for one in step.decoding if one.request_id in running]
-                left -= len(step.decoding)
+                left = [one for one in step.decoding if one.request_id in running]
+                room.gain(len(step.decoding) - len(left))
+                step.decoding = left
             else:
                 prefilling.remove(group)
-            while group.prefill and left > 0:
-                step.chunks.append(_next_chunk(group, left))
-                left -= step.chunks[-1].count
+            while group.prefill and (share := self._share(group, room)) > 0:
+                step.chunks.append(_next_chunk(group, share))
+                room.spend(step.chunks[-1].count)
         step.is_hashing = allowance.is_short
         return step
 
@@ -209,6 +232,26 @@ class PrefillPlanner:
             admission.held,
             released,
         )
+
+    def _room(self, decoding: list[Sequence]) -> Room:
+        """What the budget leaves beside what decodes; streams wait for the step, or newcomers."""
+        left = self._budget.num_tokens - len(decoding)
+        accounts = self._lifecycle.accounts
+        streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
+        short: int | None = None
+        if decoding:
+            short = self._pace.prompt_tokens
+        elif accounts.num_known > 1:
+            short = self._pace.efficient_tokens
+        return Room(left, left if short is None else min(left, short), streams)
+
+    def _share(self, group: SequenceGroup, room: Room) -> int:
+        """Tokens of a step that a group's prompt may take of what is left."""
+        account = self._lifecycle.account(group)
+        num_queued = len(account.waiting) - (group.request_id not in self._lifecycle.running)
+        if self._lifecycle.fairness.may_draw_out(num_queued, room.streams):
+            return room.left
+        return min(room.left, room.short)
 
     def _order(self, group: SequenceGroup) -> tuple[tuple[float, float], bool, int]:
         """The smallest one is computed first."""

@@ -6,8 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.schedule.pace import Pace
-from engine.schedule.plan import Sampled, StepPlan
-from engine.serve.core import EngineCore
+from tests.engine.clock import with_clock
 from tests.engine.simulation import (
     expected_output,
     make_request,
@@ -53,6 +52,20 @@ def test_prompts_alone_teach_what_a_token_takes() -> None:
     assert pace.prompt_tokens == 50
 
 
+def test_an_efficient_step_spends_a_twentieth_on_what_it_takes_anyhow() -> None:
+    # Of 14 ms to decode 4 tokens, 10 are fixed.
+    assert taught(0.050, 0.014, 0.001).efficient_tokens == pytest.approx(200, abs=30)
+    assert taught(0.0, 0.014, 0.001).efficient_tokens is None, "without a target"
+    assert Pace(0.050).efficient_tokens is None
+
+
+def test_however_many_decode_something_is_fixed() -> None:
+    pace = taught(0.050, 0.010, 0.001)
+    for _ in range(30):
+        pace.observe(64, 0, 0.030)
+    assert pace.efficient_tokens == pytest.approx(60, abs=20)
+
+
 def test_a_disturbed_step_does_not_overturn_what_is_known() -> None:
     pace = taught(0.050, 0.010, 0.001)
     pace.observe(4, 40, 9.0)
@@ -64,28 +77,11 @@ def test_a_disturbed_step_does_not_overturn_what_is_known() -> None:
     assert pace.prompt_tokens == pytest.approx(40, abs=2)
 
 
-def with_clock(
-    core: EngineCore, monkeypatch: pytest.MonkeyPatch, decoding: float, token: float
-) -> list[StepPlan]:
-    """Let steps take simulated time; returns their plans as they are computed."""
-    now, plans = [100.0], list[StepPlan]()
-    execute = core._runner.execute
-
-    def timed(plan: StepPlan) -> Sampled:
-        plans.append(plan)
-        now[0] += decoding + token * plan.num_prompt_tokens
-        return execute(plan)
-
-    monkeypatch.setattr("engine.run.steps.perf_counter", lambda: now[0])
-    monkeypatch.setattr(core._runner, "execute", timed)
-    return plans
-
-
 def test_a_prompt_alone_takes_whole_budgets_and_beside_a_stream_what_the_target_lets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = simulated_core(num_blocks=400, step_token_budget=200, itl_target_ms=50.0)
-    plans = with_clock(core, monkeypatch, decoding=0.010, token=0.001)
+    plans = with_clock(core, monkeypatch, decoding=0.010, token=0.001).plans
     stream, prompt = list(range(10, 410)), list(range(20, 620))
     core.submit(make_request("stream", stream, 60))
     for _ in range(8):
@@ -104,7 +100,7 @@ def test_without_a_target_a_prompt_beside_a_stream_takes_the_whole_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = simulated_core(num_blocks=400, step_token_budget=200, itl_target_ms=0.0)
-    plans = with_clock(core, monkeypatch, decoding=0.010, token=0.001)
+    plans = with_clock(core, monkeypatch, decoding=0.010, token=0.001).plans
     core.submit(make_request("stream", list(range(10, 50)), 60))
     for _ in range(8):
         core.step()

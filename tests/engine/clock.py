@@ -1,0 +1,33 @@
+"""Steps that take simulated time: so much for themselves, and more by each token of a prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.schedule.plan import Sampled, StepPlan
+from engine.serve.core import EngineCore
+
+
+class Clock:
+    """The time of an engine, and the plans of its steps as they are computed."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.plans: list[StepPlan] = []
+
+
+def with_clock(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, decoding: float, token: float
+) -> Clock:
+    """Let steps take so many seconds, and so many more for each token of a prompt."""
+    clock = Clock()
+    execute = core._runner.execute
+
+    def timed(plan: StepPlan) -> Sampled:
+        clock.plans.append(plan)
+        clock.now += decoding + token * plan.num_prompt_tokens
+        return execute(plan)
+
+    monkeypatch.setattr("engine.run.steps.perf_counter", lambda: clock.now)
+    monkeypatch.setattr(core._runner, "execute", timed)
+    return clock
