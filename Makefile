@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.partywall-setup
 WORKERS ?= 2
-# A file's tests share what they start, and stay together.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# A file's tests share what they start, and stay together; see tests/side_by_side.py.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .PHONY: setup serve test test-all lint gpu-check

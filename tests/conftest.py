@@ -2,6 +2,9 @@
 
 import os
 import signal
+from typing import Any
+
+import pytest
 
 from engine.run.threads import thread_environment
 from tests.effort import register_profiles
@@ -14,3 +17,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 register_profiles()
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is installed
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `--dist loadfile` tests that share a service stay together as well."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.side_by_side import SideBySide
+
+    return SideBySide(config, log)
