@@ -206,7 +206,7 @@ def test_usage_is_told_by_day_and_with_the_deletion(
         (("group", "members", "nobody"), "nobody"),
         (("usage", "nobody"), "nobody"),
         (("serve", "--port", "many"), "--port"),
-        (("serve", "--model", "/no/such/folder"), "/no/such/folder"),
+        (("serve", "--port", "0", "--model", "/no/such/folder"), "/no/such/folder"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
