@@ -66,10 +66,10 @@ def pack_groups(
     *,
     batch_invariant: bool = False,
 ) -> Linear:
-    """Stack matrices of 4 bits to one product, on a CPU, as they are; see `pack`.
+    """Stack matrices of 4 or 8 bits to one product, on a CPU, as they are; see `pack`.
 
-    Raises `ValueError` for matrices that do not go together, and for scales that are too large for
-    half precision.
+    Kernels keep scales and minima in half precision. Raises `ValueError` for matrices that do not
+    go together.
     """
     if len({weight.in_features for weight in weights}) != 1:
         raise ValueError("weights: stacked matrices must agree in inputs")

@@ -62,8 +62,8 @@ static const pw_linear_kernel *find_kernel(int64_t type, pw_path path) {
 static _Atomic int wanted_paths[] = {PW_BY_TILES, PW_BY_TILES, PW_BY_TILES};
 
 static const pw_linear_kernel *choose_kernel(int64_t type) {
-    if (type == PW_INT4) {
-        return pw_linear_int4();
+    if (pw_is_grouped(type)) {
+        return pw_linear_grouped();
     }
     const int wanted = atomic_load_explicit(&wanted_paths[type], memory_order_relaxed);
     for (int path = wanted; path > PW_BY_FLOATS; path--) {
@@ -149,15 +149,17 @@ static char *scratch(size_t bytes) {
 /* Inputs of a row, padding included. */
 static int64_t padded_width(const pw_linear_weights *weights) {
     static const int64_t per_word[] = {1, 2, 4};
-    return weights->type == PW_INT4 ? weights->words / PW_GROUP_WORDS * PW_GROUP
-                                    : weights->words * per_word[weights->type];
+    return pw_is_grouped(weights->type)
+               ? weights->words / pw_group_lines(weights->type) * PW_GROUP
+               : weights->words * per_word[weights->type];
 }
 
 /* Bytes of a row as the kernel reads it. */
 static int64_t operand_bytes(const pw_linear_kernel *kernel, int64_t width) {
     static const int64_t size_of[] = {4, 2, 1};
-    return kernel->operand_type == PW_INT4 ? width / PW_GROUP * (int64_t)sizeof(pw_input_group)
-                                           : width * size_of[kernel->operand_type];
+    return pw_is_grouped(kernel->operand_type)
+               ? width / PW_GROUP * (int64_t)sizeof(pw_input_group)
+               : width * size_of[kernel->operand_type];
 }
 
 void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type, const void *inputs,

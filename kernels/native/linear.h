@@ -7,15 +7,13 @@
 
 #include "cpu.h"
 
-enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8, PW_INT4 };
+enum { PW_FLOAT32, PW_BFLOAT16, PW_INT8, PW_INT4_GROUPS, PW_INT8_GROUPS };
 
 enum {
     PW_STRIP = 16, /* output columns that lie together in memory */
     PW_BLOCK = 64, /* inputs that are rotated together; see linear_rows.h */
-    PW_GROUP = 32, /* inputs whose weights of 4 bits share a scale and a minimum */
-    PW_CODES = PW_GROUP * PW_STRIP / 2, /* bytes of a group's weights, of a whole strip */
-    PW_GROUP_BYTES = PW_CODES + 2 * 2 * PW_STRIP,
-    PW_GROUP_WORDS = PW_GROUP_BYTES / 4 / PW_STRIP,
+    PW_GROUP = 32, /* inputs whose weights share a scale and a minimum, where they are grouped */
+    PW_LINE = 4 * PW_STRIP, /* bytes of a word of each column of a strip */
 };
 
 /* A matrix [out_features, in_features], packed in strips of 16 output columns: a strip is `words`
@@ -24,10 +22,11 @@ enum {
  * is a multiple of 16; whatever lies beyond in_features and out_features is 0. Weights in int8 are
  * rotated, block by block.
  *
- * In 4 bits a strip is a row of groups of 32 inputs, `words` counts 5 for each, and their number is
- * even. A group is 4 x 16 words of 4 bytes, then 16 scales and 16 minima in half precision. A byte of
- * line i and its byte j hold the code of input 4 i + j in their low bits, and that of 16 + 4 i + j in
- * their high ones; a weight is its column's scale times its code plus its column's minimum. */
+ * In groups a strip is a row of groups of 32 inputs, and their number is even. A group is lines of 16
+ * words of 4 bytes, then a line of 16 scales and 16 minima in half precision; `words` counts all
+ * lines. In 8 bits, byte j of a word of line i is the code of input 4 i + j. In 4 bits it holds that
+ * code in its low bits, and that of input 16 + 4 i + j in its high ones. A weight is its column's scale
+ * times its code plus its column's minimum. */
 typedef struct {
     int64_t in_features;
     int64_t out_features;
@@ -35,9 +34,15 @@ typedef struct {
     int64_t type; /* of the weights */
     const uint32_t *weights;
     const float *bias;    /* NULL, or one for each column, those beyond out_features included */
-    const float *scales;  /* likewise, only for int8: what a weight of 1 stands for */
+    const float *scales;  /* likewise, for int8: what a weight of 1 stands for; for groups: NULL, or
+                           * what their scales and minima are multiplied by */
     const int32_t *zeros; /* likewise, only for int8: 128 times the sum of the weights */
 } pw_linear_weights;
+
+static inline bool pw_is_grouped(int64_t type) { return type >= PW_INT4_GROUPS; }
+
+/* Lines of a group of weights. */
+static inline int64_t pw_group_lines(int64_t type) { return type == PW_INT4_GROUPS ? 5 : 9; }
 
 /* 32 inputs in int8. */
 typedef struct {
@@ -61,7 +66,7 @@ typedef struct {
 /* What one instruction set brings. */
 typedef struct {
     int64_t operand_type; /* float32, bfloat16, int8 moved up by 128 to have no sign, or
-                             * PW_INT4: groups of inputs */
+                           * PW_INT8_GROUPS: groups of inputs */
     int64_t strips;       /* that are computed together */
     /* Writes rows [first, last) of the operand; a row in float32 fits into `spare`. */
     void (*prepare)(const pw_linear_job *job, char *operand, float *spare, int64_t first,
@@ -76,8 +81,8 @@ const pw_linear_kernel *pw_linear_amx(int64_t weights_type);
 const pw_linear_kernel *pw_linear_pairs(int64_t weights_type);
 const pw_linear_kernel *pw_linear_vnni(int64_t weights_type);
 
-/* For weights of 4 bits, at any level. */
-const pw_linear_kernel *pw_linear_int4(void);
+/* For weights in groups, at any level. */
+const pw_linear_kernel *pw_linear_grouped(void);
 
 /* outputs [rows, out_features] = inputs [rows, in_features] times the weights; `type` is theirs. */
 PW_EXPORT void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -25,8 +26,9 @@ _STRIP = 16  # output columns that are packed side by side
 _WORDS = 16  # to whose multiple a column is padded: 4 bytes each
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_INT4 = 3
-_GROUP_WORDS = 5
+_GROUP_TYPES = {4: 3, 8: 4}
+_GROUP_WORDS = {4: 5, 8: 9}
+_HALF_EXPONENT = 15  # 2 to this power is half precision's largest
 
 
 def pack(
@@ -44,11 +46,12 @@ def pack(
 def pack_groups(weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> Linear:
     """See `kernels.linear.pack_groups`."""
     del batch_invariant  # every product here is
+    weight, factors = _within_half(weight)
     groups = _strips_of_groups(weight)
     shape = (len(weight.codes), weight.in_features)
-    words = _GROUP_WORDS * groups.shape[1]
-    columns = (None if bias is None else bias.float(), None, None)
-    return _Packed(shape, _INT4, words, groups.view(-1), columns)
+    words = _GROUP_WORDS[weight.bits] * groups.shape[1]
+    columns = (None if bias is None else bias.float(), factors, None)
+    return _Packed(shape, _GROUP_TYPES[weight.bits], words, groups.view(-1), columns)
 
 
 def packed_address(product: Linear) -> int | None:
@@ -106,19 +109,32 @@ def _pack(weight: Tensor, bias: Tensor | None, quantization: Quantization) -> _P
     return _Packed((len(weight), weight.shape[1]), _TYPES[matrix.dtype], words, packed, columns)
 
 
+def _within_half(weight: GroupedWeight) -> tuple[GroupedWeight, Tensor | None]:
+    """Scales and minima that half precision holds, and a factor for each row, if it takes them.
+
+    Factors are powers of two: what half precision has no exponents for loses no digits to that.
+    """
+    numbers = torch.stack([weight.scales, weight.minima])
+    if torch.equal(numbers.half().float(), numbers):
+        return weight, None
+    _, exponents = numbers.abs().amax(dim=(0, 2)).frexp()
+    factors = torch.ldexp(torch.ones(len(exponents)), exponents - _HALF_EXPONENT)
+    scales, minima = numbers / factors[:, None]
+    return replace(weight, scales=scales, minima=minima), factors
+
+
 def _strips_of_groups(weight: GroupedWeight) -> Tensor:
-    """As `linear.h` describes weights of 4 bits: uint8 [strips, groups, bytes of a group]."""
+    """As `linear.h` describes weights in groups: uint8 [strips, groups, bytes of a group]."""
     numbers = torch.stack([weight.scales, weight.minima], dim=2).half()
-    if not numbers.isfinite().all():
-        raise ValueError("weights: a scale of 4-bit weights is too large for half precision")
     rows, groups = weight.scales.shape
     padding = (0, groups % 2, 0, -rows % _STRIP)
     numbers = functional.pad(numbers, (0, 0, *padding))
     codes = functional.pad(weight.codes, (0, groups % 2 * GROUP, 0, -rows % _STRIP))
     words = codes.view(-1, _STRIP, numbers.shape[1], 2, 4, 4)
-    nibbles = words[:, :, :, 0] | words[:, :, :, 1] << 4  # [strips, columns, groups, words, bytes]
+    if weight.bits == 4:
+        words = words[:, :, :, :1] | words[:, :, :, 1:] << 4
     parts = (
-        nibbles.permute(0, 2, 3, 1, 4),
+        words.flatten(3, 4).permute(0, 2, 3, 1, 4),  # [strips, groups, words, columns, bytes]
         numbers.view(-1, _STRIP, numbers.shape[1], 2).permute(0, 2, 3, 1).contiguous(),
     )
     return torch.cat([part.flatten(2).view(torch.uint8) for part in parts], dim=2)

@@ -12,7 +12,7 @@ from kernels.group_format import GroupedWeight
 from kernels.types import Linear, Quantization
 from kernels.weight_format import quantize, rotate
 
-_WIDENED_ROWS = 4096  # of weights of 4 bits, at a time
+_WIDENED_ROWS = 4096  # of weights in groups, at a time
 
 
 def pack(
@@ -34,7 +34,7 @@ def pack(
 
 def pack_groups(weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> Linear:
     """See `kernels.linear.pack_groups`."""
-    return _Int4(weight, bias, batch_invariant)
+    return _Grouped(weight, bias, batch_invariant)
 
 
 class Product:
@@ -90,15 +90,17 @@ class _Int8:
         return output.mul_(scales)
 
 
-class _Int4:
-    """A product of weights of 4 bits, widened in each call: it saves memory, not time."""
+class _Grouped:
+    """A product of weights of 4 or 8 bits, widened in each call: it saves memory, not time."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, batch_invariant: bool) -> None:
         self.out_features, self.in_features = len(weight.codes), weight.in_features
-        self._pairs = weight.codes[:, ::2] | weight.codes[:, 1::2] << 4
+        self._bits = weight.bits
+        codes = weight.codes
+        self._codes = codes[:, ::2] | codes[:, 1::2] << 4 if weight.bits == 4 else codes
         self._scales, self._minima, self._bias = weight.scales, weight.minima, bias
         self._batch_invariant = batch_invariant
-        tensors = (self._pairs, self._scales, self._minima, self._bias)
+        tensors = (self._codes, self._scales, self._minima, self._bias)
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -111,10 +113,11 @@ class _Int4:
     def _rows(self, first: int) -> Tensor:
         """Some rows, from `first` on, in float32."""
         some = slice(first, first + _WIDENED_ROWS)
-        pairs = self._pairs[some]
-        codes = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
+        codes = self._codes[some]
+        if self._bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
         scales, minima = self._scales[some], self._minima[some]
-        return GroupedWeight(self.in_features, codes, scales, minima).dequantize()
+        return GroupedWeight(self.in_features, self._bits, codes, scales, minima).dequantize()
 
 
 def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,11 +1,11 @@
-"""Weights of 4 bits: what codes stand for, and that products are those of what they stand for."""
+"""Weights in groups: what codes stand for, and that products are those of what they stand for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kernels.group_format import GROUP, GroupedWeight, group
+from kernels.group_format import GROUP, Bits, GroupedWeight, concatenate, group
 from kernels.linear import pack_groups
 from kernels.native import library
 from tests.kernels.test_linear import (
@@ -20,20 +20,22 @@ __all__ = ["instruction_set", "no_library"]
 
 SHAPES = [(32, 16), (1, 1), (64, 48), (100, 66), (160, 31), (576, 200)]  # inputs, outputs
 DTYPES = [torch.float32, torch.bfloat16]
+WIDTHS: list[Bits] = [4, 8]
 
 
-def random_groups(inputs: int, outputs: int) -> GroupedWeight:
+def random_groups(inputs: int, outputs: int, bits: Bits = 4) -> GroupedWeight:
     """Codes, scales and minima that have nothing to do with each other."""
     generator = torch.Generator().manual_seed(inputs + outputs)
     groups = -(-inputs // GROUP)
-    codes = torch.randint(0, 16, (outputs, groups * GROUP), generator=generator, dtype=torch.uint8)
+    shape = (outputs, groups * GROUP)
+    codes = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
     scales, minima = (drawn(outputs, groups, seed=seed).half().float() for seed in (1, 2))
-    return GroupedWeight(inputs, codes, scales, minima)
+    return GroupedWeight(inputs, bits, codes, scales, minima)
 
 
-def check(dtype: torch.dtype, most: float) -> None:
+def check(dtype: torch.dtype, bits: Bits, most: float) -> None:
     for inputs, outputs in SHAPES:
-        weight, bias = random_groups(inputs, outputs), drawn(outputs)
+        weight, bias = random_groups(inputs, outputs, bits), drawn(outputs)
         product = pack_groups([weight], [bias])
         for rows in (1, 2, 3, 4, 5, 7, 8, 9, 17, 40):
             x = drawn(rows, inputs, dtype=dtype)
@@ -44,32 +46,41 @@ def check(dtype: torch.dtype, most: float) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_errs_by_no_more_than_its_inputs_are_rounded(
-    instruction_set: str, dtype: torch.dtype
+    instruction_set: str, dtype: torch.dtype, bits: Bits
 ) -> None:
-    check(dtype, 0.02)
+    check(dtype, bits, 0.02)
 
 
+@pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_the_library_inputs_are_not_rounded(no_library: None, dtype: torch.dtype) -> None:
-    check(dtype, 1e-6 if dtype == torch.float32 else 4e-3)
+def test_without_the_library_inputs_are_not_rounded(
+    no_library: None, dtype: torch.dtype, bits: Bits
+) -> None:
+    check(dtype, bits, 1e-6 if dtype == torch.float32 else 4e-3)
 
 
 @needs_library
 def test_whole_numbers_are_multiplied_exactly(instruction_set: str) -> None:
     """At the extremes, where sums of 16 bits would overflow were they any longer."""
-    for code, value in ((15, 127), (15, -127), (0, 127), (7, -1)):
+    extremes: list[tuple[Bits, int, int]] = [
+        *((4, code, value) for code, value in ((15, 127), (15, -127), (0, 127), (7, -1))),
+        *((8, code, value) for code, value in ((255, 127), (255, -127), (128, -127), (7, -1))),
+    ]
+    for bits, code, value in extremes:
         codes = torch.full((16, 64), code, dtype=torch.uint8)
-        weight = GroupedWeight(64, codes, torch.ones(16, 2), torch.full((16, 2), -8.0))
+        weight = GroupedWeight(64, bits, codes, torch.ones(16, 2), torch.full((16, 2), -8.0))
         x = torch.full((3, 64), float(value))
         x[:, ::GROUP] = 127  # what a value of 1 stands for is 1
         assert torch.equal(pack_groups([weight])(x), x @ weight.dequantize().T)
 
 
 @needs_library
-def test_all_instruction_sets_round_alike() -> None:
-    weight, x = random_groups(576, 40), drawn(5, 576)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_all_instruction_sets_round_alike(bits: Bits) -> None:
+    weight, x = random_groups(576, 40, bits), drawn(5, 576)
     results = []
     for level in library.LEVELS:
         library.limit_level(level)
@@ -79,34 +90,52 @@ def test_all_instruction_sets_round_alike() -> None:
         torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-3)
 
 
-def test_rounding_keeps_what_has_sixteen_evenly_spaced_values() -> None:
-    weight = random_groups(96, 20)
-    weight.codes[:, ::GROUP], weight.codes[:, 1::GROUP] = 0, 15
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_rounding_keeps_what_has_evenly_spaced_values(bits: Bits) -> None:
+    weight = random_groups(96, 20, bits)
+    weight.codes[:, ::GROUP], weight.codes[:, 1::GROUP] = 0, 2**bits - 1
     weight.scales.copy_(torch.randint(1, 9, weight.scales.shape) / 8)
     weight.minima.copy_(torch.randint(-64, 9, weight.scales.shape) / 8)
-    found = group(weight.dequantize())
+    found = group(weight.dequantize(), bits)
     for name in ("codes", "scales", "minima"):
         assert torch.equal(getattr(found, name), getattr(weight, name))
 
 
-def test_rounding_is_to_the_nearest_step() -> None:
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_rounding_is_to_the_nearest_step(bits: Bits) -> None:
     weight = drawn(50, 100)
-    found = group(weight)
+    found = group(weight, bits)
     steps = found.scales.repeat_interleave(GROUP, 1)[:, :100]
     assert ((found.dequantize() - weight).abs() <= 0.51 * steps + 2e-3).all()
 
 
 @needs_library
-def test_a_product_takes_five_bits_a_weight() -> None:
-    assert pack_groups([random_groups(512, 64)]).nbytes == 512 * 64 * 5 // 8
+def test_a_product_takes_a_bit_more_than_its_codes() -> None:
+    for bits in WIDTHS:
+        product = pack_groups([random_groups(512, 64, bits)])
+        assert product.nbytes == 512 * 64 * (bits + 1) // 8
 
 
 @needs_library
-def test_scales_that_half_precision_cannot_hold_are_refused() -> None:
-    weight = random_groups(64, 16)
-    weight.scales[3, 1] = 1e6
-    with pytest.raises(ValueError, match="half precision"):
-        pack_groups([weight])
+@pytest.mark.parametrize("factor", [1e9, 1e-9])
+def test_scales_beyond_the_range_of_half_precision_keep_their_digits(
+    instruction_set: str, factor: float
+) -> None:
+    weight, x = random_groups(64, 16, 8), drawn(3, 64)
+    weight.minima.copy_(weight.scales * -128)
+    expected = pack_groups([weight])(x) * factor
+    weight.scales.mul_(factor)
+    weight.minima.mul_(factor)
+    assert relative_error(pack_groups([weight])(x), expected.double()) < 1e-3
+
+
+@needs_library
+def test_products_of_both_widths_are_stacked() -> None:
+    parts, x = [random_groups(96, 20, 4), random_groups(96, 30, 8)], drawn(5, 96)
+    together = concatenate(parts).dequantize()
+    assert torch.equal(together, torch.cat([part.dequantize() for part in parts]))
+    expected = torch.cat([pack_groups([part])(x) for part in parts], dim=1)
+    torch.testing.assert_close(pack_groups(parts)(x), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_matrices_of_different_inputs_are_not_stacked() -> None:

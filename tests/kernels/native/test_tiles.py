@@ -37,7 +37,7 @@ USED = (
     "isa_amx",
     "linear",
     "linear_amx",
-    "linear_int4",
+    "linear_grouped",
     "linear_pairs",
     "linear_vnni",
     "pool",

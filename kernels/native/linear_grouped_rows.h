@@ -1,4 +1,4 @@
-/* Both ends of a product with weights of 4 bits: groups of inputs, each in int8 with a scale of its
+/* Both ends of a product with weights in groups: groups of inputs, each in int8 with a scale of its
  * own, and the way through the strips. A template like linear_walk.h, which it includes. */
 #include "linear_walk.h"
 
@@ -29,7 +29,7 @@ static inline __attribute__((always_inline)) TARGET void NAME(quantize_group)(
 TARGET static void NAME(prepare_groups)(const pw_linear_job *job, char *operand, float *spare,
                                         int64_t first, int64_t last) {
     (void)spare;
-    const int64_t num_groups = job->weights->words / PW_GROUP_WORDS;
+    const int64_t num_groups = job->weights->words / pw_group_lines(job->weights->type);
     float block[PW_BLOCK] __attribute__((aligned(64)));
     for (int64_t row = first; row < last; row++) {
         pw_input_group *out = (pw_input_group *)(operand + row * job->operand_stride);
@@ -47,5 +47,5 @@ TARGET static void NAME(compute)(const pw_linear_job *job, int64_t first, int64_
     NAME(walk)(job, first, last, after, false);
 }
 
-static const pw_linear_kernel NAME(kernel) = {PW_INT4, TILE_STRIPS, NAME(prepare_groups),
+static const pw_linear_kernel NAME(kernel) = {PW_INT8_GROUPS, TILE_STRIPS, NAME(prepare_groups),
                                               NAME(compute)};
