@@ -167,7 +167,7 @@ async def run_service(
         from app.service import create_admin_app, create_app
 
         await engine_started
-        if settings.quantize != "none":
+        if settings.quantize in ("int8", "int4"):
             error = engine.info.logit_error
             progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)

@@ -88,9 +88,10 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV cache."
     )
-    quantize: Literal["none", "int8", "int4"] = Field(
-        "none",
-        description="Weights of matrix products in 8 or 4 bits, on a CPU, and activations in 8.",
+    quantize: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto",
+        description="Weights of matrix products: as the checkpoint has them, all in dtype, or "
+        "rounded to 8 or 4 bits.",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto", description="Type of the KV cache, on a GPU; auto is that of the weights."

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.blocks.eviction_policy import Eviction
 
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 KernelPaths = Literal["auto", "floats", "words", "tiles"]
 Speculation = Literal["off", "lookup", "draft"]
 
@@ -21,7 +21,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model_path: str
-    """A Hugging Face model folder (`config.json` and safetensors)."""
+    """A Hugging Face model folder (`config.json` and safetensors), or one made for a GGUF file."""
     cache_dir: str | None = None
     """Where digests of weights are kept from one start to the next; `None`: nowhere."""
     device: str = "auto"
@@ -71,8 +71,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of that model, which has the same vocabulary; its KV is in `kv_memory_bytes`."""
     speculation_tokens: int = 16
     """Guesses that are verified for a sequence in one step, at most."""
-    quantize: Quantization = "none"
-    """Weights of matrix products in 8 or 4 bits, on a CPU, and activations in 8."""
+    quantize: Quantization = "auto"
+    """Weights of matrix products: as the checkpoint has them (`auto`), all in `dtype` (`none`), or
+    rounded to 8 or 4 bits. Those of 8 or 4 bits are for CPUs, and activations are rounded to 8."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """Type of the KV cache, on a GPU; `auto`: that of the weights."""
     prefix_grouping: bool = True
@@ -96,7 +97,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.recovery not in ("auto", "swap", "recompute"):
             raise ValueError(f"recovery: {self.recovery!r} is none of auto, swap, recompute")
         if self.quantize not in get_args(Quantization):
-            raise ValueError(f"quantize: {self.quantize!r} is none of none, int8, int4")
+            raise ValueError(f"quantize: {self.quantize!r} is none of auto, none, int8, int4")
         if self.kernel_paths not in get_args(KernelPaths):
             raise ValueError(
                 f"kernel_paths: {self.kernel_paths!r} is none of auto, floats, words, tiles"

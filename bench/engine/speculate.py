@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--quantize", default="none", choices=["none", "int8"])
+    parser.add_argument("--quantize", default="auto", choices=["auto", "none", "int8", "int4"])
     parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
     parser.add_argument("--questions", type=Path, default=DEFAULT_QUESTIONS)
     parser.add_argument("--chats", type=int, default=8, help="second turns, one at a time")

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
-    parser.add_argument("--quantize", default="none", choices=["none", "int8", "int4"])
+    parser.add_argument("--quantize", default="auto", choices=["auto", "none", "int8", "int4"])
     parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
     parser.add_argument(
         "--batches", type=int, nargs="+", help="default: 1 8 32; with --sampling 8 32"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.api import UnsupportedModel
+from engine.model.checkpoints.coded_linear import without_weights
 from engine.model.rotary import split_by_length
 from engine.run.batch import Batch
 from kernels.attention import attend, write_kv
@@ -107,7 +108,8 @@ class EagerDecoder:
         try:
             self.model.set_attn_implementation(_ATTENTION)
             one = torch.zeros((1, 1), dtype=torch.long, device=self.model.device)
-            self.model(input_ids=one, position_ids=one, use_cache=False)
+            with without_weights():
+                self.model(input_ids=one, position_ids=one, use_cache=False)
         finally:
             _probe.reset(token)
         if sorted(seen) != list(range(len(seen))) or not seen:

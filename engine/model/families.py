@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from engine.model.checkpoints.coded_linear import CodedLinear, Product
 from engine.model.eager_layers import AttentionCall
 from kernels.types import Activation, LayerOptions, Norm, Rotation
 
@@ -60,10 +61,10 @@ class LayerDescription:
     """One decoder layer; its modules still hold the weights."""
 
     options: LayerOptions
-    qkv: list[nn.Linear]
-    out: nn.Linear
-    gate_up: list[nn.Linear]
-    down: nn.Linear
+    qkv: list[Product]
+    out: Product
+    gate_up: list[Product]
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Description:
     layers: list[LayerDescription]
     activation: Activation
     norm: Norm
-    head: nn.Linear
+    head: Product
     softcap: float | None
     """Of the logits."""
 
@@ -223,10 +224,11 @@ def _require_children(module: nn.Module, names: set[str]) -> None:
         raise Unfamiliar(f"{type(module).__name__} with or without {odd}")
 
 
-def _linear(module: Any) -> nn.Linear:
-    if type(module) is not nn.Linear:
+def _linear(module: Any) -> Product:
+    if type(module) not in (nn.Linear, CodedLinear):
         raise Unfamiliar(f"a product of class {type(module).__name__}")
-    return module
+    product: Product = module
+    return product
 
 
 def _the_only(values: set[Activation]) -> Activation:

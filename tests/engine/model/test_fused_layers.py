@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import weakref
 from dataclasses import replace
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from engine.api import EngineError, UnsupportedModel
+from engine.api import EngineError
 from engine.config import EngineConfig, Quantization
 from engine.model import fused_layers as decoder
 from engine.model.eager_layers import EagerDecoder
@@ -301,18 +300,6 @@ def test_layers_that_turn_out_wrong_give_way_to_the_models_own(
         model = load_model(config_of(tmp_path))
     assert not model.weights.is_fused
     assert "fused layers differ" in caplog.text
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
-def test_a_checkpoint_of_quantized_weights_is_refused_by_name(method: str, tmp_path: Path) -> None:
-    save_model("llama", tmp_path)
-    path = tmp_path / "config.json"
-    quantization = {"quant_method": method, "bits": 4}
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization})
-    )
-    with pytest.raises(UnsupportedModel, match=f"quantized by {method}"):
-        load_model(config_of(tmp_path))
 
 
 def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:

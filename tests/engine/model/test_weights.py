@@ -82,7 +82,7 @@ def test_a_gguf_file_is_converted_once_and_found_again_by_its_contents(
 ) -> None:
     converted: list[Path] = []
 
-    def convert(gguf: Path, folder: Path) -> None:
+    def convert(gguf: Path, folder: Path, widens: bool) -> None:
         converted.append(gguf)
         folder.mkdir()
 
@@ -141,7 +141,7 @@ def test_two_starts_at_once_convert_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     converted: list[Path] = []
     both = threading.Barrier(2)
 
-    def convert(_: Path, folder: Path) -> None:
+    def convert(_: Path, folder: Path, widens: bool) -> None:
         converted.append(folder)
         folder.mkdir()
 
@@ -178,7 +178,7 @@ def test_a_conversion_that_is_killed_says_what_it_takes(
 def test_what_a_killed_start_left_is_swept_away(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def convert(_: Path, folder: Path) -> None:
+    def convert(_: Path, folder: Path, widens: bool) -> None:
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(weights, "_run_converter", convert)

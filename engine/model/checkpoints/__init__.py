@@ -1,0 +1,1 @@
+"""Checkpoints of quantized weights, read as they are: codes, scales and minima."""
