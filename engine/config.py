@@ -13,6 +13,17 @@ Quantization = Literal["auto", "none", "int8", "int4"]
 KernelPaths = Literal["auto", "floats", "words", "tiles"]
 Speculation = Literal["off", "lookup", "draft"]
 
+_AT_LEAST_ONE = (
+    "block_size",
+    "kv_memory_bytes",
+    "max_context_tokens",
+    "max_running_requests",
+    "min_run_tokens",
+    "speculation_tokens",
+    "step_token_budget",
+    "threads",
+)
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine; `None` means "choose from the model and the machine".
@@ -117,20 +128,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: must be more than 0")
         if not 0 <= self.cached_token_price < math.inf:
             raise ValueError("cached_token_price: must not be negative")
-        for name in (
-            "block_size",
-            "min_run_tokens",
-            "speculation_tokens",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1")
-        for name in (
-            "kv_memory_bytes",
-            "max_context_tokens",
-            "max_running_requests",
-            "step_token_budget",
-            "threads",
-        ):
+        for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1")

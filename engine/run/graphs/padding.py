@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.run.batch import Batch
-from kernels.types import AttentionBatch, PrefixGroups
+from engine.run.batch import Batch, pack
+from kernels.types import PrefixGroups
 
 _MEMBERSHIPS_OF_A_ROW = 2
 _NOBODY = -1
@@ -101,12 +101,10 @@ class Padder:
         )
 
     def nothing(self, rows: int) -> Batch:
-        """A batch of so many rows, in which every row is one of those added."""
-        is_long = torch.zeros(0, dtype=torch.bool) if self.has_lengths else None
-        none = torch.zeros(0, dtype=torch.int64)
-        few = torch.zeros(0, dtype=torch.int32)
-        attention = AttentionBatch(few.reshape(0, 1), few, few, none, 1, 1)
-        return self.pad(Batch(none, none, none, attention, is_long), rows)
+        """A batch of so many rows, in which every row is as those that are added."""
+        one = pack([([0], 0, 1, [self.null_block])], [0], self.block_size, torch.device("cpu"))
+        is_long = torch.zeros(1, dtype=torch.bool) if self.has_lengths else None
+        return self.pad(replace(one, is_long=is_long), rows)
 
 
 def no_groups(rows: int) -> PrefixGroups:
@@ -161,10 +159,10 @@ def _cut(groups: PrefixGroups, room: GroupRoom) -> PrefixGroups:
 
     Inner groups come behind those that they are in, so none is left without them.
     """
+    if len(groups.begins) <= room.num_groups and len(groups.members) <= room.num_members:
+        return groups
     starts = groups.member_starts
     count = min(room.num_groups, int((starts[1:] <= room.num_members).sum()))
-    if count == len(groups.begins):
-        return groups
     members = groups.members[: int(starts[count])]
     private = torch.zeros_like(groups.private_starts)
     for group in range(count):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch._ops import OpOverload
@@ -30,14 +31,17 @@ from engine.model.load import _layout
 from engine.model.paged_model import PagedModel, Weights
 from engine.run.assemble import Parts, make_pieces
 from engine.run.batch import Batch, pack
+from engine.run.device_counts import DeviceCounts
 from engine.run.graphs import pieces as graph_pieces
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.runner import AheadRunner, ModelRunner
+from engine.schedule.plan import StepPlan
+from engine.serve.core import EngineCore
 from kernels import attention as attention_door
-from kernels import backends
+from kernels import backends, sampling
 from tests.engine.model.test_model import generate, make_config, save_model
-from tests.engine.run.test_graphs import BLOCK, CPU, Again, core_of, load, recorded
-from tests.engine.simulation import make_request, random_prompt, run_to_end
+from tests.engine.run.test_graphs import BLOCK, CPU, Again, Unread, core_of, load, recorded
+from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +127,41 @@ def test_beside_recorded_decode_steps_a_model_answers_as_generate_does(
     }
     assert core.stats().preemptions > 0
     assert sum(again.replays for again in replays) > 10  # type: ignore[attr-defined]
+
+
+class UnreadOnDevice(Unread):
+    """Arrays may be made of the host's tensors: of a device's that is an error, not a wait."""
+
+    READS = tuple(name for name in Unread.READS if name != "resolve_conj")
+
+
+def test_a_step_is_launched_without_asking_the_device_anything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it does: swaps, copies, prompts, decoding, penalties, log-probabilities."""
+    # Compiled code for CPUs tells of a lack of memory in what it returns.
+    monkeypatch.setattr(sampling, "draw", lambda scores, *_: scores.argmax(-1))
+    parts = load(folder, num_blocks=32, num_host_blocks=80)
+    runner = AheadRunner(parts.model, parts.costs, True, recorded(parts), in_pieces(parts))
+    runner._counts = DeviceCounts()
+    launch = runner.launch
+
+    def unread(plan: StepPlan) -> object:
+        with UnreadOnDevice():
+            return launch(plan)
+
+    runner.launch = unread  # type: ignore[method-assign, assignment]
+    config = msgspec.structs.replace(parts.config, recovery="swap")
+    core = EngineCore(config, parts.info, runner, parts.costs)
+    rng = random.Random(7)
+    for index in range(6):
+        request = make_request(str(index), random_prompt(rng, rng.randrange(40, 90)), 24)
+        options = {"logprobs": 2, "frequency_penalty": 0.5 * (index % 2), "logit_bias": {7: -1.0}}
+        params = msgspec.structs.replace(request.sampling, **options)
+        core.submit(msgspec.structs.replace(request, sampling=params, num_sequences=1 + index % 2))
+    run_all_to_end(core)
+    stats = core.stats()
+    assert min(stats.swapped_in, stats.copied_blocks, stats.steps) > 0
 
 
 def test_batch_invariant_models_stay_so(folder: Path) -> None:
@@ -239,14 +278,16 @@ def told(num_layers: int, is_recorded: bool) -> Counter[str]:
 
 @torch.inference_mode()
 def attention_alone() -> int:
-    """What one layer's attention is told."""
+    """What a layer's attention is told, behind the first, which may tell of things for all."""
     launches = Launches()
     with simulated_gpu(launches):
         model = gpu_model(2)
         query = torch.zeros(11, model.layout.num_heads, model.layout.head_dim)
         batch = mixed_batch(random.Random(1), [9, 1, 1]).attention
+        attention_door.attend(query, model.memory[:, 0], batch, scale=1.0)
+        launches.seen.clear()
         with launches:
-            attention_door.attend(query, model.memory[:, 0], batch, scale=1.0)
+            attention_door.attend(query, model.memory[:, 1], batch, scale=1.0)
     return launches.seen.total()
 
 
