@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from engine.run.padding import tensors_of, with_tensors
+from engine.run.graphs.padding import tensors_of, with_tensors
 from kernels.attention import attend, write_kv
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.types import AttentionBatch, PrefixGroups
@@ -67,7 +67,7 @@ CASES = (
     Case("decode, fp8", RAGGED_DECODE, kv_dtype="fp8", dtype="bfloat16"),
     Case("nested groups", TENANTS, groups=NESTED),
     Case("groups, three heads a KV head, bf16", TENANTS, 9, 3, dtype="bfloat16", groups=NESTED),
-    Case("groups of several tiles", ((40, 1),) * 5, 40, 1, groups=((0, 2, (0, 1, 2, 3, 4)),)),
+    Case("groups of several tiles", ((40, 1),) * 3, 40, 1, groups=((0, 2, (0, 1, 2)),)),
     Case("groups, fp8 and softcap", TENANTS, softcap=5.0, kv_dtype="fp8", groups=NESTED),
     Case("groups, int8, fp16", TENANTS, dtype="float16", kv_dtype="int8", groups=NESTED),
     Case("groups in a layer with a window", TENANTS, sliding_window=20, groups=NESTED),
