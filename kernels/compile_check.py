@@ -33,6 +33,9 @@ _INDICES = {
     "ends_ptr",
     "member_starts_ptr",
     "members_ptr",
+    "parts_ptr",
+    "merges_ptr",
+    "arrivals_ptr",
 }
 _FP32 = {"outputs_ptr", "sums_ptr", "cos_ptr", "sin_ptr"}
 _ALIGNED = re.compile(r"(?!table_stride)(.*[._])?(ptr|stride)|depth|columns|piece|inter")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,17 @@ class PrefixGroups:
     max_members: int  # of the largest group
 
 
+class Chunk(NamedTuple):
+    """Several queries of one sequence: its last tokens."""
+
+    row: int
+    """Of the batch."""
+    first_token: int
+    """The first of its queries among the packed tokens."""
+    num_queries: int
+    context_len: int
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """One step's packed batch; all tensors lie on the compute device.
@@ -48,6 +59,9 @@ class AttentionBatch:
     max_context_len: int
     groups: PrefixGroups | None = None
     batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
+    chunks: tuple[Chunk, ...] | None = None
+    """Every sequence with several queries, for the host to plan by. `None` where nobody said: then
+    whoever plans reads the tensors, and waits for the device."""
 
     @classmethod
     def of_one(cls, query_len: int, context_len: int, block_size: int) -> AttentionBatch:

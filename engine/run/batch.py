@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.run.block_tables import TableMirror
 from engine.schedule.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
-from kernels.types import AttentionBatch, PrefixGroups
+from kernels.types import AttentionBatch, Chunk, PrefixGroups
 
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
 """Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
@@ -138,8 +138,15 @@ def pack(
             max_query_len=int(counts.max()),
             max_context_len=int(contexts.max()),
             groups=None if group is None else group(tables, counts, contexts),
+            chunks=_chunks(query_starts[:-1], counts, contexts),
         ),
     )
+
+
+def _chunks(starts: Integers, counts: Integers, contexts: Integers) -> tuple[Chunk, ...]:
+    (rows,) = np.nonzero(counts > 1)
+    columns = (rows, starts[rows], counts[rows], contexts[rows])
+    return tuple(map(Chunk, *(column.tolist() for column in columns)))
 
 
 def token_by_token(batch: Batch) -> Batch:
@@ -158,6 +165,7 @@ def token_by_token(batch: Batch) -> Batch:
         context_lens=(batch.positions + 1).to(torch.int32),
         max_query_len=1,
         groups=None,
+        chunks=(),
     )
     return replace(batch, attention=alone)
 

@@ -55,7 +55,6 @@ class Slots(NamedTuple):
 
     outputs_ptr: Pointer  # [num_slots, rows, head_dim] fp32
     sums_ptr: Pointer  # [num_slots, rows] fp32: log2 of the sum of exponentials
-    num_programs: int  # that computed them
 
 
 class Rotation(NamedTuple):
@@ -84,9 +83,9 @@ def memory_of(kv: Tensor) -> KvMemory:
     return KvMemory(kv, *kv.stride()[:4])
 
 
-def sequences_of(batch: AttentionBatch) -> Sequences:
-    """All sequences of a batch."""
-    private = None if batch.groups is None else batch.groups.private_starts
+def sequences_of(batch: AttentionBatch, groups: PrefixGroups | None) -> Sequences:
+    """All sequences of a batch, the runs of whose `groups` are attended to elsewhere."""
+    private = None if groups is None else groups.private_starts
     return Sequences(batch.query_starts, batch.context_lens, private)
 
 

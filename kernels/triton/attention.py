@@ -9,10 +9,9 @@ from torch import Tensor
 
 from kernels.kv_format import row_size
 from kernels.triton import cache as triton_cache
-from kernels.triton.decode import attend_own_keys
-from kernels.triton.grouped import attend_shared_runs
-from kernels.triton.merge import merge
-from kernels.triton.prefill import attend_chunks
+from kernels.triton.decode import attend_decode
+from kernels.triton.prefill import attend_chunks, chunks_of
+from kernels.triton.work import SPLIT
 from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
 
@@ -26,22 +25,23 @@ def prepare(shape: AttentionShape) -> None:
     def tensor(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def run(query_len: int, groups: PrefixGroups | None) -> None:
+    def run(query_len: int, groups: PrefixGroups | None, keys: int = block_size + 1) -> None:
         batch = AttentionBatch(
-            block_tables=tensor(0, 1, 0, 1).view(2, 2),
+            block_tables=torch.zeros((2, -(-keys // block_size)), dtype=torch.int32, device=device),
             query_starts=tensor(0, query_len, 2 * query_len),
-            context_lens=tensor(block_size + 1, block_size + 1),
+            context_lens=tensor(keys, keys),
             slots=torch.arange(2 * query_len, device=device),
             max_query_len=query_len,
-            max_context_len=block_size + 1,
+            max_context_len=keys,
             groups=groups,
+            batch_invariant=keys > SPLIT,  # then chunks are surely split
         )
         token = kv.new_zeros(2 * query_len, kv_heads, head_dim, dtype=shape.dtype)
         write_kv(token, token, kv, batch.slots)
         query = kv.new_zeros(2 * query_len, shape.num_heads, head_dim, dtype=shape.dtype)
         attend(query, kv, batch, scale=1.0, sliding_window=None, softcap=None)
 
-    run(query_len=2, groups=None)
+    run(query_len=2, groups=None, keys=SPLIT + 1)
     run(query_len=1, groups=None)
     shared = PrefixGroups(
         begins=tensor(0),
@@ -73,29 +73,12 @@ def attend(
     query = _rows(query)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     with torch.cuda.device(kv.get_device()):
-        if batch.max_query_len > 1:
-            attend_chunks(query, kv, batch, scale, sliding_window, softcap, output)
-        some_are_shorter = len(query) < len(batch.context_lens) * batch.max_query_len
-        if batch.max_query_len == 1 or some_are_shorter:
-            _decode(query, kv, batch, scale, sliding_window, softcap, output)
+        chunks = chunks_of(batch)
+        if chunks:
+            attend_chunks(query, kv, batch, chunks, scale, sliding_window, softcap, output)
+        if len(chunks) < len(batch.context_lens):
+            attend_decode(query, kv, batch, scale, sliding_window, softcap, output)
     return output
-
-
-def _decode(
-    query: Tensor,
-    kv: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    output: Tensor,
-) -> None:
-    """Fill `output` for every sequence with one query; leave the others' rows alone."""
-    shared = None
-    if batch.groups is not None and not sliding_window:  # a window may end inside a run
-        shared = attend_shared_runs(query, kv, batch, batch.groups, scale, softcap)
-    own = attend_own_keys(query, kv, batch, scale, sliding_window, softcap)
-    merge(output, batch, sliding_window, own, shared)
 
 
 def _rows(tensor: Tensor) -> Tensor:

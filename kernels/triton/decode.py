@@ -1,8 +1,9 @@
 """Triton: attention of one query a sequence over the keys that are its own.
 
 All query heads of a KV head are one tile, so its keys are read once. Contexts are cut over the
-whole device (Flash-Decoding, Dao et al. 2023; see `kernels.triton.work` for the cut), and the
-partial results are merged with those of shared prefixes (`kernels.triton.merge`).
+whole device (Flash-Decoding, Dao et al. 2023; see `kernels.triton.work` for the cut). What one
+program computes alone goes to the output; other parts are merged, with those of shared prefixes, by
+the program that finishes the last of them (`kernels.triton.merge`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from kernels.kv_format import is_quantized
 from kernels.triton.arguments import (
+    Groups,
     KvMemory,
     Rows,
     Sequences,
@@ -23,10 +25,22 @@ from kernels.triton.arguments import (
     memory_of,
     rows_of,
     sequences_of,
+    table_of,
 )
-from kernels.triton.walk import Tiling, head_options, load_queries, no_keys, walk_keys
+from kernels.triton.grouped import attend_shared_runs
+from kernels.triton.merge import add_shared, is_last
+from kernels.triton.walk import (
+    Tiling,
+    head_options,
+    load_queries,
+    no_keys,
+    store_heads,
+    walk_keys,
+)
 from kernels.triton.work import (
-    Partials,
+    SPLIT,
+    add_partials,
+    arrivals,
     capability,
     padded,
     partials,
@@ -36,9 +50,6 @@ from kernels.triton.work import (
     store_partial,
 )
 from kernels.types import AttentionBatch
-
-SPLIT = 512
-"""Keys of a unit where results must not depend on batch-mates; a multiple of every tile."""
 
 _FEWEST_ROWS = 16  # of a matrix product
 
@@ -67,19 +78,27 @@ def programs_per_processor(storage: torch.dtype, arch: int) -> int:
     return {228: 3, 164: 2, 100: 1}[shared_kib(arch)]
 
 
-def attend_own_keys(
+def attend_decode(
     query: Tensor,
     kv: Tensor,
     batch: AttentionBatch,
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
-) -> Partials:
-    """Partial results of every sequence with one query; the items are (sequence, KV head)."""
+    output: Tensor,
+) -> None:
+    """Fill `output` for every sequence with one query; leave the others' rows alone.
+
+    One launch, and one more if there are groups.
+    """
     _, num_heads, head_dim = query.shape
     num_seqs, num_kv_heads = len(batch.context_lens), kv.shape[2]
     cut = tiling(num_heads // num_kv_heads, head_dim, query.dtype)
-    parts = partials(
+    groups = None if sliding_window else batch.groups  # a window may end inside a run
+    shared = None
+    if groups is not None:
+        shared = attend_shared_runs(query, kv, batch, groups, scale, softcap)
+    own = partials(
         num_items=num_seqs * num_kv_heads,
         rows=num_heads // num_kv_heads,
         head_dim=head_dim,
@@ -88,26 +107,35 @@ def attend_own_keys(
         device=query.device,
         most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,
     )
-    attend_own[(parts.slots.num_programs,)](
-        parts.slots,
+    attend_own[(own.num_programs,)](
+        rows_of(output),
+        own.slots,
+        arrivals(num_seqs * num_kv_heads, query.device),
+        None if shared is None else shared.slots,
+        None if groups is None else table_of(groups),
         rows_of(query),
         memory_of(kv),
-        sequences_of(batch),
+        sequences_of(batch, groups),
         batch.block_tables,
         batch.block_tables.stride(0),
         num_seqs,
         num_kv_heads,
+        0 if shared is None else shared.num_programs,
+        0 if shared is None else shared.rows,
+        0 if groups is None else len(groups.begins),
+        0 if groups is None else len(groups.members),
         scale,
         SEQS=padded(num_seqs),
         ROWS=cut.rows,
-        UNIT=parts.unit,
-        FIXED=parts.fixed,
+        UNIT=own.unit,
+        FIXED=own.fixed,
+        GROUPS=padded(0 if groups is None else len(groups.begins)),
+        SHARED_UNIT=0 if shared is None else shared.unit,
         WINDOW=sliding_window or 0,
         SOFTCAP=softcap or 0.0,
         **head_options(query, kv),
         **cut.options(),
     )
-    return parts
 
 
 @triton.jit
@@ -131,9 +159,28 @@ def own_range(
     return begin, end
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_seqs"])
+@triton.jit
+def own_units(begin, end, UNIT: tl.constexpr):
+    """How many units those keys are: one at least, since somebody has to merge; none for chunks."""
+    return tl.where(end > 0, tl.maximum(tl.cdiv(end - begin, UNIT), 1), 0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "table_stride",
+        "num_seqs",
+        "num_shared_programs",
+        "shared_rows",
+        "num_groups",
+        "num_memberships",
+    ]
+)
 def attend_own(
-    parts: Slots,
+    to: Rows,
+    own: Slots,
+    arrivals_ptr,
+    shared: Slots | None,  # None: no groups
+    table: Groups | None,
     query: Rows,
     kv: KvMemory,
     seqs: Sequences,
@@ -141,12 +188,18 @@ def attend_own(
     table_stride,
     num_seqs,
     num_kv_heads,
+    num_shared_programs,
+    shared_rows,
+    num_groups,
+    num_memberships,
     scale,
     SEQS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     UNIT: tl.constexpr,
     FIXED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SHARED_UNIT: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -157,25 +210,26 @@ def attend_own(
     """One program: an equal share of all keys, with all heads that share one KV head."""
     every = tl.arange(0, SEQS)
     begins, ends = own_range(every, every < num_seqs, seqs, WINDOW)
-    units = tl.cdiv(ends - begins, UNIT) * num_kv_heads
+    units = own_units(begins, ends, UNIT) * num_kv_heads
     units_to = tl.cumsum(units)
     share, unit, last_of_program = share_of_program(tl.sum(units))
     while unit < last_of_program:
         seq = tl.sum((units_to <= unit).to(tl.int32))
-        before = tl.sum(tl.where(every < seq, units, 0))
         begin, end = own_range(seq, seq < num_seqs, seqs, WINDOW)
-        units_per_head = tl.cdiv(end - begin, UNIT)
-        kv_head = (unit - before) // units_per_head
-        first = (unit - before) % units_per_head
+        units_per_head = own_units(begin, end, UNIT)
+        unit_of_seq = unit - tl.sum(tl.where(every < seq, units, 0))
+        kv_head = unit_of_seq // units_per_head
+        first = unit_of_seq % units_per_head
         count = 1
         if not FIXED:
             count = tl.minimum(units_per_head - first, last_of_program - unit)
 
         rows = tl.arange(0, ROWS)
         real = rows < GROUP
+        heads = kv_head * GROUP + rows
         token = tl.load(seqs.query_starts_ptr + seq).to(tl.int64)
         seen = walk_keys(
-            load_queries(query, token, kv_head * GROUP + rows, real, HEAD_DIM, DOT_TYPE),
+            load_queries(query, token, heads, real, HEAD_DIM, DOT_TYPE),
             no_keys(ROWS, HEAD_DIM),
             tl.zeros([ROWS], tl.int32) + end,
             kv,
@@ -192,6 +246,90 @@ def attend_own(
             DOT_TYPE,
             TILE,
         )
-        slot, _ = slots_of(seq * num_kv_heads + kv_head, unit, 1, share, FIXED)
-        store_partial(parts, slot, seen, real, GROUP, HEAD_DIM)
+        is_whole = count == units_per_head
+        if shared is not None:
+            is_whole &= begin == 0
+        if is_whole:
+            output, _top, total = seen
+            store_heads(to, token, heads, output / total[:, None], real, HEAD_DIM)
+        else:
+            item = seq * num_kv_heads + kv_head
+            slot, _last = slots_of(item, unit, 1, share, FIXED)
+            store_partial(own, slot, seen, real, GROUP, HEAD_DIM)
+            if is_last(arrivals_ptr, item, count, units_per_head):
+                merge_item(
+                    to,
+                    own,
+                    shared,
+                    table,
+                    num_shared_programs,
+                    shared_rows,
+                    num_groups,
+                    num_memberships,
+                    seq,
+                    token,
+                    kv_head,
+                    num_kv_heads,
+                    unit - first,
+                    units_per_head,
+                    share,
+                    GROUP,
+                    FIXED,
+                    GROUPS,
+                    SHARED_UNIT,
+                    HEAD_DIM,
+                )
         unit += count
+
+
+@triton.jit
+def merge_item(
+    to: Rows,
+    own: Slots,
+    shared: Slots | None,
+    table: Groups | None,
+    num_shared_programs,
+    shared_rows,
+    num_groups,
+    num_memberships,
+    seq,
+    token,
+    kv_head,
+    num_kv_heads,
+    first_unit,
+    num_units,
+    share,
+    GROUP: tl.constexpr,
+    FIXED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SHARED_UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Merge all parts of what the heads of one KV head attend to, and store the result."""
+    heads = tl.arange(0, triton.next_power_of_2(GROUP))
+    real = heads < GROUP
+    seen = no_keys(triton.next_power_of_2(GROUP), HEAD_DIM)
+    if shared is not None:
+        seen = add_shared(
+            seen,
+            shared,
+            table,
+            num_shared_programs,
+            shared_rows,
+            num_groups,
+            num_memberships,
+            seq,
+            kv_head,
+            num_kv_heads,
+            heads,
+            real,
+            GROUPS,
+            GROUP,
+            SHARED_UNIT,
+            HEAD_DIM,
+        )
+    item = seq * num_kv_heads + kv_head
+    first, last = slots_of(item, first_unit, num_units, share, FIXED)
+    output, _top, total = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
+    output = output / tl.where(real, total, 1.0)[:, None]
+    store_heads(to, token, kv_head * GROUP + heads, output, real, HEAD_DIM)

@@ -77,7 +77,7 @@ def attend_shared_runs(
         unit=cut.keys,
         device=query.device,
     )
-    attend_shared[(parts.slots.num_programs,)](
+    attend_shared[(parts.num_programs,)](
         parts.slots,
         rows_of(query),
         memory_of(kv),
@@ -102,7 +102,7 @@ def shared_shape(
     group,  # a row of the table of groups, or several
     real,
     table: Groups,
-    MEMBERS: tl.constexpr,  # of a tile
+    members,  # of a tile
     UNIT: tl.constexpr,
 ):
     """How many tiles of members a group has, and how many units its run; none for padding."""
@@ -110,7 +110,7 @@ def shared_shape(
     run -= tl.load(table.begins_ptr + group, mask=real, other=0)
     count = tl.load(table.member_starts_ptr + group + 1, mask=real, other=0)
     count -= tl.load(table.member_starts_ptr + group, mask=real, other=0)
-    return tl.cdiv(count, MEMBERS), tl.cdiv(run, UNIT)
+    return tl.cdiv(count, members), tl.cdiv(run, UNIT)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_groups"])

@@ -1,18 +1,51 @@
-"""Triton: causal attention of prefill chunks over their prefix in the KV memory and themselves."""
+"""Triton: causal attention of prefill chunks over their prefix in the KV memory and themselves.
+
+A program computes what `kernels.triton.plan` lists for it: a tile of queries with all heads that
+share a KV head, over some of the keys that they see.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.arguments import KvMemory, Rows, memory_of, rows_of
-from kernels.triton.walk import Tiling, head_options, load_queries, no_keys, walk_keys
-from kernels.triton.work import capability, shared_kib
-from kernels.types import AttentionBatch
+from kernels.triton.arguments import KvMemory, Rows, Slots, memory_of, rows_of
+from kernels.triton.plan import MERGE_FIELDS, PART_FIELDS, ChunkCut, plan_chunks
+from kernels.triton.walk import (
+    Tiling,
+    head_options,
+    load_queries,
+    no_keys,
+    store_heads,
+    walk_keys,
+)
+from kernels.triton.work import (
+    SPLIT,
+    add_partials,
+    capability,
+    new_slots,
+    num_processors,
+    shared_kib,
+    store_partial,
+)
+from kernels.types import AttentionBatch, Chunk
+
+_PART_FIELDS = tl.constexpr(PART_FIELDS)
+_MERGE_FIELDS = tl.constexpr(MERGE_FIELDS)
+MERGED_ROWS = 4
+"""Of a program that merges: so few that there are many programs."""
+
+_KEPT_PLANS = 8
+"""Of a step: one for each kind of layer."""
 
 
 def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: bool) -> Tiling:
@@ -37,46 +70,111 @@ def tiling(group: int, head_dim: int, dtype: torch.dtype, arch: int, *, plain: b
     return Tiling(rows, cut.keys, cut.num_warps, cut.num_stages)
 
 
+def programs_per_processor(cut: Tiling) -> int:
+    """How many run at a time: nearly all use 255 registers a thread, and eight warps then all."""
+    return 8 // cut.num_warps
+
+
 def attend_chunks(
     query: Tensor,
     kv: Tensor,
     batch: AttentionBatch,
+    chunks: tuple[Chunk, ...],
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
     output: Tensor,
 ) -> None:
-    """Fill `output` for every sequence with more than one query; leave the others' rows alone."""
+    """Fill `output` for the sequences of `chunks`; leave the others' rows alone.
+
+    One launch, and one more if an item is in several parts.
+    """
     _, num_heads, head_dim = query.shape
-    num_kv_heads = kv.shape[2]
-    group = num_heads // num_kv_heads
+    group = num_heads // kv.shape[2]
     plain = kv.dtype == query.dtype and not softcap
     cut = tiling(group, head_dim, query.dtype, capability(query.device), plain=plain)
-    num_tiles = triton.cdiv(batch.max_query_len, cut.rows // group)
-    attend_chunk[num_kv_heads, len(batch.context_lens), num_tiles](
-        rows_of(output),
-        rows_of(query),
-        memory_of(kv),
-        batch.query_starts,
-        batch.context_lens,
-        batch.block_tables,
-        batch.block_tables.stride(0),
-        scale,
-        ROWS=cut.rows,
-        WINDOW=sliding_window or 0,
-        SOFTCAP=softcap or 0.0,
-        **head_options(query, kv),
-        **cut.options(),
+    work = ChunkCut(
+        queries=cut.rows // group,
+        rows=cut.rows,
+        keys=cut.keys,
+        num_kv_heads=kv.shape[2],
+        window=sliding_window or 0,
+        num_programs=num_processors(query.device) * programs_per_processor(cut),
+        fixed_keys=SPLIT if batch.batch_invariant else 0,
     )
+    for launch in _launches(chunks, work, query.device):
+        slots = new_slots(max(1, launch.num_slots), cut.rows, head_dim, query.device)
+        attend_chunk[(len(launch.parts),)](
+            rows_of(output),
+            slots,
+            rows_of(query),
+            memory_of(kv),
+            launch.parts,
+            batch.block_tables,
+            batch.block_tables.stride(0),
+            scale,
+            ROWS=cut.rows,
+            WINDOW=work.window,
+            SOFTCAP=softcap or 0.0,
+            **head_options(query, kv),
+            **cut.options(),
+        )
+        if len(launch.merges):
+            merge_chunk[len(launch.merges), cut.rows // MERGED_ROWS](
+                rows_of(output),
+                slots,
+                launch.merges,
+                GROUP=group,
+                ROWS=cut.rows,
+                MERGED_ROWS=MERGED_ROWS,
+                HEAD_DIM=head_dim,
+            )
+
+
+def chunks_of(batch: AttentionBatch) -> tuple[Chunk, ...]:
+    """The chunks of a batch; if nobody said, read from its tensors, waiting for the device."""
+    if batch.max_query_len == 1:
+        return ()
+    if batch.chunks is not None:
+        return batch.chunks
+    starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
+    counts = np.diff(starts).tolist()
+    every = map(Chunk, range(len(counts)), starts, counts, contexts)
+    return tuple(chunk for chunk in every if chunk.num_queries > 1)
+
+
+class _Launch(NamedTuple):
+    """A `ChunkPlan` on the device."""
+
+    parts: Tensor
+    merges: Tensor
+    num_slots: int
+
+
+@lru_cache(_KEPT_PLANS)
+def _launches(chunks: Sequence[Chunk], cut: ChunkCut, device: torch.device) -> list[_Launch]:
+    """All layers of a kind ask for the same ones: only the first of them plans and copies."""
+    return [
+        _Launch(_sent(plan.parts, device), _sent(plan.merges, device), plan.num_slots)
+        for plan in plan_chunks(chunks, cut)
+    ]
+
+
+def _sent(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy on the device, which the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def attend_chunk(
     to: Rows,
+    slots: Slots,
     query: Rows,
     kv: KvMemory,
-    query_starts_ptr,
-    context_lens_ptr,
+    parts_ptr,
     tables_ptr,
     table_stride,
     scale,
@@ -89,78 +187,120 @@ def attend_chunk(
     DOT_TYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: some queries of one sequence, with all heads that share one KV head."""
-    kv_head = tl.program_id(0)
-    seq = tl.program_id(1)
-    first_token = tl.load(query_starts_ptr + seq)
-    query_len = tl.load(query_starts_ptr + seq + 1) - first_token
-    QUERIES: tl.constexpr = ROWS // GROUP
-    # The last queries see the most keys, so they start first, and the short ones fill the end.
-    first_query = (tl.num_programs(2) - 1 - tl.program_id(2)) * QUERIES
-    if (query_len > 1) & (first_query < query_len):
-        context_len = tl.load(context_lens_ptr + seq)
-        rows = tl.arange(0, ROWS)
-        queries = first_query + rows // GROUP
-        heads = kv_head * GROUP + rows % GROUP
-        tokens = (first_token + queries).to(tl.int64)
-        real = (rows < QUERIES * GROUP) & (queries < query_len)
-        tile = load_queries(query, tokens, heads, real, HEAD_DIM, DOT_TYPE)
-
-        positions = context_len - query_len + queries
-        first_position = context_len - query_len + first_query
-        end = tl.minimum(first_position + QUERIES, context_len)
-        begin, visible, diagonal = parts_of_keys(first_position, end, WINDOW, TILE)
-        seen = no_keys(ROWS, HEAD_DIM)
-        for part in tl.static_range(0 if WINDOW > 0 else 1, 3):
-            start = begin
-            stop = tl.minimum(visible, end)
-            if part == 1:
-                start = visible
-                stop = diagonal
-            if part == 2:
-                start = diagonal
-                stop = end
-            seen = walk_keys(
-                tile,
-                seen,
-                positions,
-                kv,
-                kv_head,
-                tables_ptr + seq.to(tl.int64) * table_stride,
-                start,
-                stop,
-                scale,
-                part != 1,
-                WINDOW,
-                SOFTCAP,
-                BLOCK_SIZE,
-                HEAD_DIM,
-                DOT_TYPE,
-                TILE,
-            )
-        output, _, total = seen
+    """One program: one part of the plan."""
+    part = parts_ptr + tl.program_id(0) * _PART_FIELDS
+    count = tl.load(part + 2)
+    first_position = tl.load(part + 3)
+    kv_head = tl.load(part + 4)
+    rows = tl.arange(0, ROWS)
+    queries = rows // GROUP
+    real = queries < count
+    heads = kv_head * GROUP + rows % GROUP
+    tokens = (tl.load(part + 1) + queries).to(tl.int64)
+    seen = walk_causally(
+        load_queries(query, tokens, heads, real, HEAD_DIM, DOT_TYPE),
+        first_position,
+        first_position + count,
+        first_position + queries,
+        kv,
+        kv_head,
+        tables_ptr + tl.load(part).to(tl.int64) * table_stride,
+        tl.load(part + 5),
+        tl.load(part + 6),
+        scale,
+        WINDOW,
+        SOFTCAP,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        DOT_TYPE,
+        TILE,
+    )
+    slot = tl.load(part + 7)
+    if slot < 0:
+        output, _top, total = seen
         output = output / tl.where(real, total, 1.0)[:, None]
         store_heads(to, tokens, heads, output, real, HEAD_DIM)
+    else:
+        store_partial(slots, slot, seen, real, ROWS, HEAD_DIM)
 
 
 @triton.jit
-def parts_of_keys(first_position, end, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Where the keys of rows from `first_position` up to `end` begin, and where masks are needed.
+def walk_causally(
+    tile,  # [rows, dims] of DOT_TYPE
+    first_position,
+    end_position,  # behind the last one
+    positions,  # [rows]
+    kv: KvMemory,
+    kv_head,
+    table_ptr,
+    begin,
+    end,
+    scale,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """What `walk_keys` returns for the keys `begin` up to `end`, masked only where that is needed.
 
-    Whole tiles that all rows see need none: from `visible`, returned second, up to `diagonal`.
+    Whole tiles of keys that all rows see need no mask: those from `visible` to `diagonal`.
     """
-    begin = 0
     visible = 0
     if WINDOW > 0:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
-        visible = tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE
-    return begin, visible, tl.maximum((first_position + 1) // TILE * TILE, visible)
+        visible = tl.cdiv(tl.maximum(end_position - WINDOW, 0), TILE) * TILE
+    diagonal = tl.maximum((first_position + 1) // TILE * TILE, visible)
+    seen = no_keys(tile.shape[0], HEAD_DIM)
+    for stretch in tl.static_range(0 if WINDOW > 0 else 1, 3):
+        start = begin
+        stop = tl.minimum(visible, end)
+        if stretch == 1:
+            start = tl.maximum(begin, visible)
+            stop = tl.minimum(diagonal, end)
+        if stretch == 2:
+            start = tl.maximum(begin, diagonal)
+            stop = end
+        seen = walk_keys(
+            tile,
+            seen,
+            positions,
+            kv,
+            kv_head,
+            table_ptr,
+            start,
+            stop,
+            scale,
+            stretch != 1,
+            WINDOW,
+            SOFTCAP,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            DOT_TYPE,
+            TILE,
+        )
+    return seen
 
 
 @triton.jit
-def store_heads(to: Rows, token, head, values, real, HEAD_DIM: tl.constexpr):
-    """Store [rows, dims]; all else is [rows]."""
-    dims = tl.arange(0, values.shape[1])
-    at = to.ptr + token * to.token_stride + head * to.head_stride
-    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(at[:, None] + dims[None, :], values.to(to.ptr.dtype.element_ty), mask=inside)
+def merge_chunk(
+    to: Rows,
+    slots: Slots,
+    merges_ptr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """One program: some rows of an item in several parts."""
+    merge = merges_ptr + tl.program_id(0) * _MERGE_FIELDS
+    rows = tl.program_id(1) * MERGED_ROWS + tl.arange(0, MERGED_ROWS)
+    real = rows // GROUP < tl.load(merge + 1)
+    if tl.program_id(1) * MERGED_ROWS // GROUP < tl.load(merge + 1):
+        first, last = tl.load(merge + 3), tl.load(merge + 4)
+        none = no_keys(MERGED_ROWS, HEAD_DIM)
+        output, _top, total = add_partials(none, slots, first, last, rows, real, ROWS, HEAD_DIM)
+        output = output / tl.where(real, total, 1.0)[:, None]
+        tokens = (tl.load(merge) + rows // GROUP).to(tl.int64)
+        heads = tl.load(merge + 2) * GROUP + rows % GROUP
+        store_heads(to, tokens, heads, output, real, HEAD_DIM)

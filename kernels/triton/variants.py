@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from kernels.triton import (
     grouped,
     layers,
     linear,
-    merge,
     penalties,
     prefill,
     sampling,
@@ -77,8 +76,7 @@ def variants(
                 yield from _walks(f"{name} {stored}", dtype, shape, arch, stored=stored)
                 yield _write(f"{name} {stored}", dtype, shape, stored)
             yield _write(name, dtype, shape, "auto")
-            yield _merge(f"{name} alone", dtype, shape, arch, is_grouped=False)
-            yield _merge(f"{name} grouped", dtype, shape, arch, is_grouped=True)
+            yield _merge(name, dtype, shape, arch)
             yield from _layers(name, dtype, shape)
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
         yield _draw(str(dtype).removeprefix("torch."), dtype)
@@ -117,39 +115,26 @@ def _walks(
 
     cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap)
     yield variant(prefill.attend_chunk, cut)
+    alone = dict.fromkeys(("shared", "table", "seqs.private_starts_ptr"))
     cut = decode.tiling(group, shape.head_dim, dtype)
-    yield variant(
-        decode.attend_own,
-        cut,
-        SEQS=_SEQS,
-        UNIT=cut.keys,
-        FIXED=False,
-        **({"seqs.private_starts_ptr": None} if window else {}),
-    )
+    own = {"SEQS": _SEQS, "UNIT": cut.keys, "FIXED": False, "GROUPS": _GROUPS}
+    yield variant(decode.attend_own, cut, **own, SHARED_UNIT=0, **alone)
     if not window:
-        cut = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
-        yield variant(grouped.attend_shared, cut, GROUPS=_GROUPS)
+        shared = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
+        yield variant(grouped.attend_shared, shared, GROUPS=_GROUPS)
+        merging = variant(decode.attend_own, cut, **own, SHARED_UNIT=shared.keys)
+        yield replace(merging, name=f"{merging.name} grouped")
 
 
-def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int, *, is_grouped: bool) -> Variant:
+def _merge(name: str, dtype: torch.dtype, shape: Shape, arch: int) -> Variant:
     group = shape.num_heads // shape.num_kv_heads
     constants: dict[str, Any] = {
         "HEAD_DIM": shape.head_dim,
-        "SEQS": _SEQS,
-        "GROUPS": _GROUPS,
         "GROUP": group,
-        "WINDOW": 0,
-        "UNIT": decode.tiling(group, shape.head_dim, dtype).keys,
-        "FIXED": False,
-        "SHARED_ROWS": 0,
-        "SHARED_UNIT": 0,
+        "ROWS": prefill.tiling(group, shape.head_dim, dtype, arch, plain=True).rows,
+        "MERGED_ROWS": prefill.MERGED_ROWS,
     }
-    if is_grouped:
-        cut = grouped.tiling(group, _MEMBERS, shape.head_dim, dtype, arch)
-        constants |= {"SHARED_ROWS": cut.rows, "SHARED_UNIT": cut.keys}
-    else:
-        constants |= dict.fromkeys(("seqs.private_starts_ptr", "table", "shared"))
-    return Variant(f"merge_partials {name}", merge.merge_partials, dtype, constants)
+    return Variant(f"merge_chunk {name}", prefill.merge_chunk, dtype, constants)
 
 
 def _write(name: str, dtype: torch.dtype, shape: Shape, stored: str) -> Variant:

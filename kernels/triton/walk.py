@@ -156,6 +156,15 @@ def load_queries(
 
 
 @triton.jit
+def store_heads(to: Rows, token, head, values, real, HEAD_DIM: tl.constexpr):
+    """Store [rows, dims]; all else is [rows]."""
+    dims = tl.arange(0, values.shape[1])
+    at = to.ptr + token * to.token_stride + head * to.head_stride
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(at[:, None] + dims[None, :], values.to(to.ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def load_rows(
     rows,  # [keys] pointers to the rows of one head
     dims,

@@ -4,7 +4,7 @@ Contexts differ, and a captured graph's grid cannot follow them. So the grid is 
 device, and the programs cut the work among themselves (Stream-K, Osama et al. 2023; FlashInfer's
 planner, Ye et al. 2025, without the host): all units of all items in a row, an equal share for each
 program. An item is a tile of query rows with the keys that they attend to; a unit is some keys of
-it. What a program computes of one item is a partial result: an output, normalised, and the
+it. What a program computes of a part of an item is a partial result: an output, normalised, and the
 logarithm (base 2) of the sum behind it, in a slot of its own. An item's slots are neighbours.
 
 `fixed` cuts do not depend on the rest of the batch: then every unit has a slot.
@@ -20,11 +20,16 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.triton.arguments import Slots
 
-SLOTS = tl.constexpr(8)
-"""Partial results that a program reads at a time."""
+SPLIT = 512
+"""Keys of a part where results must not depend on batch-mates; a multiple of every tile."""
+
+_MERGED = tl.constexpr(4096)
+"""Numbers of partial results that a program reads at a time, if one result is not more."""
+_FEWEST_ARRIVALS = 1 << 16
 
 _INTERPRETED_PROGRAMS = 2
 _FEWEST_LANES = 64
@@ -35,6 +40,7 @@ class Partials:
     """Partial results: a slot holds those of one item's rows."""
 
     slots: Slots
+    num_programs: int  # that compute them
     rows: int  # of a slot
     unit: int  # keys
     fixed: bool
@@ -82,12 +88,30 @@ def partials(
     """
     num_programs = programs_per_processor * num_processors(device)
     num_slots = num_items * most_units or num_items + num_programs
-    slots = Slots(
+    slots = new_slots(num_slots, rows, head_dim, device)
+    return Partials(slots, num_programs, rows, unit, fixed=most_units > 0)
+
+
+def new_slots(num_slots: int, rows: int, head_dim: int, device: torch.device) -> Slots:
+    """Room for so many partial results of `rows` rows."""
+    return Slots(
         torch.empty((num_slots, rows, head_dim), dtype=torch.float32, device=device),
         torch.empty((num_slots, rows), dtype=torch.float32, device=device),
-        num_programs,
     )
-    return Partials(slots, rows, unit, fixed=most_units > 0)
+
+
+def arrivals(num_items: int, device: torch.device) -> Tensor:
+    """How many units of each item have arrived: zeros, which whoever counts them leaves as zeros.
+
+    They are the same from call to call, since a memory that were cleared each time would cost the
+    launch that counting saves. So kernels that count must not run beside each other.
+    """
+    return _zeros(max(_FEWEST_ARRIVALS, int(triton.next_power_of_2(num_items))), device)
+
+
+@cache
+def _zeros(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def padded(count: int) -> int:
@@ -125,41 +149,48 @@ def store_partial(
     SLOT_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Store what a walk returned."""
+    """Store what a walk returned; of a row that saw no key, zeros that weigh nothing."""
     output, top, total = seen
     rows = slot.to(tl.int64) * SLOT_ROWS + tl.arange(0, output.shape[0])
     dims = tl.arange(0, output.shape[1])
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
     to = parts.outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(to, output / total[:, None], mask=inside)
+    tl.store(to, output / tl.where(total > 0.0, total, 1.0)[:, None], mask=inside)
     tl.store(parts.sums_ptr + rows, top + tl.log2(total), mask=real)
 
 
 @triton.jit
 def add_partials(
-    seen,  # output, top and total of one row, as in `kernels.triton.walk`
+    seen,  # as in `kernels.triton.walk`
     parts: Slots,
     first,
     last,
-    row,
-    SLOT_ROWS: tl.constexpr,
+    rows,  # [rows], of a slot
+    real,  # [rows]
+    slot_rows,
     HEAD_DIM: tl.constexpr,
 ):
     """Returns `seen` with the slots `first` to `last` merged in."""
     output, top, total = seen
-    dims = tl.arange(0, output.shape[0])
+    SIZE: tl.constexpr = output.shape[0] * output.shape[1]
+    SLOTS: tl.constexpr = _MERGED // SIZE if SIZE < _MERGED else 1
+    dims = tl.arange(0, output.shape[1])
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
     for start in range(first, last + 1, SLOTS):
         slots = start + tl.arange(0, SLOTS)
-        real = slots <= last
-        rows = slots.to(tl.int64) * SLOT_ROWS + row
-        sums = tl.load(parts.sums_ptr + rows, mask=real, other=float("-inf"))
-        inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-        at = parts.outputs_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
-        outputs = tl.load(at, mask=inside, other=0.0)
+        filled = slots <= last
+        at = slots.to(tl.int64)[:, None] * slot_rows + rows[None, :]
+        stored = filled[:, None] & real[None, :]
+        sums = tl.load(parts.sums_ptr + at, mask=stored, other=float("-inf"))
+        outputs = tl.load(
+            parts.outputs_ptr + at[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=filled[:, None, None] & inside[None, :, :],
+            other=0.0,
+        )
         new_top = tl.maximum(top, tl.max(sums, axis=0))
         shrink = tl.exp2(top - new_top)
-        weights = tl.exp2(sums - new_top)
-        output = output * shrink + tl.sum(outputs * weights[:, None], axis=0)
+        weights = tl.exp2(sums - new_top[None, :])
+        output = output * shrink[:, None] + tl.sum(outputs * weights[:, :, None], axis=0)
         total = total * shrink + tl.sum(weights, axis=0)
         top = new_top
     return output, top, total

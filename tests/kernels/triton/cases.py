@@ -46,12 +46,14 @@ class Outcome:
     error: float
     memory_exact: bool  # the new tokens' slots hold their KV, all else is as it was
     same_alone: bool | None  # whether the last sequence gets the same bits without the others
+    launches: list[str]  # the kernels of one call of `attend`
 
 
 RAGGED_DECODE = ((1, 1), (16, 1), (37, 1))
 RAGGED_PREFILL = ((5, 5), (16, 16), (33, 33))
 MIXED = ((21, 1), (30, 7), (9, 9), (17, 1), (40, 2))
 LONG = ((700, 1), (40, 1), (512, 1), (1100, 1))
+BEHIND_MUCH = ((1500, 4),)
 TENANTS = ((90, 1), (65, 1), (100, 1), (20, 5), (64, 1), (70, 1), (40, 1))
 NESTED = ((0, 2, (0, 1, 2, 4)), (2, 4, (0, 1, 4)), (0, 3, (5,)), (4, 5, (0,)))
 
@@ -84,15 +86,21 @@ CASES = (
     Case("chunk with a window of several tiles", ((150, 9),), sliding_window=90),
     Case("chunk with prefix, sliding window", ((150, 40), (33, 17)), sliding_window=24),
     Case("chunk with prefix, softcap, fp16", ((70, 20),), softcap=8.0, dtype="float16"),
+    Case("chunk split over keys", BEHIND_MUCH, 3, 1),
+    Case("chunk split over keys, sliding window", ((1800, 9),), 2, 1, sliding_window=1300),
+    Case("chunk split over keys, fp16, softcap", BEHIND_MUCH, 6, 1, dtype="float16", softcap=8.0),
+    Case("one chunk split and one whole", ((1500, 4), (30, 1), (20, 20)), 2, 1, block_size=64),
+    Case("chunks, batch-invariant", (*LONG[:2], (90, 90), (1030, 21)), 2, 1, batch_invariant=True),
     Case("decode and chunks in one batch", MIXED),
     Case("decode and chunks, every option", MIXED, 6, 2, 80, 8, "float16", 12, 6.0),
 )
 
 
-def run(case: Case, device: torch.device) -> Outcome:
+def run(case: Case, device: torch.device, launches: list[str]) -> Outcome:
     """Write and attend in the second of three layers of a KV memory full of NaN.
 
-    Inputs and what is expected are computed on a CPU, the same for every device.
+    Inputs and what is expected are computed on a CPU, the same for every device. `launches` is
+    where kernels are listed as they are launched.
     """
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)
@@ -125,25 +133,31 @@ def run(case: Case, device: torch.device) -> Outcome:
     stored = expected_memory[:, 1]
     expected = attend(query.double(), stored, whole, **options, backend="reference")
     query = query.to(device)
+    launches.clear()
     actual = attend(query, there, on_device, **options, backend="triton")
+    launched = launches.copy()
     same_alone = None
     if case.batch_invariant:
-        alone = attend(query[-1:], there, _last(on_device), **options, backend="triton")
-        same_alone = torch.equal(alone[0], actual[-1])
+        count = case.seqs[-1][1]
+        last = _last(on_device, count)
+        alone = attend(query[-count:], there, last, **options, backend="triton")
+        same_alone = torch.equal(alone, actual[-count:])
     return Outcome(
         error=(actual.cpu().double() - expected).abs().max().item(),
         memory_exact=_same(written.cpu(), expected_memory, case.head_dim),
         same_alone=same_alone,
+        launches=launched,
     )
 
 
-def _last(batch: AttentionBatch) -> AttentionBatch:
-    """The last sequence of a batch of decode, for itself."""
+def _last(batch: AttentionBatch, count: int) -> AttentionBatch:
+    """The last sequence of a batch, which has `count` queries, for itself."""
     return replace(
         batch,
         block_tables=batch.block_tables[-1:],
-        query_starts=batch.query_starts[:2],
+        query_starts=torch.tensor([0, count], dtype=torch.int32, device=batch.slots.device),
         context_lens=batch.context_lens[-1:],
+        max_query_len=count,
     )
 
 
@@ -228,13 +242,30 @@ def _same(left: torch.Tensor, right: torch.Tensor, head_dim: int) -> bool:
     return torch.equal(left.nan_to_num(nan=12345.0), right.nan_to_num(nan=12345.0))
 
 
+def _listed_launches() -> list[str]:
+    """A list that names every attention kernel from now on when it is launched."""
+    from kernels.triton import decode, grouped, prefill
+
+    launches: list[str] = []
+    for kernel in (
+        decode.attend_own,
+        grouped.attend_shared,
+        prefill.attend_chunk,
+        prefill.merge_chunk,
+    ):
+        name = kernel.__name__
+        kernel.add_pre_run_hook(lambda *_, name=name, **__: launches.append(name))
+    return launches
+
+
 def main(device: torch.device) -> None:
     """One JSON line a case, and one with the errors of a layer's other kernels."""
     from tests.kernels.triton.layer_cases import layer_errors  # imports Triton
 
     print(json.dumps({"name": "layers", "errors": layer_errors(device)}), flush=True)
+    launches = _listed_launches()
     for case in CASES:
-        print(json.dumps({"name": case.name} | asdict(run(case, device))), flush=True)
+        print(json.dumps({"name": case.name} | asdict(run(case, device, launches))), flush=True)
 
 
 if __name__ == "__main__":

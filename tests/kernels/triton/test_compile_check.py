@@ -38,7 +38,7 @@ def test_no_kernel_spills() -> None:
         "attend_own",
         "attend_shared",
         "draw_rows",
-        "merge_partials",
+        "merge_chunk",
         "rotate_and_store",
         "write_slots",
     }

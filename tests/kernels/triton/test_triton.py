@@ -71,7 +71,28 @@ def test_cache_write_fills_its_slots_and_nothing_else(
 
 def test_batch_invariant_rows_have_the_same_bits_alone(outcomes: dict[str, Outcome]) -> None:
     seen = [outcomes[case.name].same_alone for case in CASES if case.batch_invariant]
-    assert seen == [True]
+    assert seen == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("decode, ragged", ["attend_own"]),
+        ("decode, several splits", ["attend_own"]),
+        ("decode, batch-invariant", ["attend_own"]),
+        ("nested groups", ["attend_chunk", "attend_shared", "attend_own"]),
+        ("groups of several tiles", ["attend_shared", "attend_own"]),
+        ("prefill, ragged", ["attend_chunk"]),
+        ("chunk with prefix", ["attend_chunk"]),
+        ("chunk split over keys", ["attend_chunk", "merge_chunk"]),
+        ("one chunk split and one whole", ["attend_chunk", "merge_chunk", "attend_own"]),
+        ("decode and chunks in one batch", ["attend_chunk", "attend_own"]),
+    ],
+)
+def test_nothing_is_launched_to_merge_what_is_in_one_part(
+    name: str, launches: list[str], outcomes: dict[str, Outcome]
+) -> None:
+    assert outcomes[name].launches == launches
 
 
 def test_a_layers_other_kernels_equal_their_reference(
