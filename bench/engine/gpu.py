@@ -30,9 +30,16 @@ from engine.config import EngineConfig
 from engine.run.assemble import Parts, load_parts
 
 _BATCHES: Final = (1, 8, 64, 256)
-_ON_A_GPU: Final = {"shape": ["8b", "06b"], "context": 1024, "prefill": 16_384, "shared": 2048}
-_ELSEWHERE: Final = {"shape": ["tiny"], "context": 64, "prefill": 512, "shared": 128}
+_ON_A_GPU: Final = {
+    "shape": ["8b", "06b"],
+    "context": 1024,
+    "prefill": 16_384,
+    "shared": 2048,
+    "behind": 8192,
+}
+_ELSEWHERE: Final = {"shape": ["tiny"], "context": 64, "prefill": 512, "shared": 128, "behind": 256}
 _REPEATS: Final = 2
+_TURN_TOKENS: Final = 20
 _OWN_TOKENS: Final = 64
 """Of a prompt behind a shared prefix."""
 
@@ -45,6 +52,7 @@ FIGURES: Final = {
         for figure, meaning in {
             "ready_s": "loading, checking and allocating, s",
             "prefill_tokens_per_s": "prompts computed through the engine, tokens/s",
+            "turn_ms": f"{_TURN_TOKENS} tokens behind --behind cached ones: to the first token, ms",
             "prefill_matmul_share": "FLOPs of a prefill over the matrix rate, 0 ... 1",
             **{
                 f"{figure}_b{batch}": meaning.format(batch)
@@ -78,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=int, help="tokens of all prompts")
     parser.add_argument("--steps", type=int, default=48, help="decode steps that are timed")
     parser.add_argument("--tenants", type=int, default=4, help="that share a prefix each")
+    parser.add_argument("--behind", type=int, help="cached tokens that a chat's next turn follows")
     parser.add_argument("--shared", type=int, help="tokens of a shared prefix")
     parser.add_argument("--sequences", type=int, default=16, help="of each tenant")
 
@@ -94,8 +103,8 @@ def run(options: argparse.Namespace) -> Result:
     for size, usual in (_ON_A_GPU if name == "cuda" else _ELSEWHERE).items():
         if getattr(options, size) is None:
             setattr(options, size, usual)
-    if min(*options.batches, options.context, options.steps, options.sequences) < 1:
-        raise BenchError("--batches, --context, --steps and --sequences must be at least 1")
+    if min(*options.batches, options.context, options.behind, options.steps, options.sequences) < 1:
+        raise BenchError("--batches, --context, --behind, --steps and --sequences: at least 1")
     rates = {
         "copy_gb_per_s": copy_rate(device) / 1e9,
         "matmul_tflop_per_s": matmul_rate(device, dtype) / 1e12,
@@ -130,6 +139,7 @@ def _measure(
         "ready_s": ready,
         "prefill_tokens_per_s": tokens / seconds,
         "prefill_matmul_share": flops / seconds / multiplied,
+        "turn_ms": 1e3 * loop.turn(options.behind, _TURN_TOKENS),
     }
     for batch in options.batches:
         case = Case(batch, options.context, options.steps)

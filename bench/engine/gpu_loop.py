@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 from time import perf_counter
 from typing import Final
 
@@ -19,6 +19,7 @@ from engine.serve.core import EngineCore
 
 _WARM_UP_STEPS: Final = 8
 _MOST_PREFILL_STEPS: Final = 10_000
+_TURNS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,27 @@ class Loop:
                 core.step()
             seconds = perf_counter() - start
         return count * length, seconds
+
+    def turn(self, cached: int, new: int) -> float:
+        """Seconds to the first token behind `new` tokens, which follow `cached` ones, alone."""
+        core, _ = self._core(Mode())
+        history = self._tokens(cached)
+        self._first_token(core, self._request(Case(1, cached, 1), 0, history, 1))
+        turns = [Case(1, cached + new, 1)] * (1 + _TURNS)  # the first one may compile
+        requests = [self._request(turn, 0, history, 1) for turn in turns]
+        return median([self._first_token(core, request) for request in requests][1:])
+
+    def _first_token(self, core: EngineCore, request: EngineRequest) -> float:
+        """Seconds to the first token of a request for a single one."""
+        seconds = 0.0
+        start = perf_counter()
+        core.submit(request)
+        for _ in range(_MOST_PREFILL_STEPS):
+            if any(delta.token_ids for delta in core.step()):
+                seconds = perf_counter() - start
+            if core.is_idle:
+                return seconds
+        raise BenchError("a prompt is never done")
 
     def decode(self, case: Case, mode: Mode) -> Timing:
         """Bring the whole batch to decode, and time its steps.

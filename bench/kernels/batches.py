@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from kernels.attention import attend
 from kernels.kv_format import KvDtype, quantize, row_size, storage_dtype
-from kernels.types import AttentionBatch, PrefixGroups
+from kernels.types import AttentionBatch, Chunk, PrefixGroups
 
 BLOCK_SIZE = 16
 _FILLED_AT_ONCE = 1024
@@ -86,6 +87,8 @@ def paged(
     contexts, counts = zip(*seqs, strict=True)
     per_seq = -(-max(contexts) // BLOCK_SIZE)
     num_blocks = per_seq * len(seqs)
+    starts = accumulate(counts, initial=0)
+    every = map(Chunk, range(len(seqs)), starts, counts, contexts)
     tables = torch.randperm(num_blocks, device=device).int().view(len(seqs), per_seq)
     return Paged(
         torch.randn(sum(counts), heads.num_heads, heads.head_dim, device=device).to(heads.dtype),
@@ -97,6 +100,7 @@ def paged(
             slots=torch.zeros(sum(counts), dtype=torch.int64, device=device),
             max_query_len=max(counts),
             max_context_len=max(contexts),
+            chunks=tuple(chunk for chunk in every if chunk.num_queries > 1),
         ),
     )
 
@@ -168,5 +172,6 @@ def _last_of_sequence(example: Paged) -> Paged:
             query_starts=torch.tensor([0, count], dtype=torch.int32, device=example.kv.device),
             context_lens=batch.context_lens[-1:],
             max_query_len=count,
+            chunks=None,
         ),
     )

@@ -16,6 +16,7 @@ import torch
 from bench.kernels.batches import Heads, paged, tenants
 
 _HEADS = Heads(num_heads=4, num_kv_heads=2, head_dim=64)
+_ONE_KV_HEAD = Heads(num_heads=3, num_kv_heads=1, head_dim=64)
 _SECONDS = 300
 
 
@@ -44,6 +45,7 @@ def main() -> None:
         "decode_fp8": paged(decode, _HEADS, device, "fp8"),
         "grouped": tenants(2, 48, 3, 17, _HEADS, device),
         "prefill": paged([(40, 40), (70, 9)], _HEADS, device),
+        "chunk": paged([(1500, 4)], _ONE_KV_HEAD, device),
     }
     print(json.dumps({name: case.error() for name, case in cases.items()}))
 

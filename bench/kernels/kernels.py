@@ -29,6 +29,8 @@ from bench.registry import BenchError, Result, parameters
 BATCHES: Final = (1, 8, 32, 64, 128, 256)
 CONTEXTS: Final = (512, 1024, 4096, 8192, 32768)
 PREFILLS: Final = (2048, 8192, 16384)
+NEW_TOKENS: Final = (20, 256)
+_BEHIND: Final = 8192
 _TENANTS, _PREFIX, _MEMBERS, _OWN = 4, 2048, 16, 128
 _HEADLINE: Final = (64, 4096)
 _TOLERANCE: Final = 0.02
@@ -48,6 +50,12 @@ _PREFILL: Final = {
     "matmul_share": "operations a second, of the measured bf16 matmul rate",
     "sdpa_ratio": "time of torch's attention on contiguous KV, over this",
 }
+_CHUNK: Final = {
+    "us": "attention of a sequence's new tokens, microseconds",
+    "bandwidth_share": "bytes of KV a second, of the measured copy bandwidth",
+    "sdpa_ratio": "time of torch's attention on contiguous KV, over this",
+    "flashinfer_ratio": "time of FlashInfer's prefill over the same blocks, over this",
+}
 FIGURES: Final = {
     "copy_bytes_per_s": "device memory read and written by a copy, bytes a second",
     "matmul_flops": "a bf16 product of 8192 x 8192 matrices, operations a second",
@@ -56,6 +64,7 @@ FIGURES: Final = {
     "error_decode_fp8": "the same with fp8 KV, from the stored values",
     "error_grouped": "the same with shared prefixes",
     "error_prefill": "the same in prefill",
+    "error_chunk": "the same of new tokens behind cached ones, split over keys",
     "grouped_us": f"{_TENANTS} tenants x {_PREFIX} shared keys x {_MEMBERS} sequences with {_OWN} "
     "keys of their own: decode attention, microseconds",
     "ungrouped_us": "the same with every sequence for itself",
@@ -75,6 +84,11 @@ FIGURES: Final = {
         f"prefill_{name}_c{context}": f"{meaning}; {context} tokens"
         for context in PREFILLS
         for name, meaning in _PREFILL.items()
+    },
+    **{
+        f"chunk_{name}_q{count}": f"{meaning}; {count} tokens, the last of {_BEHIND}"
+        for count in NEW_TOKENS
+        for name, meaning in _CHUNK.items()
     },
 }
 
@@ -134,6 +148,8 @@ def _parts(
     yield "linear", partial(_linear, race)
     for context in PREFILLS:
         yield f"prefill_c{context}", partial(_prefill, race, context, rate)
+    for count in NEW_TOKENS:
+        yield f"chunk_q{count}", partial(_chunk, race, count, bandwidth)
 
 
 def _decode(race: Race, batch: int, context: int, bandwidth: float) -> _Figures:
@@ -204,6 +220,19 @@ def _prefill(race: Race, context: int, rate: float) -> _Figures:
     } | {f"{name}_ratio": other / seconds for name, other in theirs.items()}
     named = {f"prefill_{name}_c{context}": value for name, value in figures.items()}
     return named | {"error_prefill": error}
+
+
+def _chunk(race: Race, count: int, bandwidth: float) -> _Figures:
+    example = paged([(_BEHIND, count)], LLAMA_3_8B, torch.device("cuda"))
+    error = example.error()
+    others = {"sdpa": rivals.sdpa, "flashinfer": rivals.flashinfer_prefill}
+    (seconds,), theirs = race.medians([example.attend], others, example)
+    figures = {
+        "us": seconds * 1e6,
+        "bandwidth_share": LLAMA_3_8B.bytes_of(_BEHIND) / seconds / bandwidth,
+    } | {f"{name}_ratio": other / seconds for name, other in theirs.items()}
+    named = {f"chunk_{name}_q{count}": value for name, value in figures.items()}
+    return named | {"error_chunk": error}
 
 
 def _fits(heads: Heads, keys: int) -> bool:

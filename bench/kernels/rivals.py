@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from bench.kernels.batches import BLOCK_SIZE, Paged
 from bench.kernels.timing import Stopwatch, Work, captured
@@ -51,8 +52,9 @@ def described(error: Exception) -> str:
 
 
 def sdpa(example: Paged) -> Work:
-    """`scaled_dot_product_attention` over contiguous copies of the keys, causal for prefill."""
+    """`scaled_dot_product_attention` over contiguous copies of the keys, causal for chunks."""
     batch = example.batch
+    queries = batch.max_query_len
     num_seqs, context = batch.block_tables.shape[0], batch.max_context_len
     gathered = example.kv[batch.block_tables.long()]  # [seqs, blocks, 2, heads, tokens, dim]
     key, value = (
@@ -60,13 +62,15 @@ def sdpa(example: Paged) -> Work:
         for side in (0, 1)
     )
     del gathered
-    query = example.query.view(num_seqs, batch.max_query_len, *example.query.shape[1:])
+    query = example.query.view(num_seqs, queries, *example.query.shape[1:])
+    behind_others = 1 < queries < context
     return partial(
         functional.scaled_dot_product_attention,
         query.transpose(1, 2).contiguous(),
         key,
         value,
-        is_causal=batch.max_query_len > 1,
+        attn_mask=causal_lower_right(queries, context) if behind_others else None,
+        is_causal=1 < queries == context,
         enable_gqa=True,
     )
 
@@ -80,6 +84,17 @@ def flashinfer_decode(example: Paged) -> Work:
     )
     tables = example.batch.block_tables
     wrapper.plan(*_pages(tables), *_shape(example), **_types(example))
+    return partial(wrapper.run, example.query, example.kv)
+
+
+def flashinfer_prefill(example: Paged) -> Work:
+    """FlashInfer's prefill over the same blocks, the queries behind what is cached."""
+    import flashinfer
+
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(example), "HND")
+    batch = example.batch
+    pages = _pages(batch.block_tables)
+    wrapper.plan(batch.query_starts, *pages, *_shape(example), causal=True, **_types(example))
     return partial(wrapper.run, example.query, example.kv)
 
 

@@ -52,30 +52,33 @@ from kernels.triton.work import (
 from kernels.types import AttentionBatch
 
 _FEWEST_ROWS = 16  # of a matrix product
+_ALL_REGISTERS = 255  # of a thread
 
 
-def tiling(group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """The cut for `group` query heads a KV head.
+def tiling(group: int, head_dim: int, dtype: torch.dtype, programs: int) -> Tiling:
+    """The cut for `group` query heads a KV head, and so many programs a processor.
 
     The compiler spends every second stage on the lookup in the block table: of five, two tiles of
-    keys are on their way while a third is computed.
+    keys are on their way while a third is computed. The assembler knows nothing of shared memory,
+    and may spill to make room for a third program; where there is none, it is told so.
     """
     rows = max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tiling(rows, keys=32, num_warps=4, num_stages=1)
-    if head_dim <= 128:
-        return Tiling(rows, keys=64, num_warps=4, num_stages=5)
-    return Tiling(rows, keys=32, num_warps=4, num_stages=5)
+    keys = 64 if head_dim <= 128 else 32
+    registers = _ALL_REGISTERS if programs < 3 else None
+    return Tiling(rows, keys, num_warps=4, num_stages=5, registers=registers)
 
 
-def programs_per_processor(storage: torch.dtype, arch: int) -> int:
+def programs_per_processor(head_dim: int, *, quantized: bool, arch: int) -> int:
     """How many programs a processor has the shared memory, and the registers, to run at a time.
 
     With as many there is no second wave, and so none that is half empty.
     """
-    if is_quantized(storage):  # tiles are half as large, and take more registers
+    if quantized:  # tiles are half as large, and take more registers
         return 2
-    return {228: 3, 164: 2, 100: 1}[shared_kib(arch)]
+    by_memory = {228: 3, 164: 2, 100: 1}[shared_kib(arch)]
+    return by_memory if head_dim <= 128 else min(2, by_memory)
 
 
 def attend_decode(
@@ -93,7 +96,10 @@ def attend_decode(
     """
     _, num_heads, head_dim = query.shape
     num_seqs, num_kv_heads = len(batch.context_lens), kv.shape[2]
-    cut = tiling(num_heads // num_kv_heads, head_dim, query.dtype)
+    programs = programs_per_processor(
+        head_dim, quantized=is_quantized(kv.dtype), arch=capability(query.device)
+    )
+    cut = tiling(num_heads // num_kv_heads, head_dim, query.dtype, programs)
     groups = None if sliding_window else batch.groups  # a window may end inside a run
     shared = None
     if groups is not None:
@@ -102,7 +108,7 @@ def attend_decode(
         num_items=num_seqs * num_kv_heads,
         rows=num_heads // num_kv_heads,
         head_dim=head_dim,
-        programs_per_processor=programs_per_processor(kv.dtype, capability(query.device)),
+        programs_per_processor=programs,
         unit=SPLIT if batch.batch_invariant else cut.keys,
         device=query.device,
         most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,
@@ -248,7 +254,9 @@ def attend_own(
         )
         is_whole = count == units_per_head
         if shared is not None:
-            is_whole &= begin == 0
+            is_whole &= tl.load(seqs.private_starts_ptr + seq) == 0
+        # Loaded again rather than held in a register throughout.
+        token = tl.load(seqs.query_starts_ptr + seq).to(tl.int64)
         if is_whole:
             output, _top, total = seen
             store_heads(to, token, heads, output / total[:, None], real, HEAD_DIM)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,7 +53,7 @@ class Variant:
     kernel: Any
     dtype: torch.dtype
     constants: dict[str, Any]
-    options: dict[str, int] = field(default_factory=dict)
+    options: Mapping[str, int | None] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)  # where they differ from the dtype's
 
     def tuple_of(self, argument: str) -> Any:
@@ -116,7 +116,8 @@ def _walks(
     cut = prefill.tiling(group, shape.head_dim, dtype, arch, plain=stored == "auto" and not softcap)
     yield variant(prefill.attend_chunk, cut)
     alone = dict.fromkeys(("shared", "table", "seqs.private_starts_ptr"))
-    cut = decode.tiling(group, shape.head_dim, dtype)
+    programs = decode.programs_per_processor(shape.head_dim, quantized=stored != "auto", arch=arch)
+    cut = decode.tiling(group, shape.head_dim, dtype, programs)
     own = {"SEQS": _SEQS, "UNIT": cut.keys, "FIXED": False, "GROUPS": _GROUPS}
     yield variant(decode.attend_own, cut, **own, SHARED_UNIT=0, **alone)
     if not window:

@@ -36,10 +36,16 @@ class Tiling:
     keys: int  # keys visited at a time
     num_warps: int
     num_stages: int
+    registers: int | None = None  # of a thread at most; `None`: as the assembler likes
 
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, int | None]:
         """What the launch passes to the compiler."""
-        return {"TILE": self.keys, "num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {
+            "TILE": self.keys,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "maxnreg": self.registers,
+        }
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

@@ -17,7 +17,19 @@ def test_without_a_gpu_a_tiny_model_is_measured_in_every_way(
 ) -> None:
     out = tmp_path / "figures.json"
     given = ["gpu", "--json", str(out), "--device", "cpu", "--steps", "3"]
-    given += ["--batches", "1", "4", "--context", "48", "--prefill", "96", "--shared", "96"]
+    given += [
+        "--batches",
+        "1",
+        "4",
+        "--context",
+        "48",
+        "--prefill",
+        "96",
+        "--shared",
+        "96",
+        "--behind",
+        "70",
+    ]
     monkeypatch.setattr("sys.argv", ["bench", *given, "--tenants", "2", "--sequences", "3"])
     assert cli.main() == 0
     document = json.loads(out.read_text())
@@ -29,6 +41,7 @@ def test_without_a_gpu_a_tiny_model_is_measured_in_every_way(
         "tiny_ready_s",
         "tiny_prefill_tokens_per_s",
         "tiny_prefill_matmul_share",
+        "tiny_turn_ms",
         "tiny_decode_tokens_per_s_in_turn_b4",
         "tiny_shared_tokens_per_s",
         "tiny_shared_tokens_per_s_ungrouped",

@@ -29,7 +29,9 @@ def reference(example: Paged) -> torch.Tensor:
     return attend(example.query, example.kv, batch, scale=32**-0.5, backend="reference")
 
 
-@pytest.mark.parametrize("seqs", [[(48, 1)] * 3, [(40, 40)]], ids=["decode", "prefill"])
+@pytest.mark.parametrize(
+    "seqs", [[(48, 1)] * 3, [(40, 40)], [(48, 20)]], ids=["decode", "prefill", "chunk"]
+)
 def test_torchs_attention_is_given_the_same_work(seqs: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
     example = paged(seqs, HEADS, CPU)
@@ -108,10 +110,11 @@ def test_neither_a_kernel_nor_a_rival_that_raises_ends_the_bench(
     monkeypatch.setattr(kernels, "paged", example)
     for rate in ("copy_rate", "matmul_rate"):
         monkeypatch.setattr(kernels, rate, lambda *_: 1.0)
-    for part in ("_grouped", "_quantized", "_linear", "_prefill"):
+    for part in ("_grouped", "_quantized", "_linear", "_prefill", "_chunk"):
         monkeypatch.setattr(kernels, part, raises)
     result = kernels.run(argparse.Namespace(batches=[1], contexts=[512]))
     raised = {"grouped", "quantized", "linear", *(f"prefill_c{c}" for c in kernels.PREFILLS)}
+    raised |= {f"chunk_q{count}" for count in kernels.NEW_TOKENS}
     assert result.parameters["wrong"] == dict.fromkeys(raised, "RuntimeError: no such shape")
     assert result.parameters["absent"] == {"flashinfer": "RuntimeError: no such shape"}
     assert result.figures["decode_sdpa_ratio_b1_c512"] == 1.0
