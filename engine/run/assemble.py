@@ -281,7 +281,8 @@ def profiled_kv_bytes(
             partial(_graphs, config, one, most, 1, memory, record),
             partial(_pieces, config, one, 1, memory, record),
         ]
-        needs.append(profile(one, size, most, memory, kinds))
+        own = min(most, _context_limit(config, one))
+        needs.append(profile(one, size, own, memory, kinds))
     together = replace(
         needs[-1],
         step=max(one.step for one in needs),

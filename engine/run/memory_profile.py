@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -115,16 +116,15 @@ def _graph_bytes(make: Callable[[], Graphs | None], memory: DeviceMemory) -> int
 
 @torch.inference_mode()
 def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> None:
-    """A prompt beside as many sequences as may decode; all of them draw, with every option.
+    """Prompts beside as many sequences as may decode; all of them draw, with every option.
 
     `model` needs memory for one block, in which all of them lie: their values are wrong, their
     shapes are right. `longest` tokens are the most that one may have.
     """
-    rows = min(size.sequences, size.tokens)
-    prompt = size.tokens - rows + 1
-    blocks = [0] * -(-prompt // model.block_size)
-    parts = [([0], 0, 1, blocks)] * (rows - 1) + [([0] * prompt, 0, prompt, blocks)]
-    drawing = [*range(rows - 1), size.tokens - 1]
+    lengths = _lengths(size, longest)
+    rows, blocks = len(lengths), [0] * -(-max(lengths) // model.block_size)
+    parts = [([0] * length, 0, length, blocks) for length in lengths]
+    drawing = [end - 1 for end in accumulate(lengths)]
     batch = pack(parts, drawing, model.block_size, model.device)
     attention = replace(batch.attention, max_context_len=longest)
     if not model.batch_invariant:
@@ -136,6 +136,17 @@ def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> Non
     newest = batch.token_ids.index_select(0, batch.logit_rows)
     draws = [Draw(_demanding(model.block_size)) for _ in range(rows)]
     sample(logits, draws, newest).result()
+
+
+def _lengths(size: StepSize, longest: int) -> list[int]:
+    """How much is computed of each sequence: one token first, and behind those whole prompts."""
+    lengths = [1] * min(size.sequences, size.tokens)
+    left = size.tokens - len(lengths)
+    for row in reversed(range(len(lengths))):
+        more = min(left, longest - 1)
+        lengths[row] += more
+        left -= more
+    return lengths
 
 
 def _demanding(block_size: int) -> Sequence:

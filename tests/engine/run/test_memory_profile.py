@@ -20,6 +20,7 @@ from engine.api import EngineError, EngineRequest
 from engine.model.paged_model import PagedModel
 from engine.model.step_size import StepSize
 from engine.run.assemble import Parts, profiled_kv_bytes
+from engine.run.batch import Batch
 from engine.run.memory_profile import compute_largest_step
 from engine.run.runner import AheadRunner
 from engine.schedule.plan import StepPlan
@@ -116,6 +117,24 @@ def test_no_step_takes_more_than_the_largest_one(folder: Path) -> None:
     peaks = peaks_of(parts)
     assert max(peaks) <= held.peak < 3 * max(peaks)
     assert min(peaks) < held.peak / 3, "it is not what any step takes"
+
+
+@pytest.mark.parametrize(
+    ("longest", "counts"), [(100, [1] * 7 + [41]), (18, [1] * 5 + [7, 18, 18])]
+)
+def test_its_prompts_are_as_long_as_one_may_be(
+    folder: Path, longest: int, counts: list[int]
+) -> None:
+    """Beyond that there are no angles to rotate by."""
+    model = load(folder).model
+    seen: list[Batch] = []
+    forward = model.forward
+    model.forward = lambda batch: seen.append(batch) or forward(batch)  # type: ignore[method-assign, func-returns-value]
+    compute_largest_step(model, StepSize(48, 8), longest)
+    (batch,) = seen
+    assert batch.attention.query_starts.diff().tolist() == counts
+    assert batch.positions.max() < longest
+    assert batch.attention.max_context_len == longest, "kernels are told of the longest"
 
 
 def test_the_cache_takes_what_weights_steps_and_graphs_leave(folder: Path) -> None:
