@@ -27,6 +27,7 @@ class _Module(Protocol):
         scale: float,
         sliding_window: int | None,
         softcap: float | None,
+        output: Tensor | None,
     ) -> Tensor: ...
 
 
@@ -56,18 +57,20 @@ def attend(
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    output: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
     """Causal attention of packed queries over the blocks of their sequences.
 
-    `query` and the result are [num_tokens, num_heads, head_dim]; `kv` as in `write_kv`. Consecutive
+    `query` and the result, which is `output` if that is given, are [num_tokens, num_heads,
+    head_dim], the latter contiguous; `kv` as in `write_kv`. Consecutive
     `num_heads / num_kv_heads` query heads share a KV head. With `sliding_window` a query sees key j
     only if `position - j < sliding_window`; with `softcap` scores become
     `softcap * tanh(scores / softcap)` before the softmax. Compiled kernels read the run of each of
     `batch.groups` once for all its members, unless a sliding window is set.
     """
     module = _room(backend, query.device)
-    return module.attend(query, kv, batch, scale, sliding_window, softcap)
+    return module.attend(query, kv, batch, scale, sliding_window, softcap, output)
 
 
 def _room(backend: Backend | None, device: torch.device) -> _Module:

@@ -113,8 +113,15 @@ class FusedDecoder:
             0.0 if head_norm is None else head_norm.eps,
         )
 
-    def attend(self, index: int, query: Tensor, kv: Tensor, batch: AttentionBatch) -> Tensor:
-        """A layer's attention, [num_tokens, num_heads, head_dim]."""
+    def attend(
+        self,
+        index: int,
+        query: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        """A layer's attention, [num_tokens, num_heads, head_dim], in `output` if that is given."""
         options = self._layers[index].options
         return attend(
             query,
@@ -123,6 +130,7 @@ class FusedDecoder:
             scale=options.scale,
             sliding_window=options.sliding_window,
             softcap=options.softcap,
+            output=output,
         )
 
     def after_attention(self, index: int, residual: Tensor, attended: Tensor) -> Tensor:

@@ -55,11 +55,13 @@ def attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
     assert query.dtype == kv.dtype
     query = _whole_heads(query)
-    output = torch.empty(query.shape, dtype=query.dtype)
+    if output is None:
+        output = torch.empty(query.shape, dtype=query.dtype)
     places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
     if _attend(pack_call(places, query.shape[1], kv, batch, scale, sliding_window, softcap)) != 0:
         raise MemoryError("no memory for the partial results of attention")

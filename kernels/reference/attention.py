@@ -34,12 +34,14 @@ def attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Groups are left aside: they change no result.
 
     What a sequence gets depends on its own queries and keys alone.
     """
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if output is None:
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     starts = batch.query_starts.tolist()
     for seq, context_len in enumerate(batch.context_lens.tolist()):
         first, last = starts[seq : seq + 2]

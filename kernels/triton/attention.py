@@ -68,10 +68,12 @@ def attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`."""
     query = _rows(query)
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if output is None:
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     with torch.cuda.device(kv.get_device()):
         chunks = chunks_of(batch)
         if chunks:

@@ -130,11 +130,11 @@ class PieceGraphs:
         complete(pieces.token_ids)
         batch = self._model.arranged(batch)
         first, *others = pieces.recordings
+        query, attended = self._query[:count], self._attended[:count]
         first.replay()
         for index, piece in enumerate(others):
             kv = self._model.memory[:, index]
-            attended = self._decoder.attend(index, self._query[:count], kv, batch.attention)
-            self._attended[:count].copy_(attended)
+            self._decoder.attend(index, query, kv, batch.attention, attended)
             piece.replay()
         rows = batch.logit_rows
         logits = self._decoder.logits(self._residual[:size], self._update[:size], rows)

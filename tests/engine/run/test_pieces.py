@@ -299,4 +299,4 @@ def test_a_layer_of_a_mixed_step_is_told_in_one_word_beside_its_attention() -> N
         layer[is_recorded] = (many.total() - few.total()) / 4
     assert attention == 2, "chunks, and sequences that decode"
     assert layer[False] == 8 + attention
-    assert layer[True] == 1 + 1 + attention, "a replay, and attention's result where it is read"
+    assert layer[True] == 1 + attention, "a replay, beside attention"
