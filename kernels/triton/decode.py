@@ -28,7 +28,7 @@ from kernels.triton.arguments import (
     table_of,
 )
 from kernels.triton.grouped import attend_shared_runs
-from kernels.triton.merge import add_shared, is_last
+from kernels.triton.merge import is_last, merge_item
 from kernels.triton.walk import (
     Tiling,
     head_options,
@@ -39,7 +39,7 @@ from kernels.triton.walk import (
 )
 from kernels.triton.work import (
     SPLIT,
-    add_partials,
+    Partials,
     arrivals,
     capability,
     padded,
@@ -94,25 +94,13 @@ def attend_decode(
 
     One launch, and one more if there are groups.
     """
-    _, num_heads, head_dim = query.shape
     num_seqs, num_kv_heads = len(batch.context_lens), kv.shape[2]
-    programs = programs_per_processor(
-        head_dim, quantized=is_quantized(kv.dtype), arch=capability(query.device)
-    )
-    cut = tiling(num_heads // num_kv_heads, head_dim, query.dtype, programs)
     groups = None if sliding_window else batch.groups  # a window may end inside a run
-    shared = None
+    shared, counts = None, (0, 0, 0, 0)
     if groups is not None:
         shared = attend_shared_runs(query, kv, batch, groups, scale, softcap)
-    own = partials(
-        num_items=num_seqs * num_kv_heads,
-        rows=num_heads // num_kv_heads,
-        head_dim=head_dim,
-        programs_per_processor=programs,
-        unit=SPLIT if batch.batch_invariant else cut.keys,
-        device=query.device,
-        most_units=triton.cdiv(batch.max_context_len, SPLIT) if batch.batch_invariant else 0,
-    )
+        counts = (shared.num_programs, shared.rows, len(groups.begins), len(groups.members))
+    cut, own = _own_partials(query, kv, batch)
     attend_own[(own.num_programs,)](
         rows_of(output),
         own.slots,
@@ -126,21 +114,38 @@ def attend_decode(
         batch.block_tables.stride(0),
         num_seqs,
         num_kv_heads,
-        0 if shared is None else shared.num_programs,
-        0 if shared is None else shared.rows,
-        0 if groups is None else len(groups.begins),
-        0 if groups is None else len(groups.members),
+        *counts,
         scale,
         SEQS=padded(num_seqs),
         ROWS=cut.rows,
         UNIT=own.unit,
         FIXED=own.fixed,
-        GROUPS=padded(0 if groups is None else len(groups.begins)),
+        GROUPS=padded(counts[2]),
         SHARED_UNIT=0 if shared is None else shared.unit,
         WINDOW=sliding_window or 0,
         SOFTCAP=softcap or 0.0,
         **head_options(query, kv),
         **cut.options(),
+    )
+
+
+def _own_partials(query: Tensor, kv: Tensor, batch: AttentionBatch) -> tuple[Tiling, Partials]:
+    """The cut of what sequences attend to alone, and room for its parts."""
+    _, num_heads, head_dim = query.shape
+    num_kv_heads, device = kv.shape[2], query.device
+    group, fixed = num_heads // num_kv_heads, batch.batch_invariant
+    programs = programs_per_processor(
+        head_dim, quantized=is_quantized(kv.dtype), arch=capability(device)
+    )
+    cut = tiling(group, head_dim, query.dtype, programs)
+    return cut, partials(
+        num_items=len(batch.context_lens) * num_kv_heads,
+        rows=group,
+        head_dim=head_dim,
+        programs_per_processor=programs,
+        unit=SPLIT if fixed else cut.keys,
+        device=device,
+        most_units=triton.cdiv(batch.max_context_len, SPLIT) if fixed else 0,
     )
 
 
@@ -288,56 +293,3 @@ def attend_own(
                     HEAD_DIM,
                 )
         unit += count
-
-
-@triton.jit
-def merge_item(
-    to: Rows,
-    own: Slots,
-    shared: Slots | None,
-    table: Groups | None,
-    num_shared_programs,
-    shared_rows,
-    num_groups,
-    num_memberships,
-    seq,
-    token,
-    kv_head,
-    num_kv_heads,
-    first_unit,
-    num_units,
-    share,
-    GROUP: tl.constexpr,
-    FIXED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SHARED_UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    """Merge all parts of what the heads of one KV head attend to, and store the result."""
-    heads = tl.arange(0, triton.next_power_of_2(GROUP))
-    real = heads < GROUP
-    seen = no_keys(triton.next_power_of_2(GROUP), HEAD_DIM)
-    if shared is not None:
-        seen = add_shared(
-            seen,
-            shared,
-            table,
-            num_shared_programs,
-            shared_rows,
-            num_groups,
-            num_memberships,
-            seq,
-            kv_head,
-            num_kv_heads,
-            heads,
-            real,
-            GROUPS,
-            GROUP,
-            SHARED_UNIT,
-            HEAD_DIM,
-        )
-    item = seq * num_kv_heads + kv_head
-    first, last = slots_of(item, first_unit, num_units, share, FIXED)
-    output, _top, total = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
-    output = output / tl.where(real, total, 1.0)[:, None]
-    store_heads(to, token, kv_head * GROUP + heads, output, real, HEAD_DIM)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.arguments import Groups, Slots
+from kernels.triton.arguments import Groups, Rows, Slots
 from kernels.triton.grouped import shared_shape
+from kernels.triton.walk import no_keys, store_heads
 from kernels.triton.work import add_partials, slots_of
 
 MEMBERS = tl.constexpr(128)
@@ -91,3 +92,56 @@ def add_shared(
                 )
             left -= 1
     return output, top, total
+
+
+@triton.jit
+def merge_item(
+    to: Rows,
+    own: Slots,
+    shared: Slots | None,
+    table: Groups | None,
+    num_shared_programs,
+    shared_rows,
+    num_groups,
+    num_memberships,
+    seq,
+    token,
+    kv_head,
+    num_kv_heads,
+    first_unit,
+    num_units,
+    share,
+    GROUP: tl.constexpr,
+    FIXED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SHARED_UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Merge all parts of what the heads of one KV head attend to, and store the result."""
+    heads = tl.arange(0, triton.next_power_of_2(GROUP))
+    real = heads < GROUP
+    seen = no_keys(triton.next_power_of_2(GROUP), HEAD_DIM)
+    if shared is not None:
+        seen = add_shared(
+            seen,
+            shared,
+            table,
+            num_shared_programs,
+            shared_rows,
+            num_groups,
+            num_memberships,
+            seq,
+            kv_head,
+            num_kv_heads,
+            heads,
+            real,
+            GROUPS,
+            GROUP,
+            SHARED_UNIT,
+            HEAD_DIM,
+        )
+    item = seq * num_kv_heads + kv_head
+    first, last = slots_of(item, first_unit, num_units, share, FIXED)
+    output, _top, total = add_partials(seen, own, first, last, heads, real, GROUP, HEAD_DIM)
+    output = output / tl.where(real, total, 1.0)[:, None]
+    store_heads(to, token, kv_head * GROUP + heads, output, real, HEAD_DIM)

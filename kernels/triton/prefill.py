@@ -93,15 +93,7 @@ def attend_chunks(
     group = num_heads // kv.shape[2]
     plain = kv.dtype == query.dtype and not softcap
     cut = tiling(group, head_dim, query.dtype, capability(query.device), plain=plain)
-    work = ChunkCut(
-        queries=cut.rows // group,
-        rows=cut.rows,
-        keys=cut.keys,
-        num_kv_heads=kv.shape[2],
-        window=sliding_window or 0,
-        num_programs=num_processors(query.device) * programs_per_processor(cut),
-        fixed_keys=SPLIT if batch.batch_invariant else 0,
-    )
+    work = _work(query, kv, batch, sliding_window, cut)
     for launch in _launches(chunks, work, query.device):
         slots = new_slots(max(1, launch.num_slots), cut.rows, head_dim, query.device)
         attend_chunk[(len(launch.parts),)](
@@ -129,6 +121,22 @@ def attend_chunks(
                 MERGED_ROWS=MERGED_ROWS,
                 HEAD_DIM=head_dim,
             )
+
+
+def _work(
+    query: Tensor, kv: Tensor, batch: AttentionBatch, sliding_window: int | None, cut: Tiling
+) -> ChunkCut:
+    """What the plan has to know."""
+    num_kv_heads = kv.shape[2]
+    return ChunkCut(
+        queries=cut.rows // (query.shape[1] // num_kv_heads),
+        rows=cut.rows,
+        keys=cut.keys,
+        num_kv_heads=num_kv_heads,
+        window=sliding_window or 0,
+        num_programs=num_processors(query.device) * programs_per_processor(cut),
+        fixed_keys=SPLIT if batch.batch_invariant else 0,
+    )
 
 
 def chunks_of(batch: AttentionBatch) -> tuple[Chunk, ...]:
