@@ -66,7 +66,7 @@ async def test_both_streams_are_right_and_only_the_groups_prompt_is_shared(
             {"role": role, "content": text}
             for role, text in zip(roles, (CATALOG, *turns), strict=False)
         ]
-        return generated(messages, tokenizer, reference)
+        return generated([messages], tokenizer, reference)[0]
 
     first_of_all = await turn(service, keys["north"], "Who are you?", safety_identifier="warm")
     assert cached_tokens(first_of_all) in (0, shared), "warm already, or not yet"
