@@ -39,10 +39,11 @@ def reference(model_folder: Path) -> PreTrainedModel:
 def service() -> Iterator[Service]:
     """In fp32, with so few and small blocks that a crowd of requests preempts each other.
 
-    Nobody comes back to an abandoned stream here, so it is given up soon.
+    Nobody comes back to an abandoned stream here, so it is given up soon. An engine that was killed
+    is waited for however long its start takes, where other programs keep the machine busy.
     """
     options = ["--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
-    options += ["--resume-grace-seconds", "0.5"]
+    options += ["--resume-grace-seconds", "0.5", "--rebuild-seconds", "600"]
     options += ["--kv-memory", str(KV_BLOCKS * FP32_BLOCK_BYTES)]
     with running_service(options) as service:
         yield service
