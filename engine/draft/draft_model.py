@@ -22,6 +22,7 @@ from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.draft.drafter import NO_DRAFT, Draft
 from engine.draft.shadow import PRIORS, Shadow
+from engine.draft.worth import RowCosts
 from engine.run.steps import Runner
 from engine.schedule.pace import Pace
 from engine.schedule.plan import ScheduledChunk, StepPlan
@@ -34,8 +35,9 @@ _FEW_TOKENS: Final = 2
 """That a shadow has to compute before its first guess, if all of its last draft were right."""
 _LONGEST_REST: Final = 64
 """Times that guesses for a sequence are not worth it before one is made all the same."""
-_WEIGHT: Final = 0.2
-"""Of a new observation of what a round takes."""
+_WEIGHT_LESS: Final = 0.5
+_WEIGHT_MORE: Final = 0.1
+"""Of a new observation of what a round takes: what took longer may have been disturbed."""
 
 
 class DraftModel:
@@ -46,12 +48,14 @@ class DraftModel:
         runner: Runner,
         info: EngineInfo,
         vocab_size: int,
+        costs: RowCosts,
         step_token_budget: int,
         pause_seconds: float,
     ) -> None:
-        """`info` is about the small model and its blocks, `vocab_size` that of the model that
-        answers. In a step it computes up to `step_token_budget` tokens of prompts, or as many as
-        take about `pause_seconds`; 0 is no bound.
+        """`info` is about the small model and its blocks, `costs` what its steps take before any
+        was observed, and `vocab_size` that of the model that answers. In a step it computes up to
+        `step_token_budget` tokens of prompts, or as many as take about `pause_seconds`; 0 is no
+        bound.
         """
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)
@@ -60,7 +64,11 @@ class DraftModel:
         self._vocab_size = min(info.vocab_size, vocab_size)
         self._budget = step_token_budget
         self._pace = Pace(pause_seconds)
-        self._seconds: dict[int, float] = {}
+        most = info.max_running_sequences
+        curve = costs.curve(most)
+        self._seconds = [
+            curve[min((1 << digits) - 1, most)] for digits in range(most.bit_length() + 1)
+        ]
         """Of a round, by the binary digits of its number of rows."""
         self._shadows: dict[Sequence, Shadow] = {}
         """The one that was wanted last comes last."""
@@ -175,7 +183,7 @@ class DraftModel:
         if not wanting:
             return []
         rows = len(wanting)
-        share = self._seconds.get(rows.bit_length(), 0.0) / rows
+        share = self._seconds[rows.bit_length()] / rows
         chosen = []
         for shadow in wanting:
             is_worth = shadow.chance * token_seconds >= share
@@ -221,5 +229,5 @@ class DraftModel:
         self._pace.observe(rows, num_behind, seconds)
         if not num_behind:
             digits = rows.bit_length()
-            known = self._seconds.get(digits, seconds)
-            self._seconds[digits] = known + _WEIGHT * (seconds - known)
+            more = seconds - self._seconds[digits]
+            self._seconds[digits] += (_WEIGHT_MORE if more > 0 else _WEIGHT_LESS) * more

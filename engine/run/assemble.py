@@ -18,7 +18,7 @@ from engine.draft.combined import LookupFirst
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
-from engine.draft.worth import FREE_ROWS
+from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.model.calibration import calibrate, calibrate_replay, calibrate_rows
 from engine.model.draft import load_draft
 from engine.model.fingerprint import model_fingerprint
@@ -68,14 +68,7 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
     parts = load_parts(config, tell)
     tell("memory")
     runner, graphs = make_runner(parts)
-    row_costs = FREE_ROWS
-    if config.speculation != "off":
-        row_costs = calibrate_rows(
-            parts.model,
-            parts.info.max_running_sequences,
-            parts.info.max_context_tokens,
-            graphs.replay_smallest if graphs else None,
-        )
+    row_costs = FREE_ROWS if config.speculation == "off" else _row_costs(parts, graphs)
     drafter = make_drafter(parts)
     return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter)
 
@@ -124,9 +117,21 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
             rotary_switch=draft.weights.rotary_switch,
         ),
     )
-    runner, _ = make_runner(own)
-    pause_seconds = config.itl_target_ms / 2000
-    return DraftModel(runner, own.info, info.vocab_size, _step_size(config).tokens, pause_seconds)
+    runner, graphs = make_runner(own)
+    return DraftModel(
+        runner,
+        own.info,
+        info.vocab_size,
+        _row_costs(own, graphs),
+        _step_size(config).tokens,
+        config.itl_target_ms / 2000,
+    )
+
+
+def _row_costs(parts: Parts, graphs: DecodeGraphs | None) -> RowCosts:
+    """What decode steps take, by their rows."""
+    info, replay = parts.info, graphs.replay_smallest if graphs else None
+    return calibrate_rows(parts.model, info.max_running_sequences, info.max_context_tokens, replay)
 
 
 def _draft_limit(config: EngineConfig, info: EngineInfo, draft: PagedModel) -> int:

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from engine.api import TokenLogprobs
 from engine.draft.draft_model import DraftModel
+from engine.draft.worth import RowCosts
 from engine.schedule.plan import Sampled, StepPlan
 from tests.engine.simulation import VOCAB, SimulatedRunner, simulated_core
 
@@ -51,4 +52,5 @@ def draft_model(
     runner = SmallRunner(num_blocks, block_size, random.Random(seed), right)
     core = simulated_core(num_blocks, block_size)
     known = structs.replace(core.info, **info)
-    return DraftModel(runner, known, VOCAB, step_token_budget, 0.0), runner
+    costs = RowCosts(((1, 0.0),))
+    return DraftModel(runner, known, VOCAB, costs, step_token_budget, 0.0), runner

@@ -226,7 +226,7 @@ def test_a_model_that_is_always_wrong_is_hardly_asked() -> None:
     model, runner = draft_model(right=0.0)
     core = guessing(model)
     core.submit(make_request("r", prompt_that_goes_on(5, 250), 250))
-    model._seconds = dict.fromkeys(range(9), 0.2)
+    model._seconds = [0.2] * 9
     model._observe = lambda *_: None  # type: ignore[method-assign]
     answers(core, model)
     assert core.stats().drafted_tokens < 60
@@ -237,9 +237,20 @@ def test_a_round_that_takes_longer_than_it_can_save_is_not_computed() -> None:
     model, runner = draft_model()
     core = guessing(model)
     core.submit(make_request("r", prompt_that_goes_on(5, 50), 50))
-    model._seconds = dict.fromkeys(range(9), 1.1)
+    model._seconds = [1.1] * 9
     answers(core, model)
     assert not runner.plans, "a token takes a second"
+
+
+def test_a_round_that_was_disturbed_counts_little() -> None:
+    model, _ = draft_model()
+    model._seconds = [0.1] * 9
+    model._observe(1, 0, 1.0)
+    assert model._seconds[1] < 0.2
+    for _ in range(4):
+        model._observe(1, 0, 0.1)
+    assert model._seconds[1] < 0.11
+    assert model._seconds[2:] == [0.1] * 7, "of other numbers of rows it says nothing"
 
 
 def test_where_memory_lacks_for_guesses_the_step_goes_without() -> None:
