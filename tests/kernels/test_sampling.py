@@ -67,8 +67,8 @@ def test_compiled_code_draws_the_references_tokens(every_level: list[str]) -> No
             assert draw(scores, states, asked, backend="native").tolist() == expected
 
 
-def test_a_gpu_draws_the_references_tokens() -> None:
-    """Its kernel does, in Triton's interpreter."""
+def test_a_gpu_draws_the_references_tokens_and_penalises_to_the_last_bit() -> None:
+    """Its kernels do, in Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.triton.sampling_case"],
         cwd=Path(__file__).parents[2],
@@ -78,9 +78,10 @@ def test_a_gpu_draws_the_references_tokens() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    different, drawn = map(int, done.stdout.split())
+    different, drawn, changed, penalised = map(int, done.stdout.split())
     assert drawn > 30
-    assert different == 0
+    assert penalised == 900
+    assert (different, changed) == (0, 0)
 
 
 @pytest.mark.parametrize(

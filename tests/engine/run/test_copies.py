@@ -160,7 +160,7 @@ def answers(core: EngineCore) -> dict[str, list[int]]:
     outputs = {}
     for _ in range(2):
         for name, prompt in prompts().items():
-            core.submit(make_request(name, prompt, max_tokens=30))
+            core.submit(make_request(name, prompt, max_tokens=20))
         outputs = run_to_end(core)
     return outputs
 
@@ -177,7 +177,7 @@ def test_nothing_touches_a_block_while_it_is_moved_or_moves_it_while_it_is_writt
 ) -> None:
     model, queues = save_model("llama", folder), SimulatedQueues(luck=luck)
     outputs, num_swapped = swapped(folder, queues, is_recorded)
-    assert outputs == {name: generate(model, prompt, 30) for name, prompt in prompts().items()}
+    assert outputs == {name: generate(model, prompt, 20) for name, prompt in prompts().items()}
     assert num_swapped > 20
     assert queues.races == []
     assert queues.overlapped > 0, "copies run beside steps that do not touch their blocks"
