@@ -35,7 +35,7 @@ class Bounds:
     response_ttl_seconds: int = 86_400
     resume_grace_seconds: float = 30.0
     max_kept_event_bytes: int = 128 * 1024 * 1024
-    max_logprob_bytes: int = 256 * 1024 * 1024
+    max_logprob_bytes: int = 128 * 1024 * 1024
     history_cache_tokens: int = 4_000_000
     max_queued_requests: int = 1024
     keep_alive_seconds: float = 15.0

@@ -44,6 +44,11 @@ class EvictionQueue:
         return len(self._free) + self.num_cached
 
     @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free)
+
+    @property
     def num_cached(self) -> int:
         """Blocks that still hold what was computed."""
         return len(self._order) + self._num_protected
@@ -110,8 +115,10 @@ class EvictionQueue:
 
     def take(self, owner: str) -> int:
         """Remove and return the block whose memory `owner` gets next."""
-        if self._free:
-            return self._free.pop()
+        return self._free.pop() if self._free else self.evict(owner)
+
+    def evict(self, owner: str) -> int:
+        """Remove and return the cached block whose memory `owner` gets next."""
         if not self._order:
             self._demote_oldest(owner, self._segments[owner])
         block = self._order.evict()

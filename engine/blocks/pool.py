@@ -44,6 +44,11 @@ class BlockPool:
         return self.num_blocks - len(self._queue)
 
     @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing which can be found."""
+        return self._queue.num_free
+
+    @property
     def num_cached(self) -> int:
         """Blocks that nobody holds and that can still be found by their hash."""
         return self._queue.num_cached
@@ -104,16 +109,20 @@ class BlockPool:
         blocks: list[int] = []
         for _ in range(count):
             block = self._queue.take(owner)
-            evicted = self._hashes[block]
-            if evicted is not None:
-                if block not in self._tails:
-                    self.on_evict(block, evicted, self._owners[block])
-                self._forget(block)
+            self._empty(block)
             self._refs[block] = 1
             self._owners[block] = owner
             blocks.append(block)
         self.peak_in_use = max(self.peak_in_use, self.num_in_use)
         return blocks
+
+    def empty(self, count: int, owner: str) -> None:
+        """Make `count` cached blocks free, those whose memory `owner` would get next."""
+        assert self.can_allocate(self.num_free + count, owner), "empty without can_allocate"
+        for _ in range(count):
+            block = self._queue.evict(owner)
+            self._empty(block)
+            self._queue.add_free(block)
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
@@ -248,6 +257,14 @@ class BlockPool:
     def references(self) -> list[int]:
         """A copy of all reference counts, by block."""
         return list(self._refs)
+
+    def _empty(self, block: int) -> None:
+        """Let go of what a block holds that is queued no more."""
+        evicted = self._hashes[block]
+        if evicted is not None:
+            if block not in self._tails:
+                self.on_evict(block, evicted, self._owners[block])
+            self._forget(block)
 
     def _forget_all(self, blocks: Iterable[int]) -> None:
         for block in blocks:

@@ -121,7 +121,7 @@ class Steps:
                 progress.ended += plan.failed
                 self._awaits_tokens = plan.awaits_tokens
                 if not plan.chunks:
-                    may_be_empty = self._started or plan.failed or plan.is_hashing
+                    may_be_empty = self._started or plan.failed or plan.is_preparing
                     assert may_be_empty, "requests, but nothing to compute"
                     break
                 self._start(runner, plan)

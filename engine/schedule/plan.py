@@ -72,8 +72,8 @@ class StepPlan:
     """What has ended while the step was planned, because there will be no room for it."""
     awaits_tokens: bool = False
     """Whether somebody is to be preempted once the tokens of all steps before this are known."""
-    is_hashing: bool = False
-    """Whether a prompt is still to be hashed: there may be nothing to compute so far."""
+    is_preparing: bool = False
+    """Whether a prompt is still to be hashed, or to get empty blocks: there may be no chunks."""
 
     @property
     def samplers(self) -> list[Sequence]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.blocks.pins import Pins
 from engine.schedule.accounts import Account
 from engine.schedule.admission import Admission, ComputeAdmission
+from engine.schedule.empty_ahead import EmptyAllowance
 from engine.schedule.group import SequenceGroup
 from engine.schedule.hash_ahead import HashAllowance
 from engine.schedule.lifecycle import Lifecycle
@@ -30,8 +31,14 @@ class Prefill:
     """They have ended, because there will be no room for them."""
     awaits_tokens: bool = False
     """Whether somebody is to be preempted once the tokens that are under way are known."""
-    is_hashing: bool = False
-    """Whether somebody is passed over because not all of its prompt is hashed."""
+    is_preparing: bool = False
+    """Whether somebody is passed over until its prompt is hashed, or its blocks are empty."""
+
+    def note(self, attempt: Attempt) -> None:
+        """Take over what has come of trying to admit a group."""
+        self.failed += attempt.failed
+        self.awaits_tokens |= attempt.awaits_tokens
+        self.is_preparing |= attempt.is_preparing
 
 
 @dataclass(slots=True)
@@ -61,6 +68,8 @@ class Attempt:
     """What has come of trying to admit a group."""
 
     is_admitted: bool = False
+    is_preparing: bool = False
+    """See `Prefill`."""
     awaits_tokens: bool = False
     """See `Prefill`."""
     failed: list[Sequence] = field(default_factory=list)
@@ -86,11 +95,11 @@ class PrefillPlanner:
         room = self._room(decoding)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
-        allowance = HashAllowance()
+        hashing, emptying = HashAllowance(), EmptyAllowance(self._lifecycle.tiers)
         is_blocked = False
         # Without a budget all slots are decoding, and a new request may still take one's place.
         while room.left > 0 or not step.chunks:
-            first = None if is_blocked else self.next_waiting(passed, allowance)
+            first = None if is_blocked else self.next_waiting(passed, hashing)
             candidates = prefilling if first is None else [*prefilling, first]
             if step.chunks:
                 candidates = [group for group in candidates if self._share(group, room) > 0]
@@ -98,11 +107,13 @@ class PrefillPlanner:
                 break
             group = min(candidates, key=self._order)
             if group is first:
-                attempt = self._admit(group, step.chunks, may_preempt)
-                step.failed += attempt.failed
-                step.awaits_tokens |= attempt.awaits_tokens
-                if not attempt.is_admitted:
+                attempt = self._admit(group, step.chunks, emptying, may_preempt)
+                step.note(attempt)
+                if attempt.is_preparing:
+                    passed.add(group.tenant)
+                elif not attempt.is_admitted:
                     is_blocked = not attempt.failed
+                if not attempt.is_admitted:
                     continue
                 prefilling = [other for other in prefilling if other.request_id in running]
                 left = [one for one in step.decoding if one.request_id in running]
@@ -113,7 +124,7 @@ class PrefillPlanner:
             while group.prefill and (share := self._share(group, room)) > 0:
                 step.chunks.append(_next_chunk(group, share))
                 room.spend(step.chunks[-1].count)
-        step.is_hashing = allowance.is_short
+        step.is_preparing |= hashing.is_short
         return step
 
     def next_waiting(self, passed: set[str], allowance: HashAllowance) -> SequenceGroup | None:
@@ -177,7 +188,11 @@ class PrefillPlanner:
         return len(account.held) + new + room <= account.share.max_blocks
 
     def _admit(
-        self, group: SequenceGroup, chunks: list[ScheduledChunk], may_preempt: bool
+        self,
+        group: SequenceGroup,
+        chunks: list[ScheduledChunk],
+        emptying: EmptyAllowance,
+        may_preempt: bool,
     ) -> Attempt:
         """Admit a waiting group, if room can be made without those of `chunks`.
 
@@ -192,6 +207,8 @@ class PrefillPlanner:
             return Attempt(failed=lifecycle.fail(group) if is_lost else [])
         if victims and not may_preempt:
             return Attempt(awaits_tokens=True)
+        if not victims and not emptying.make(admission):
+            return Attempt(is_preparing=True)
         lifecycle.tiers.host.hold(admission.slots)  # what is preempted now may be swapped
         for victim in victims:
             lifecycle.preempt(victim)

@@ -217,7 +217,7 @@ class Scheduler:
             num_decoding=len(prefill.decoding),
             failed=self._over(growth.failed + prefill.failed),
             awaits_tokens=prefill.awaits_tokens,
-            is_hashing=prefill.is_hashing,
+            is_preparing=prefill.is_preparing,
         )
         if not chunks:
             return plan  # there is no step; what is to be moved waits for the next one
