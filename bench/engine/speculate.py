@@ -1,9 +1,13 @@
-"""What drafts from the conversation add to tokens a second: editing, chats, batches, chance.
+"""What several tokens a step add to tokens a second: editing, quoting, chats, batches, chance.
 
-One model, and two engines over it, one after the other in turns: with and without speculation. Time
-counts from the first token on. Editing and quoting prompts, second turns of MT-bench (`--questions
-FILE`; synthetic ones where it is missing) behind answers of the model itself, and loads on which
-there is little to gain: batches of 8 and 32, and tokens drawn at a high temperature.
+One model, and two engines over its weights, each with blocks of its own: with and without
+speculation. They take turns prompt by prompt, or batch by batch, so that whatever else the machine
+does befalls both. Prompts are in the cache, so that the time is that of decoding; no two requests
+share a namespace, so that nothing is known of earlier answers.
+
+Editing and quoting prompts, second turns of MT-bench (`--questions FILE`; synthetic ones where it
+is missing) behind answers of the model itself, and loads on which there is little to gain: batches
+of 8 and 32, and tokens drawn at a high temperature.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.run.threads import thread_environment
 
 LOADS: Final = {
-    "edit": "editing and quoting prompts, one at a time",
+    "edit": "texts to correct, one at a time",
+    "quote": "texts to repeat, one at a time",
     "chat": "second turns of chats, one at a time",
     "chat_sampled": "the same at temperature 1, top-p 0.95",
     "random": "the same at temperature 3: tokens without order",
@@ -50,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--questions", type=Path, default=DEFAULT_QUESTIONS)
     parser.add_argument("--chats", type=int, default=8, help="second turns, one at a time")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
-    parser.add_argument("--rounds", type=int, default=3, help="of each load, in turns")
+    parser.add_argument("--rounds", type=int, default=3, help="of all loads")
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
 
 
@@ -66,11 +71,11 @@ def run(options: argparse.Namespace) -> Result:
         dtype=options.dtype,
         quantize=options.quantize,
         threads=options.threads,
-        prefix_cache=False,
     )
-    bench = SpeculateBench(config, options.tokens, options.rounds)
-    turns = conversations(options.questions)
-    found = bench.measure(options.loads, turns[:: max(1, len(turns) // options.chats)])
+    bench = SpeculateBench(config, options.tokens)
+    found = bench.measure(
+        options.loads, conversations(options.questions), options.chats, options.rounds
+    )
     figures = {f"speedup_{load}": one.speedup for load, one in found.items()}
     figures["speedup_min"] = min(figures.values())
     for load in ("edit", "chat"):

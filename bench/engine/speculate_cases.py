@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -15,16 +15,17 @@ from transformers import AutoTokenizer
 from bench.common.mt_bench import Conversation
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
 from engine.model.calibration import calibrate_rows
-from engine.run.assemble import load_parts, make_runner
+from engine.model.paged_model import PagedModel
+from engine.run.assemble import Parts, load_parts, make_runner
 from engine.serve.core import EngineCore
 
-_NAMESPACES: Final = Namespaces(shared_key=bytes(KEY_BYTES), private_key=bytes(KEY_BYTES))
-_TASKS: Final = (
-    "Correct the spelling mistakes in this text, and repeat all of it:",
-    "Repeat this text word for word:",
-)
+_KV_TOKENS: Final = 1 << 16
+"""Of each engine: all prompts stay in the cache."""
+_MOST_AT_ONCE: Final = 32
+_CORRECT: Final = "Correct the spelling mistakes in this text, and repeat all of it:"
+_REPEAT: Final = "Repeat this text word for word:"
 _TEXTS: Final = (
     "The old mill stands were two rivers meet. For a hundred years it ground the corn of three "
     "vilages, until the road was built and the farmers took there grain to the town. Now the wheel "
@@ -54,16 +55,20 @@ class _Case(NamedTuple):
     """A load: its prompts, how many at once, and how tokens are drawn."""
 
     prompts: list[list[int]]
-    at_once: int
+    at_once: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
+
+
+_GREEDY: Final = _Case([])
 
 
 @dataclass
 class Found:
     """A load's tokens a second in each round, off and on, and what came of guesses."""
 
-    rates: dict[str, list[float]] = field(default_factory=lambda: {"off": [], "lookup": []})
+    off_rates: list[float] = field(default_factory=list)
+    on_rates: list[float] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
@@ -71,17 +76,17 @@ class Found:
     @property
     def off(self) -> float:
         """Tokens a second without speculation, the median."""
-        return median(self.rates["off"])
+        return median(self.off_rates)
 
     @property
     def on(self) -> float:
         """The same with it."""
-        return median(self.rates["lookup"])
+        return median(self.on_rates)
 
     @property
     def speedup(self) -> float:
         """The median of the rounds' ratios."""
-        pairs = zip(self.rates["lookup"], self.rates["off"], strict=True)
+        pairs = zip(self.on_rates, self.off_rates, strict=True)
         return median(on / off for on, off in pairs)
 
     @property
@@ -96,94 +101,129 @@ class Found:
 
 
 class SpeculateBench:
-    """Two engines over one model and its memory, of which one runs at a time."""
+    """Two engines over one model's weights, of which one runs at a time."""
 
-    def __init__(self, config: EngineConfig, max_tokens: int, rounds: int) -> None:
+    def __init__(self, config: EngineConfig, max_tokens: int) -> None:
+        """Load the model, and measure what rows cost as a start of the engine does."""
         parts = load_parts(config)
-        runner, graphs = make_runner(parts)
-        info = parts.info
-        start = perf_counter()
-        replay = graphs.replay_smallest if graphs else None
-        costs = calibrate_rows(
-            parts.model, info.max_running_sequences, info.max_context_tokens, replay
-        )
-        self.calibration_seconds = perf_counter() - start
-        self.dtype = info.dtype
-        self._info = info
-        self._tokens = max_tokens
-        self._rounds = rounds
+        self.dtype = parts.info.dtype
+        self.calibration_seconds = 0.0
+        self._off = self._core(parts, "off")
+        self._on = self._core(parts, "lookup")
+        self._eos_token_ids = parts.info.eos_token_ids
+        self._max_tokens = max_tokens
+        self._turn = 0
+        """The first of them takes turns as well."""
         self._names = map(str, itertools.count())
         self._tokenizer = AutoTokenizer.from_pretrained(config.model_path)
-        self._cores = {
-            mode: EngineCore(
-                msgspec.structs.replace(parts.config, speculation=mode),
-                info,
-                runner,
-                parts.costs,
-                costs,
-            )
-            for mode in ("off", "lookup")
-        }
 
-    def measure(self, loads: Sequence[str], chats: Sequence[Conversation]) -> dict[str, Found]:
-        """Put each load on both engines, in turns."""
-        second = [self._second_turn(chat) for chat in chats]
-        edits = [self._prompt([f"{task}\n\n{text}"]) for text in _TEXTS for task in _TASKS]
-        many = [prompt for prompt, _ in zip(itertools.cycle(second), range(32), strict=False)]
-        cases = {
-            "edit": _Case(edits, 1),
-            "chat": _Case(second, 1),
-            "chat_sampled": _Case(second, 1, 1.0, 0.95),
-            "random": _Case(second[:4], 1, 3.0),
-            "batch_8": _Case(many[:8], 8),
-            "batch_32": _Case(many, 32),
-            "batch_8_sampled": _Case(many[:8], 8, 1.0, 0.95),
-            "batch_32_sampled": _Case(many, 32, 1.0, 0.95),
-        }
-        found = {load: Found() for load in loads}
-        for number in range(self._rounds):
-            for load in loads:
-                modes = ("off", "lookup") if number % 2 else ("lookup", "off")
-                for mode in modes:
-                    rate = self._rate(mode, cases[load], found[load])
-                    found[load].rates[mode].append(rate)
+    def measure(
+        self, loads: Sequence[str], chats: Sequence[Conversation], alone: int, rounds: int
+    ) -> dict[str, Found]:
+        """Put each load on both engines; of the chats so many one at a time."""
+        cases = {load: case for load, case in self._cases(chats, alone).items() if load in loads}
+        prompts = {tuple(prompt): prompt for case in cases.values() for prompt in case.prompts}
+        for core in (self._off, self._on):
+            self._answers(core, list(prompts.values()), _GREEDY, max_tokens=1)
+        found = {load: Found() for load in cases}
+        for _, load in itertools.product(range(rounds), cases):
+            self._round(cases[load], found[load])
         return found
 
-    def _rate(self, mode: str, case: _Case, found: Found) -> float:
-        """Tokens a second of one engine on a load, from the first tokens on."""
-        core = self._cores[mode]
-        before = core.stats()
-        tokens, seconds = 0, 0.0
-        for first in range(0, len(case.prompts), case.at_once):
-            for number, prompt in enumerate(case.prompts[first : first + case.at_once], first):
-                core.submit(self._request(prompt, case, number))
-            num_prompts = len(case.prompts[first : first + case.at_once])
-            begun: set[str] = set()
-            start = perf_counter()
-            while not core.is_idle:
-                deltas = core.step()
-                if len(begun) < num_prompts:  # prompts are still computed
-                    begun.update(delta.request_id for delta in deltas)
-                    start = perf_counter()
-                else:
-                    tokens += sum(len(delta.token_ids) for delta in deltas)
-            seconds += perf_counter() - start
-        if mode == "lookup":
-            after = core.stats()
-            found.drafted += after.drafted_tokens - before.drafted_tokens
-            found.accepted += after.accepted_tokens - before.accepted_tokens
-            found.tokens += after.output_tokens - before.output_tokens
-        return tokens / seconds
+    def _core(self, parts: Parts, mode: Speculation) -> EngineCore:
+        """An engine with memory of its own."""
+        config, info = parts.config, parts.info
+        num_blocks = _KV_TOKENS // config.block_size
+        model = PagedModel(
+            parts.model.weights, config.block_size, config.kv_dtype, config.batch_invariant
+        )
+        model.allocate(num_blocks + 1)
+        own = replace(
+            parts,
+            config=msgspec.structs.replace(config, speculation=mode),
+            model=model,
+            info=msgspec.structs.replace(
+                info,
+                num_blocks=num_blocks,
+                max_context_tokens=min(info.max_context_tokens, _KV_TOKENS),
+            ),
+        )
+        runner, graphs = make_runner(own)
+        start = perf_counter()
+        costs = calibrate_rows(
+            model,
+            info.max_running_sequences,
+            own.info.max_context_tokens,
+            graphs.replay_smallest if graphs else None,
+        )
+        self.calibration_seconds = perf_counter() - start
+        return EngineCore(own.config, own.info, runner, own.costs, costs)
 
-    def _second_turn(self, chat: Conversation) -> list[int]:
-        """A chat up to its second question, with the model's own answer to the first."""
-        core = self._cores["off"]
-        core.submit(self._request(self._prompt(chat[:1]), _Case([], 1), 0))
-        answer: list[int] = []
+    def _cases(self, chats: Sequence[Conversation], alone: int) -> dict[str, _Case]:
+        """All loads; the chats of the file from its beginning to its end."""
+        spread = chats[:: max(1, len(chats) // _MOST_AT_ONCE)][:_MOST_AT_ONCE]
+        second = self._second_turns(spread)
+        some = second[:: max(1, len(second) // alone)][:alone]
+        eight = second[:: max(1, len(second) // 8)][:8]
+        edits, quotes = (
+            [self._prompt([f"{task}\n\n{text}"]) for text in _TEXTS] for task in (_CORRECT, _REPEAT)
+        )
+        return {
+            "edit": _Case(edits),
+            "quote": _Case(quotes),
+            "chat": _Case(some),
+            "chat_sampled": _Case(some, 1, 1.0, 0.95),
+            "random": _Case(some[:4], 1, 3.0),
+            "batch_8": _Case(eight, 8),
+            "batch_32": _Case(second, 32),
+            "batch_8_sampled": _Case(eight, 8, 1.0, 0.95),
+            "batch_32_sampled": _Case(second, 32, 1.0, 0.95),
+        }
+
+    def _round(self, case: _Case, found: Found) -> None:
+        """All prompts once on each engine, as many at once as the case says."""
+        num_tokens = {self._off: 0, self._on: 0}
+        seconds = {self._off: 0.0, self._on: 0.0}
+        before = self._on.stats()
+        for first in range(0, len(case.prompts), case.at_once):
+            prompts = case.prompts[first : first + case.at_once]
+            turns = (self._off, self._on) if self._turn % 2 else (self._on, self._off)
+            self._turn += 1
+            for core in turns:
+                start = perf_counter()
+                answers = self._answers(core, prompts, case, self._max_tokens)
+                seconds[core] += perf_counter() - start
+                num_tokens[core] += sum(map(len, answers))
+        after = self._on.stats()
+        found.off_rates.append(num_tokens[self._off] / seconds[self._off])
+        found.on_rates.append(num_tokens[self._on] / seconds[self._on])
+        found.drafted += after.drafted_tokens - before.drafted_tokens
+        found.accepted += after.accepted_tokens - before.accepted_tokens
+        found.tokens += num_tokens[self._on]
+
+    def _answers(
+        self, core: EngineCore, prompts: Sequence[list[int]], case: _Case, max_tokens: int
+    ) -> list[list[int]]:
+        """What an engine answers to prompts that come at once."""
+        answers: dict[str, list[int]] = {}
+        for number, prompt in enumerate(prompts):
+            request = self._request(prompt, case, number, max_tokens)
+            answers[request.request_id] = []
+            core.submit(request)
         while not core.is_idle:
-            answer += [token for delta in core.step() for token in delta.token_ids]
-        said = self._tokenizer.decode(answer, skip_special_tokens=True)
-        return self._prompt([chat[0], said, *chat[1:2]])
+            for delta in core.step():
+                answers[delta.request_id] += delta.token_ids
+        return list(answers.values())
+
+    def _second_turns(self, chats: Sequence[Conversation]) -> list[list[int]]:
+        """Chats up to their second question, with the model's own answers to the first."""
+        first = [self._prompt(chat[:1]) for chat in chats]
+        answers = self._answers(self._off, first, _GREEDY, self._max_tokens)
+        said = [self._tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        return [
+            self._prompt([chat[0], answer, *chat[1:2]])
+            for chat, answer in zip(chats, said, strict=True)
+        ]
 
     def _prompt(self, turns: Sequence[str]) -> list[int]:
         """The user's and the model's turns under the model's chat template."""
@@ -197,18 +237,22 @@ class SpeculateBench:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _request(self, prompt: list[int], case: _Case, seed: int) -> EngineRequest:
+    def _request(self, prompt: list[int], case: _Case, seed: int, max_tokens: int) -> EngineRequest:
+        """One whose prompt is shared, and whose answer is nobody else's."""
+        name = next(self._names)
+        own_key = name.encode().ljust(KEY_BYTES, b".")
         return EngineRequest(
-            request_id=next(self._names),
+            request_id=name,
             tenant="bench",
             prompt=prompt,
-            namespaces=_NAMESPACES,
+            namespaces=Namespaces(
+                shared_key=bytes(KEY_BYTES), private_key=own_key, shared_tokens=len(prompt)
+            ),
             sampling=SamplingParams(
-                max_tokens=self._tokens,
+                max_tokens=max_tokens,
                 temperature=case.temperature,
                 top_p=case.top_p,
                 seed=seed,
-                stop_token_ids=self._info.eos_token_ids,
+                stop_token_ids=self._eos_token_ids,
             ),
-            cache=False,
         )
