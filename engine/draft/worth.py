@@ -27,6 +27,11 @@ class RowCosts:
     per_key: float = 0.0
     """Of each key of each row."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether steps of several rows were timed."""
+        return len(self.points) > 1
+
     def curve(self, most_rows: int) -> list[float]:
         """Seconds without keys of steps of 0, 1 ... `most_rows` rows."""
         rows, seconds = zip(*self.points, strict=True)
@@ -52,6 +57,8 @@ class Market:
     """Seconds that a token takes so."""
     added: Sequence[float]
     """Seconds that one guess more adds to the step, two, and so on, without keys."""
+    key: float = 0.0
+    """Seconds that each key of a guess adds."""
 
     @property
     def is_open(self) -> bool:

@@ -132,7 +132,7 @@ class Steps:
                 sampled = self._started[0].result()
                 self._started.popleft()
                 plan = self._planned.popleft()
-                self._time(plan)
+                self._time(plan, may_run_ahead=isinstance(runner, Launcher))
                 progress.computed = plan, sampled
         except Exception as raised:  # noqa: BLE001
             error = error or raised
@@ -159,12 +159,17 @@ class Steps:
         is_search = any(one.request.beam is not None for one in self._planned[0].samplers)
         return not is_search
 
-    def _time(self, plan: StepPlan) -> None:
+    def _time(self, plan: StepPlan, *, may_run_ahead: bool) -> None:
         """The oldest step is done: it began when it was started or when the last one ended."""
         now = perf_counter()
-        seconds = now - max(self._began.popleft(), self._last_result)
+        began, last = self._began.popleft(), self._last_result
         self._last_result = now
-        self._scheduler.pace.observe(plan.num_decoding, plan.num_prompt_tokens, seconds)
+        self._scheduler.pace.observe(
+            plan.num_decoding, plan.num_prompt_tokens, now - max(began, last)
+        )
+        if self._scheduler.speculation is not None:
+            ran_dry = may_run_ahead and began > last
+            self._scheduler.speculation.observe(plan, now - last, ran_dry=ran_dry)
 
     def _start(self, runner: Runner, plan: StepPlan) -> None:
         self._planned.append(plan)

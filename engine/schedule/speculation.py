@@ -3,7 +3,8 @@
 A drafted token is a row more of a step (`engine.schedule.plan`). It takes what is left when all
 others have what they need: rows of the batch, tokens of the budget, and blocks for which nobody is
 preempted; what is not needed for tokens that were right is given back when the step is taken over
-(`engine.schedule.results`). `engine.draft.worth` decides how many rows pay.
+(`engine.schedule.results`). `engine.draft.worth` decides how many rows pay, by what they have cost
+(`engine.draft.times`), for as long as drafts gain more than they cost (`engine.draft.balance`).
 
 Drafts go behind known tokens, and how many come of them is known when they are verified. So no step
 is launched ahead of the tokens of one that verifies drafts, nor where the next one is worth waiting
@@ -13,13 +14,16 @@ for: all sequences go on together.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 from engine.draft.acceptance import Acceptance
+from engine.draft.balance import Balances
 from engine.draft.drafter import Draft, Drafter
+from engine.draft.times import StepTimes
 from engine.draft.worth import Market, RowCosts
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.plan import ScheduledChunk
+from engine.schedule.plan import ScheduledChunk, StepPlan
 from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
 
@@ -43,14 +47,16 @@ class Speculation:
         self._lifecycle = lifecycle
         self._budget = budget
         self._drafter = drafter
-        self._per_key = costs.per_key
-        self._curve = costs.curve(max(budget.num_tokens, budget.num_sequences))
+        self._times = StepTimes(costs, max(budget.num_tokens, budget.num_sequences))
         self._most_tokens = most_tokens
         self._learned: WeakKeyDictionary[Sequence, Acceptance] = WeakKeyDictionary()
         self._under_way: WeakKeyDictionary[Sequence, Draft] = WeakKeyDictionary()
         """What the step that is planned will tell about."""
         self._awaited: WeakKeyDictionary[Sequence, Draft] = WeakKeyDictionary()
         """Of a token that is waited for: what it is thought to be."""
+        self._balances = Balances()
+        self._num_compared = 0
+        """Sequences of the step that is taken over, if it is known what it took without drafts."""
         self.num_drafted = 0
         self.num_accepted = 0
 
@@ -64,34 +70,59 @@ class Speculation:
             for sequence in decoding
             if not sequence.num_drawn and (most := self._most(sequence)) > 0
         ]
-        if not wanted:
+        market = self._market(decoding, sum(chunk.count for chunk in prefill)) if wanted else None
+        if market is None:
             return {}
-        market = self._market(decoding, sum(chunk.count for chunk in prefill))
-        if not market.is_open:
-            return {}
+        start = perf_counter()
+        planned: dict[Sequence, tuple[int, ...]] = {}
+        for sequence, draft, length in self._choose(wanted, market):
+            count = self._extend(sequence, length) if length else 0
+            if count:
+                planned[sequence] = draft.token_ids[:count]
+                self._under_way[sequence] = Draft(planned[sequence], draft.levels[:count])
+        if not planned:  # else it is a part of what the step takes
+            self._balances.add(len(decoding), (start - perf_counter()) / market.step)
+        return planned
+
+    def _choose(
+        self, wanted: list[tuple[Sequence, int]], market: Market
+    ) -> Iterable[tuple[Sequence, Draft, int]]:
+        """Of each sequence the draft, and how many tokens of it pay."""
         drafts = self._drafter.propose(wanted, market.token)
         sequences = [sequence for sequence, _ in wanted]
         chances = [
             self._acceptance(sequence).chances(draft.levels)
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
-        keys = [self._per_key * sequence.num_tokens for sequence in sequences]
-        planned: dict[Sequence, tuple[int, ...]] = {}
-        for sequence, draft, length in zip(
-            sequences, drafts, market.lengths(chances, keys), strict=True
-        ):
-            count = self._extend(sequence, length) if length else 0
-            if count:
-                planned[sequence] = draft.token_ids[:count]
-                self._under_way[sequence] = Draft(planned[sequence], draft.levels[:count])
-        return planned
+        keys = [market.key * sequence.num_tokens for sequence in sequences]
+        return zip(sequences, drafts, market.lengths(chances, keys), strict=True)
 
     def verified(self, sequence: Sequence, drafts: tuple[int, ...], num_right: int) -> None:
         """So many of the drafts of a step have come true."""
         self.num_drafted += len(drafts)
         self.num_accepted += num_right
+        if self._num_compared:
+            self._balances.add(self._num_compared, num_right / self._num_compared)
         draft = self._under_way.pop(sequence)
         self._acceptance(sequence).learn(draft.levels, num_right)
+
+    def observe(self, plan: StepPlan, seconds: float, *, ran_dry: bool) -> None:
+        """A step has been computed, so long after the one before it: with all that came between.
+
+        `ran_dry`: it could have been launched ahead, and was not. That is what drafts cost, and
+        without drafts it is no measure of what they are compared with.
+        """
+        self._num_compared = 0
+        count, num_rows = len(plan.chunks), plan.num_tokens
+        if count > plan.num_decoding or (ran_dry and num_rows == count):
+            return
+        num_keys = sum(chunk.start + 1 for chunk in plan.chunks)
+        longer = self._times.observe(count, num_rows, num_keys, seconds)
+        if num_rows == count:
+            self._balances.allow(count)
+        else:
+            self._balances.add(count, -longer)
+            self._num_compared = count
 
     def ended(self, sequences: Iterable[Sequence]) -> None:
         """These are over, whatever ended them."""
@@ -112,17 +143,15 @@ class Speculation:
             for sequence in decoding
             if sequence.num_drawn and (most := self._most(sequence)) > 0
         ]
-        if not hidden:
-            return False
-        market = self._market(decoding, 0)
-        if not market.is_open:
+        market = self._market(decoding, 0) if hidden else None
+        if market is None:
             return False
         drafts = self._drafter.propose(hidden, market.token)
         chances = [
             self._acceptance(sequence).chances(draft.levels)[1:]
             for (sequence, _), draft in zip(hidden, drafts, strict=True)
         ]
-        keys = [self._per_key * sequence.num_tokens for sequence, _ in hidden]
+        keys = [market.key * sequence.num_tokens for sequence, _ in hidden]
         lengths = market.lengths(chances, keys)
         expected = sum(sum(of[:count]) for of, count in zip(chances, lengths, strict=True))
         if expected < _WORTH_WAITING * len(decoding):
@@ -157,15 +186,18 @@ class Speculation:
             return 0
         return most
 
-    def _market(self, decoding: list[Sequence], num_prefill: int) -> Market:
-        """What guesses are worth beside what else is computed, as many as there is room for."""
+    def _market(self, decoding: list[Sequence], num_prefill: int) -> Market | None:
+        """What guesses are worth beside what else is computed, as many as there is room for; `None`
+        where even right ones do not pay, or so many sequences are to have none now."""
         alone = len(decoding)
-        num_keys = sum(sequence.num_tokens for sequence in decoding)
-        step = self._curve[alone] + self._per_key * num_keys
+        if self._times.is_due_without(alone) or not self._balances.may_draft(alone):
+            return None
+        step = self._times.plain(alone, sum(sequence.num_tokens for sequence in decoding))
         rows = alone + num_prefill
         most = min(self._budget.num_tokens - rows, self._budget.num_sequences - alone)
-        added = [seconds - self._curve[rows] for seconds in self._curve[rows + 1 :][: max(0, most)]]
-        return Market(step, step / alone, added)
+        added = self._times.added(alone, rows, most)
+        market = Market(step, step / alone, added, self._times.per_key(alone))
+        return market if market.is_open else None
 
     def _extend(self, sequence: Sequence, count: int) -> int:
         """Take the blocks for `count` drafts; returns for how many there is room."""
