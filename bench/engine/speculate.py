@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from rich.table import Table
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
     parser.add_argument("--quantize", default="auto", choices=["auto", "none", "int8", "int4"])
     parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    parser.add_argument(
+        "--draft-model",
+        help="model that guesses where a look-up finds nothing: name or folder, `itself` for the "
+        "model that is run, or `stranger` for one of two layers that knows nothing",
+    )
     parser.add_argument("--questions", type=Path, default=DEFAULT_QUESTIONS)
     parser.add_argument("--chats", type=int, default=8, help="second turns, one at a time")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
@@ -64,15 +70,15 @@ def run(options: argparse.Namespace) -> Result:
     foreign = warn_if_busy()
     # As in the engine's own process; before anything imports torch.
     os.environ.update(thread_environment(options.threads))
+    from bench.engine.draft_stand_ins import draft_folder
     from bench.engine.speculate_cases import SpeculateBench
 
-    config = EngineConfig(
-        model_path=str(resolve_model(options.model)),
-        dtype=options.dtype,
-        quantize=options.quantize,
-        threads=options.threads,
-    )
-    bench = SpeculateBench(config, options.tokens)
+    folder = resolve_model(options.model)
+    draft: Path | None = None
+    with TemporaryDirectory() as scratch:
+        if options.draft_model is not None:
+            draft = draft_folder(options.draft_model, folder, Path(scratch))
+        bench = SpeculateBench(_config(options, folder, draft), options.tokens)
     found = bench.measure(
         options.loads, conversations(options.questions), options.chats, options.rounds
     )
@@ -96,3 +102,15 @@ def run(options: argparse.Namespace) -> Result:
         )
     reported = parameters(options, foreign_load_percent=foreign, compute_dtype=bench.dtype)
     return Result(reported, figures, [table])
+
+
+def _config(options: argparse.Namespace, folder: Path, draft: Path | None) -> EngineConfig:
+    """Of the engine that guesses."""
+    return EngineConfig(
+        model_path=str(folder),
+        draft_model_path=None if draft is None else str(draft),
+        speculation="lookup" if draft is None else "draft",
+        dtype=options.dtype,
+        quantize=options.quantize,
+        threads=options.threads,
+    )

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 from bench.common.mt_bench import Conversation
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
-from engine.config import EngineConfig, Speculation
+from engine.config import EngineConfig
 from engine.model.calibration import calibrate_rows
 from engine.model.paged_model import PagedModel
-from engine.run.assemble import Parts, load_parts, make_runner
+from engine.run.assemble import Parts, load_parts, make_drafter, make_runner
 from engine.serve.core import EngineCore
 
 _KV_TOKENS: Final = 1 << 16
@@ -108,8 +108,8 @@ class SpeculateBench:
         parts = load_parts(config)
         self.dtype = parts.info.dtype
         self.calibration_seconds = 0.0
-        self._off = self._core(parts, "off")
-        self._on = self._core(parts, "lookup")
+        self._off = self._core(_without_guesses(parts))
+        self._on = self._core(parts)
         self._eos_token_ids = parts.info.eos_token_ids
         self._max_tokens = max_tokens
         self._turn = 0
@@ -130,7 +130,7 @@ class SpeculateBench:
             self._round(cases[load], found[load])
         return found
 
-    def _core(self, parts: Parts, mode: Speculation) -> EngineCore:
+    def _core(self, parts: Parts) -> EngineCore:
         """An engine with memory of its own."""
         config, info = parts.config, parts.info
         num_blocks = _KV_TOKENS // config.block_size
@@ -138,9 +138,10 @@ class SpeculateBench:
             parts.model.weights, config.block_size, config.kv_dtype, config.batch_invariant
         )
         model.allocate(num_blocks + 1)
+        if parts.draft is not None:
+            parts.draft.allocate(num_blocks + 1)
         own = replace(
             parts,
-            config=msgspec.structs.replace(config, speculation=mode),
             model=model,
             info=msgspec.structs.replace(
                 info,
@@ -157,7 +158,7 @@ class SpeculateBench:
             graphs.replay_smallest if graphs else None,
         )
         self.calibration_seconds = perf_counter() - start
-        return EngineCore(own.config, own.info, runner, own.costs, costs)
+        return EngineCore(own.config, own.info, runner, own.costs, costs, make_drafter(own))
 
     def _cases(self, chats: Sequence[Conversation], alone: int) -> dict[str, _Case]:
         """All loads; the chats of the file from its beginning to its end."""
@@ -256,3 +257,9 @@ class SpeculateBench:
                 stop_token_ids=self._eos_token_ids,
             ),
         )
+
+
+def _without_guesses(parts: Parts) -> Parts:
+    """The same, to compute one token a step."""
+    off = msgspec.structs.replace(parts.config, speculation="off", draft_model_path=None)
+    return replace(parts, config=off, draft=None)

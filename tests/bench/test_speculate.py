@@ -9,14 +9,15 @@ from bench import __main__ as cli
 from bench.engine import speculate
 
 
+@pytest.mark.parametrize("draft", [[], ["--draft-model", "stranger"]])
 def test_it_times_loads_with_and_without_and_tells_the_least(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draft: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "figures.json"
     given = ["speculate", "--model", str(model), "--json", str(out)]
     given += ["--threads", "1", "--chats", "2", "--tokens", "6", "--rounds", "1"]
     given += ["--loads", "chat", "batch_8", "--questions", str(tmp_path / "none")]
-    monkeypatch.setattr("sys.argv", ["bench", *given])
+    monkeypatch.setattr("sys.argv", ["bench", *given, *draft])
     monkeypatch.setattr("bench.engine.speculate.warn_if_busy", lambda: 0.0)
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
