@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     const pw_attention *call;
     const pw_attention_code *code;
+    pw_tiles tiles;
     pw_run *runs;
     int64_t num_runs, num_items, num_partials, most_parts;
     pw_contribution *contributions;
@@ -62,6 +63,11 @@ pw_path pw_attention_path(void) {
 
 void pw_attention_use_path(int64_t path) { atomic_store(&wanted_path, (int)path); }
 
+static const pw_tiles tile_sizes[] = {{.rows = 192, .keys = 256}, {.rows = 384, .keys = 512}};
+static _Atomic int wanted_tiles = 0;
+
+void pw_attention_use_tiles(int64_t which) { atomic_store(&wanted_tiles, which != 0); }
+
 static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -77,17 +83,18 @@ static void cut_run(const pw_attention *call, pw_run *run, bool split) {
 
 /* Cut the rows of all runs into blocks: as large as may be, unless threads would find too few. How
  * does not matter to any result. */
-static void cut_rows(const pw_attention *call, pw_run *runs, int64_t num_runs) {
+static void cut_rows(const pw_attention *call, pw_tiles tiles, pw_run *runs, int64_t num_runs) {
     int64_t num_rows = 0;
     for (int64_t r = 0; r < num_runs; r++) {
         num_rows += runs[r].num_rows * call->num_kv_heads;
     }
     const int64_t share = num_rows / ((int64_t)pw_threads() * PARTS_PER_THREAD);
-    const int64_t limit = most(least(share, PW_ROWS), PW_STRIP_ROWS);
+    const int64_t limit = most(least(share, tiles.rows), PW_STRIP_ROWS);
     for (int64_t r = 0; r < num_runs; r++) {
         pw_run *run = &runs[r];
         run->row_blocks = ceiling(run->num_rows, limit);
         run->block_rows = ceiling(run->num_rows, most(run->row_blocks, 1));
+        run->tile_keys = tiles.keys;
     }
 }
 
@@ -115,7 +122,7 @@ static pw_item item_of(const pw_attention *call, const pw_run *run, int64_t inde
 }
 
 /* The runs of groups, then one for each sequence; returns how many. */
-static int64_t make_runs(const pw_attention *call, pw_run *runs) {
+static int64_t make_runs(const pw_attention *call, pw_tiles tiles, pw_run *runs) {
     const int64_t group = call->num_heads / call->num_kv_heads;
     const int64_t num_groups = call->window > 0 ? 0 : call->num_groups;
     int64_t count = 0;
@@ -145,7 +152,7 @@ static int64_t make_runs(const pw_attention *call, pw_run *runs) {
                         .num_rows = (end - start) * group};
         cut_run(call, run, end - start <= LONGEST_SPLIT);
     }
-    cut_rows(call, runs, count);
+    cut_rows(call, tiles, runs, count);
     return count;
 }
 
@@ -252,7 +259,7 @@ static void attend_part(void *context, int part, int num_parts) {
     part = num_parts - 1 - part;
     const int64_t total = plan->costs[plan->num_items];
     const int64_t from = total * part / num_parts, until = total * (part + 1) / num_parts;
-    float *scratch = scratch_of_thread((size_t)ceiling(pw_scratch(plan->call), 16) * 64);
+    float *scratch = scratch_of_thread((size_t)ceiling(pw_scratch(plan->call, plan->tiles), 16) * 64);
     if (scratch == NULL) {
         plan->failed = 1;
         return;
@@ -346,10 +353,11 @@ static bool allocate(pw_plan *plan) {
 }
 
 int pw_attend(const pw_attention *call) {
-    pw_plan plan = {.call = call, .code = choose_code()};
+    const int which = atomic_load_explicit(&wanted_tiles, memory_order_relaxed);
+    pw_plan plan = {.call = call, .code = choose_code(), .tiles = tile_sizes[which]};
     plan.runs = malloc((size_t)(call->num_groups + call->num_seqs + 1) * sizeof *plan.runs);
     if (plan.runs) {
-        plan.num_runs = make_runs(call, plan.runs);
+        plan.num_runs = make_runs(call, plan.tiles, plan.runs);
     }
     if (plan.runs == NULL || !allocate(&plan)) {
         plan.failed = 1;

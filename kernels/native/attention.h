@@ -29,18 +29,21 @@ typedef struct {
     double scale, softcap; /* softcap 0 for none */
 } pw_attention;
 
-/* Query rows that an item attends together, at most. A row is one query of one head; the rows of a
- * KV head are its queries in order, each with its group of heads. */
-#define PW_ROWS 192
+/* Tiles of many rows: query rows that an item attends together, at most, and keys between two updates
+ * of their softmax. A row is one query of one head; the rows of a KV head are its queries in order,
+ * each with its group of heads. Larger tiles pack keys for more rows and update sums less often, and
+ * need more of the core's second cache: so which are used is chosen for the machine, never by the
+ * batch, on which a result would then depend. */
+typedef struct {
+    int64_t rows, keys;
+} pw_tiles;
 
-/* Of these, those whose scores are held at a time; a multiple of what any instruction set takes. */
+/* Of the rows of a tile, those whose scores are held at a time; a multiple of what any instruction
+ * set takes. */
 #define PW_STRIP_ROWS 48
 
 /* Rows that may be read behind the last. */
 #define PW_SPARE_ROWS 16
-
-/* Keys between two updates of the softmax of many rows. */
-#define PW_KEYS 256
 
 /* Keys in a split of a run that several threads may share: never chosen by the batch, so that a
  * result depends neither on batch-mates nor on the number of threads. */
@@ -57,6 +60,7 @@ typedef struct {
     int64_t split;          /* keys in a split */
     int64_t first_split, num_splits;
     int64_t row_blocks, block_rows;
+    int64_t tile_keys;
     int64_t first_partial; /* row of the partial results, or -1: each row is done at once */
     int64_t first_item;
 } pw_run;
@@ -77,10 +81,10 @@ static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int6
 }
 
 /* Floats of scratch memory that an item of this call needs; attention_strip.h shares them out. */
-static inline int64_t pw_scratch(const pw_attention *call) {
+static inline int64_t pw_scratch(const pw_attention *call, pw_tiles tiles) {
     const int64_t dim = (call->head_dim + 63) & ~63;
-    const int64_t rows = 2 * (PW_ROWS + PW_SPARE_ROWS) + PW_STRIP_ROWS + 2 * PW_KEYS;
-    return rows * dim + PW_STRIP_ROWS * PW_KEYS + 2 * PW_ROWS + 4 * PW_KEYS;
+    const int64_t rows = 2 * (tiles.rows + PW_SPARE_ROWS) + PW_STRIP_ROWS + 2 * tiles.keys;
+    return rows * dim + PW_STRIP_ROWS * tiles.keys + 2 * tiles.rows + 4 * tiles.keys;
 }
 
 /* The code for one instruction set. */
@@ -98,6 +102,9 @@ extern const pw_attention_code pw_attention_plain, pw_attention_avx2, pw_attenti
  * code for this instruction set has. */
 pw_path pw_attention_path(void);
 PW_EXPORT void pw_attention_use_path(int64_t path);
+
+/* Attend to many rows by the small tiles, 0, or the large ones, 1. */
+PW_EXPORT void pw_attention_use_tiles(int64_t which);
 
 /* 0, or -1 without the memory for it. */
 PW_EXPORT int pw_attend(const pw_attention *call);

@@ -2,7 +2,7 @@
  * flash attention (Dao et al. 2022) by tiles of queries and keys.
  *
  * Included with T as the type's name; `way` says how to multiply, and is a constant wherever this is
- * inlined. PW_KEYS keys at a time are packed into panels, and used by all rows of the item: keys
+ * inlined. A tile's keys at a time are packed into panels, and used by all rows of the item: keys
  * transposed, so that the lanes of a row's scores are keys, values as they lie or, as pairs, two of
  * them interleaved. The rows pass over them a strip at a time, whose scores stay in the core's first
  * cache. Panels that are hidden from all of a strip are skipped, and only rows at an edge are
@@ -114,11 +114,12 @@ static inline __attribute__((always_inline)) void TYPED(attend_many)(const pw_it
                                                                      float *scratch, int way) {
     const many_rows many = lay_out(item, scratch, way);
     TYPED(pack_queries)(item, &many, way);
-    for (int64_t begin = item->begin - (item->begin - item->run->begin) % PW_KEYS; begin < item->end;
-         begin += PW_KEYS) {
+    const int64_t size = many.tile_keys;
+    for (int64_t begin = item->begin - (item->begin - item->run->begin) % size; begin < item->end;
+         begin += size) {
         key_tile tile = {.begin = begin, .offsets = many.offsets};
         tile.first = item->begin > begin ? item->begin - begin : 0;
-        tile.end = item->end - begin < PW_KEYS ? item->end - begin : PW_KEYS;
+        tile.end = item->end - begin < size ? item->end - begin : size;
         tile.padded = (tile.end + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH;
         key_offsets(item, begin + tile.first, begin + tile.end, many.offsets + tile.first);
         TYPED(attend_tile)(item, &many, &tile, way);

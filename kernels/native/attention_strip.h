@@ -8,14 +8,15 @@ typedef struct {
     float *queries;    /* [rows][words] */
     float *sums;       /* [rows][width] */
     float *statistics; /* [rows][2]: highest score, sum of weights */
-    float *scores;     /* [PW_STRIP_ROWS][PW_KEYS]; then weights, a row of them in words */
+    int64_t tile_keys; /* between two updates of the softmax */
+    float *scores;     /* [PW_STRIP_ROWS][tile_keys]; then weights, a row of them in words */
     float *parts;      /* [PW_STRIP_ROWS][width], the sums of one tile */
-    float *keys;       /* panels of PW_KEYS columns */
+    float *keys;       /* panels of tile_keys columns */
     float *values;     /* panels of `width` columns */
     int64_t *offsets;  /* of the keys, as `key_offsets` gives them */
 } many_rows;
 
-/* PW_KEYS keys of a run, some of which the item sees. */
+/* tile_keys keys of a run, some of which the item sees. */
 typedef struct {
     int64_t begin;      /* position of the first */
     int64_t first, end; /* those that the item sees; from 0 on */
@@ -34,14 +35,15 @@ static many_rows lay_out(const pw_item *item, float *scratch, int way) {
     const int64_t elements = LANES * per_word(way);
     const int64_t words = (dim + elements - 1) / elements * LANES;
     const int64_t width = (dim + LANES - 1) / LANES * LANES;
-    many_rows many = {.words = words, .width = width, .queries = scratch};
+    const int64_t keys = item->run->tile_keys;
+    many_rows many = {.words = words, .width = width, .queries = scratch, .tile_keys = keys};
     many.sums = many.queries + rows * words;
     many.scores = many.sums + rows * width;
-    many.parts = many.scores + PW_STRIP_ROWS * PW_KEYS;
+    many.parts = many.scores + PW_STRIP_ROWS * keys;
     many.keys = many.parts + PW_STRIP_ROWS * width;
-    many.values = many.keys + PW_KEYS * words;
-    many.offsets = (int64_t *)(many.values + PW_KEYS * width);
-    many.statistics = (float *)(many.offsets + PW_KEYS + 2 * AHEAD);
+    many.values = many.keys + keys * words;
+    many.offsets = (int64_t *)(many.values + keys * width);
+    many.statistics = (float *)(many.offsets + keys + 2 * AHEAD);
     memset(many.sums, 0, (size_t)(item->num_rows * width) * sizeof *many.sums);
     for (int64_t row = 0; row < item->num_rows; row++) {
         many.statistics[2 * row] = -INFINITY, many.statistics[2 * row + 1] = 0.0f;
@@ -116,16 +118,16 @@ static inline __attribute__((always_inline)) void attend_strip(const pw_item *it
     const int64_t columns = (end - first + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH;
     const int64_t words = many->words, width = many->width;
     multiply(many->queries + strip * words, words, rows, many->keys + first * words, words, 0, words,
-             columns, way, many->scores, PW_KEYS);
+             columns, way, many->scores, many->tile_keys);
     float factors[PW_STRIP_ROWS];
     for (int64_t i = 0; i < rows; i++) {
         const int64_t position = origin + (row + i) / group;
         const int64_t from = position - window + 1 > tile->first ? position - window + 1 : tile->first;
         const int64_t until = position + 1 < end ? position + 1 : end;
-        factors[i] = weigh(call, many->scores + i * PW_KEYS, from - first, until - first, columns,
-                           many->statistics + 2 * (strip + i), way);
+        factors[i] = weigh(call, many->scores + i * many->tile_keys, from - first, until - first,
+                           columns, many->statistics + 2 * (strip + i), way);
     }
-    multiply(many->scores, PW_KEYS, rows, many->values, tile->padded / per_word(way),
+    multiply(many->scores, many->tile_keys, rows, many->values, tile->padded / per_word(way),
              first / per_word(way), columns / per_word(way), width, way, many->parts, width);
     for (int64_t i = 0; i < rows; i++) {
         const vf factor = v_set(factors[i]);

@@ -15,13 +15,16 @@ from typing import Final, TypeVar
 import torch
 
 from kernels.native import library, paths
-from kernels.native.paths import Kind, Path
+from kernels.native.paths import Kind, Path, TileSize
 from kernels.types import AttentionBatch, AttentionShape
 
 Way = TypeVar("Way", bound=Hashable)
 
 _ROWS: Final = (1, 8, 32, 128)
 """Of activations; however long they take, they count alike."""
+_TILED_QUERIES: Final = 256
+_TILED_CONTEXTS: Final = (256, 2048)
+"""A prompt, and the end of a long one: of several tiles of any size."""
 _REPEATS: Final = 7
 _MARGIN: Final = 1.05
 """By so much a way must be faster than one before it: between equals noise does not choose."""
@@ -42,6 +45,16 @@ def fastest_paths() -> dict[Kind, Path]:
 
         chosen[kind] = _fastest(ways, try_path, examples)
     paths.use(chosen)
+    return chosen
+
+
+def fastest_tiles() -> TileSize:
+    """Of attention to prompts, by the paths in use; it leaves in use what it found."""
+    examples = []
+    if library.available():
+        examples = [_attention_example(_TILED_QUERIES, context) for context in _TILED_CONTEXTS]
+    chosen = _fastest(paths.TILE_SIZES, paths.use_tiles, examples)
+    paths.use_tiles(chosen)
     return chosen
 
 
@@ -96,11 +109,11 @@ def _product_examples(kind: Kind) -> list[Callable[[], object]]:
     return [lambda x=x: product(x) for x in inputs]  # type: ignore[misc]
 
 
-def _attention_example() -> Callable[[], object]:
+def _attention_example(query_len: int = 32, context_len: int = 512) -> Callable[[], object]:
     from kernels.native.attention import attend, prepare  # they need a compiled library
 
     prepare(AttentionShape(6, 2, 64, torch.bfloat16, 16, torch.bfloat16))
-    query_len, context_len, block_size, head_dim = 32, 512, 16, 64
+    block_size, head_dim = 16, 64
     blocks = context_len // block_size
     kv = torch.ones(blocks, 2, 2, block_size, head_dim, dtype=torch.bfloat16)
     query = torch.ones(query_len, 6, head_dim, dtype=torch.bfloat16)

@@ -16,6 +16,10 @@ Path = Literal["floats", "words", "tiles"]
 Kind = Literal["bfloat16", "int8", "attention"]
 """Products with weights of that type; attention of prompts in bfloat16."""
 
+TileSize = Literal["small", "large"]
+"""Of the tiles of rows and keys by which prompts are attended to: `tile_sizes` of `attention.c`."""
+
+TILE_SIZES: Final[tuple[TileSize, ...]] = get_args(TileSize)
 PATHS: Final[tuple[Path, ...]] = get_args(Path)
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _TYPES: Final = {"bfloat16": 1, "int8": 2}
@@ -43,9 +47,16 @@ def use(chosen: Mapping[Kind, Path]) -> None:
             _linear_use_path(_TYPES[kind], PATHS.index(path))
 
 
+def use_tiles(size: TileSize) -> None:
+    """Attend to prompts by tiles of this size from now on."""
+    if library.available():
+        _attention_use_tiles(TILE_SIZES.index(size))
+
+
 if library.available():
     _has_path = library.function(
         "pw_linear_has_path", library.integer, library.integer, returns=library.integer
     )
     _linear_use_path = library.function("pw_linear_use_path", library.integer, library.integer)
     _attention_use_path = library.function("pw_attention_use_path", library.integer)
+    _attention_use_tiles = library.function("pw_attention_use_tiles", library.integer)

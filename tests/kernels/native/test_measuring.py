@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native 
 def _as_before() -> Iterator[None]:
     yield
     paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))
+    paths.use_tiles("small")
     library.set_threads(torch.get_num_threads())
 
 
@@ -54,6 +55,27 @@ def test_the_fastest_path_is_chosen(
 @pytest.mark.parametrize(
     ("seconds", "best"),
     [
+        ({"small": 1.0, "large": 0.9}, "large"),
+        ({"small": 1.0, "large": 0.97}, "small"),  # no more than noise
+    ],
+)
+def test_large_tiles_are_used_where_they_are_faster(
+    seconds: dict[paths.TileSize, float], best: paths.TileSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    monkeypatch.setattr(paths, "use_tiles", used.append)
+    monkeypatch.setattr(measuring, "_times", lambda ways, use, examples: seconds)
+    assert measuring.fastest_tiles() == best
+    assert used == [best]
+
+
+def test_tiles_are_timed() -> None:
+    assert measuring.fastest_tiles() in paths.TILE_SIZES
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
         ({4: 1.0, 8: 0.7}, 8),
         ({4: 1.0, 8: 0.97}, 4),  # no more than noise
         ({4: 0.9, 8: 1.0}, 4),
@@ -83,3 +105,4 @@ def test_where_nothing_is_built_there_is_nothing_to_choose(
 ) -> None:
     monkeypatch.setattr(library, "available", lambda: False)
     assert measuring.fastest_paths() == dict.fromkeys(paths.KINDS, "floats")
+    assert measuring.fastest_tiles() == "small"

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(not library.available(), reason="kernels/native 
 def _best_paths_afterwards() -> Iterator[None]:
     yield
     paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))
+    paths.use_tiles("small")
 
 
 @pytest.fixture(params=paths.PATHS)
@@ -64,3 +65,37 @@ def test_a_path_that_the_machine_has_is_another_computation() -> None:
             paths.use({kind: each})
             results.append(compute())
         assert len(results) == 1 or not torch.equal(*results)
+
+
+@pytest.mark.parametrize("size", paths.TILE_SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_right_by_tiles_of_every_size(
+    size: paths.TileSize, dtype: torch.dtype, path: paths.Path
+) -> None:
+    paths.use_tiles(size)
+    for head_dim in (33, 64):
+        # More keys than a large tile has, more rows too, and queries from within a tile on.
+        example = paged([(700, 450), (1100, 70), (530, 530)], 3, 1, head_dim, dtype=dtype)
+        assert_right("native", example)
+    assert_right("native", example, sliding_window=300, softcap=5.0)
+
+
+@pytest.mark.parametrize("size", paths.TILE_SIZES)
+def test_a_query_has_the_same_bits_however_rows_are_shared_out(size: paths.TileSize) -> None:
+    paths.use_tiles(size)
+    example = paged([(900, 500), (40, 1), (700, 300)], 3, 1)
+    results = []
+    for threads in (1, 2, 7):
+        library.set_threads(threads)
+        results.append(run("native", example))
+    library.set_threads(torch.get_num_threads())
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_tiles_of_another_size_round_otherwise() -> None:
+    results = []
+    example = paged([(900, 500)], 3, 1)
+    for size in paths.TILE_SIZES:
+        paths.use_tiles(size)
+        results.append(run("native", example))
+    assert not torch.equal(*results)
