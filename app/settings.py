@@ -112,8 +112,8 @@ class Settings(BaseSettings):
     )
     step_token_budget: AutoCount = Field(
         None,
-        description="Tokens computed in one engine step, at most; auto is 512 on a CPU, 1024 to "
-        "8192 on a GPU, by its processors.",
+        description="Tokens computed in one engine step, at most; auto is 128 to 2048 on a CPU, as "
+        "was measured to suit it, 1024 to 8192 on a GPU, by its processors.",
     )
     itl_target_ms: float = Field(
         25.0,

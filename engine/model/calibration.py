@@ -12,11 +12,14 @@ import torch
 
 from engine.draft.worth import RowCosts
 from engine.model.paged_model import PagedModel
+from engine.model.step_size import CPU_STEP, cpu_tokens
 from engine.run.batch import pack
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 
 _PASS_TOKENS = 64
 """Of the pass that shows what a token costs; more where that is quick."""
+_STEP_TOKENS = 64
+"""Of the pass that shows how long a step of prompts should be."""
 _CONTEXT = 1024
 """Tokens in front of the pass that shows what attention to a longer context costs."""
 _ROWS = (1, 4, 8, 16, 32)
@@ -37,6 +40,23 @@ def calibrate(model: PagedModel, step_tokens: int, max_context_tokens: int) -> C
         swap_in=_copy_cost(model, model.swap_in),
         compute=_compute_cost(model, step_tokens, max_context_tokens),
     )
+
+
+def calibrate_steps(model: PagedModel, longest: int) -> int:
+    """Tokens that suit a step of prompts on a CPU, for sequences of up to `longest` tokens.
+
+    Where one token takes long, or there are no more, nothing is timed. On memory of its own: who
+    allocates some afterwards has it alone.
+    """
+    many_tokens = min(_STEP_TOKENS, longest)
+    model.allocate(-(-many_tokens // model.block_size) + 1)
+    batch = pack([([0], 0, 1, [0])], [0], model.block_size, model.device)
+    start = perf_counter()
+    model.forward(batch)
+    if many_tokens < 2 or perf_counter() - start > _LONG_SECONDS:
+        return CPU_STEP.tokens
+    alone, many = (_pass_seconds(model, 0, count) for count in (1, many_tokens))
+    return cpu_tokens(alone, (many - alone) / (many_tokens - 1))
 
 
 def calibrate_replay(costs: CostModel, model: PagedModel, replay: Callable[[], object]) -> None:

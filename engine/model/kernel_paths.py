@@ -1,6 +1,7 @@
-"""How this machine computes: which way kernels multiply, and with how many threads.
+"""How this machine computes: which way kernels multiply, in tiles and steps of which size, with
+how many threads.
 
-Both are as configured, as kept, or as measured. What was measured is kept in the cache folder with
+All are as configured, as kept, or as measured. What was measured is kept in the cache folder with
 all it depends on: the processor, the threads that it may run, and the library. So the engine that
 follows a crash computes as the one before it did.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -17,10 +19,12 @@ from time import perf_counter
 
 import msgspec
 import torch
+from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.run.threads import thread_counts
 from kernels.native import library, measuring, paths
+from kernels.native.paths import TileSize
 
 _KEPT = "kernel_paths.json"
 _log = logging.getLogger(__name__)
@@ -30,7 +34,10 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What computes fastest."""
 
     paths: dict[paths.Kind, paths.Path]
+    tiles: TileSize
     threads: int
+    step_tokens: dict[str, int] = {}
+    """Of steps of prompts, by model: its folder, and the type of its weights."""
 
 
 _decode = msgspec.json.Decoder(dict[str, Choice]).decode
@@ -49,16 +56,32 @@ def choose_kernel_paths(config: EngineConfig) -> Choice:
     else:
         choice, source = _kept_or_measured(config)
     paths.use(choice.paths)
+    paths.use_tiles(choice.tiles)
     _use_threads(choice.threads)
     _log.info("%s (%s)", described(choice), source)
     return choice
+
+
+def measured_step_tokens(config: EngineConfig, dtype: str, measure: Callable[[], int]) -> int:
+    """Tokens of a step of prompts: as found before for the model, or by `measure`; then kept."""
+    choice, _ = _kept_or_measured(config)
+    model = f"{config.model_path} {dtype} {config.quantize}"
+    source = "as measured before"
+    if model not in choice.step_tokens:
+        found = choice.step_tokens | {model: measure()}
+        choice = structs.replace(choice, step_tokens=found)
+        _keep(config, choice)
+        source = "measured"
+    tokens = choice.step_tokens[model]
+    _log.info("prompts by %d tokens a step (%s)", tokens, source)
+    return tokens
 
 
 def described(choice: Choice) -> str:
     """In words."""
     listed = ", ".join(f"{kind} by {path}" for kind, path in choice.paths.items())
     threads = f"{choice.threads} thread" + "s" * (choice.threads > 1)
-    return f"products on {library.level()} with {threads}: {listed}"
+    return f"{library.level()} with {threads}: {listed}, {choice.tiles} tiles"
 
 
 def known_choice(config: EngineConfig) -> Choice | None:
@@ -72,29 +95,37 @@ def measured_choice(config: EngineConfig) -> Choice:
     _use_threads(max(counts))
     if config.kernel_paths == "auto":
         chosen = measuring.fastest_paths()
+        tiles = measuring.fastest_tiles()
     else:
+        tiles = paths.TILE_SIZES[0]
         wanted = config.kernel_paths
         chosen = {kind: _at_most(wanted, paths.available(kind)) for kind in paths.KINDS}
         paths.use(chosen)
     # With more threads than cores the paths may differ in speed, but not in their order.
-    choice = Choice(chosen, measuring.fastest_threads(counts))
+    choice = Choice(chosen, tiles, measuring.fastest_threads(counts))
     _use_threads(choice.threads)
     return choice
 
 
 def _kept_or_measured(config: EngineConfig) -> tuple[Choice, str]:
     """The choice, and where it comes from; what is new is kept."""
-    store, machine = _store(config), _machine(config)
-    kept = _load(store)
-    if machine in kept:
-        return kept[machine], "as measured before"
+    machine = _machine(config)
+    known = _load(_store(config)).get(machine)
+    if known is not None:
+        return known, "as measured before"
     start = perf_counter()
-    if machine not in _measured:
-        _measured[machine] = measured_choice(config)
-    kept[machine] = _measured[machine]
+    choice = _measured.get(machine) or measured_choice(config)
     seconds = perf_counter() - start
-    _save(store, kept)
-    return kept[machine], f"measured in {seconds:.2f} s"
+    _keep(config, choice)
+    return choice, f"measured in {seconds:.2f} s"
+
+
+def _keep(config: EngineConfig, choice: Choice) -> None:
+    """For this process, and for later ones if there is a cache."""
+    machine = _machine(config)
+    _measured[machine] = choice
+    store = _store(config)
+    _save(store, _load(store) | {machine: choice})
 
 
 def _store(config: EngineConfig) -> Path | None:

@@ -3,11 +3,13 @@
 A GPU reads all weights in every step, so more sequences at once cost it little until their KV takes
 as long; how many there is room for grows with its memory. A step of prompts pays for its launches
 once its products fill the device several times: those of a layer with 4,096 outputs are 32 tiles of
-128 columns for every 128 tokens.
+128 columns for every 128 tokens. How fast a CPU multiplies, and how fast it reads weights, differs
+too much to say: it is measured (`engine.model.calibration`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -32,6 +34,22 @@ class StepSize(NamedTuple):
 
 
 CPU_STEP = StepSize(tokens=512, sequences=64)
+"""Of a CPU that was not measured."""
+_FIXED_SHARE = 1 / 32
+"""Of a step of prompts on a CPU, for what it takes however few tokens it has."""
+_FEWEST_CPU_TOKENS, _MOST_CPU_TOKENS = 128, 2048
+
+
+def cpu_tokens(fixed_seconds: float, token_seconds: float) -> int:
+    """Of a CPU's step of prompts, which takes so long and so much more by each token.
+
+    A power of two: what is measured a little differently the next time gives the same.
+    """
+    if token_seconds <= 0:
+        return CPU_STEP.tokens
+    tokens = fixed_seconds / (_FIXED_SHARE * token_seconds)
+    nearest = 1 << round(math.log2(max(tokens, 1.0)))
+    return min(max(nearest, _FEWEST_CPU_TOKENS), _MOST_CPU_TOKENS)
 
 
 def gpu_step(total_bytes: int, num_processors: int) -> StepSize:
@@ -44,9 +62,14 @@ def gpu_step(total_bytes: int, num_processors: int) -> StepSize:
     )
 
 
-def with_step_size(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """`config` with a token budget and a number of sequences: its own, or what suits `device`."""
-    usual = CPU_STEP
+def with_step_size(
+    config: EngineConfig, device: torch.device, cpu_tokens: int = CPU_STEP.tokens
+) -> EngineConfig:
+    """`config` with a token budget and a number of sequences: its own, or what suits `device`.
+
+    `cpu_tokens` were measured to suit it if it is a CPU.
+    """
+    usual = CPU_STEP._replace(tokens=cpu_tokens)
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         usual = gpu_step(found.total_memory, found.multi_processor_count)

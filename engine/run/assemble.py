@@ -19,11 +19,16 @@ from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
-from engine.model.calibration import calibrate, calibrate_replay, calibrate_rows
+from engine.model.calibration import (
+    calibrate,
+    calibrate_replay,
+    calibrate_rows,
+    calibrate_steps,
+)
 from engine.model.draft import load_draft
 from engine.model.fingerprint import model_fingerprint
 from engine.model.fused_layers import FusedDecoder
-from engine.model.kernel_paths import choose_kernel_paths
+from engine.model.kernel_paths import choose_kernel_paths, measured_step_tokens
 from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
@@ -221,7 +226,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
             "kernels/native is not built: attention and products run in plain torch, right and "
             "several times slower; install a C compiler, then the package again"
         )
-    config = with_step_size(config, model.device)
+    config = _with_step_size(config, model)
     host_block_bytes = _block_bytes(model)
     block_bytes = host_block_bytes + (0 if draft is None else _block_bytes(draft))
     # One block more, for rows that only fill a batch up, is nobody's.
@@ -244,6 +249,16 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
 
 def _block_bytes(model: PagedModel) -> int:
     return model.layout.block_bytes(model.block_size, model.kv_storage)
+
+
+def _with_step_size(config: EngineConfig, model: PagedModel) -> EngineConfig:
+    """What is not configured is chosen: for a GPU by its size, for a CPU by its speed."""
+    if config.step_token_budget is not None or model.device.type != "cpu":
+        return with_step_size(config, model.device)
+    dtype = str(model.dtype).removeprefix("torch.")
+    measure = partial(calibrate_steps, model, _context_limit(config, model))
+    tokens = measured_step_tokens(config, dtype, measure)
+    return with_step_size(config, model.device, tokens)
 
 
 def _step_size(config: EngineConfig) -> StepSize:

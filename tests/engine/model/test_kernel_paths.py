@@ -10,17 +10,22 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model import kernel_paths
-from engine.model.kernel_paths import Choice, choose_kernel_paths, known_choice
+from engine.model.kernel_paths import (
+    Choice,
+    choose_kernel_paths,
+    known_choice,
+    measured_step_tokens,
+)
 from kernels.native import library, measuring, paths
 
-SLOW = Choice(dict.fromkeys(paths.KINDS, "floats"), 2)
+SLOW = Choice(dict.fromkeys(paths.KINDS, "floats"), "large", 2)
 
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     """A note for each time that the machine was measured, of the numbers of threads it was for.
 
-    It always finds float32 and the fewest threads fastest.
+    It always finds float32, large tiles and the fewest threads fastest.
     """
     notes: list[list[int]] = []
 
@@ -29,12 +34,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
         return min(counts)
 
     monkeypatch.setattr(measuring, "fastest_paths", lambda: dict(SLOW.paths))
+    monkeypatch.setattr(measuring, "fastest_tiles", lambda: SLOW.tiles)
     monkeypatch.setattr(measuring, "fastest_threads", fastest_threads)
     threads = torch.get_num_threads()
     kernel_paths._measured.clear()
     yield notes
     kernel_paths._measured.clear()
     paths.use(dict.fromkeys(paths.KINDS, paths.PATHS[-1]))
+    paths.use_tiles("small")
     torch.set_num_threads(threads)
     library.set_threads(threads)
 
@@ -69,7 +76,8 @@ def test_a_machine_is_measured_at_the_first_start_alone(
     [
         b"",
         b"{",
-        b'{"x": {"paths": {"bfloat16": "magic"}, "threads": 2}}',
+        b'{"x": {"paths": {"bfloat16": "magic"}, "tiles": "small", "threads": 2}}',
+        b'{"x": {"paths": {"bfloat16": "words"}, "tiles": "huge", "threads": 2}}',
         b'{"x": {"bfloat16": "words", "int8": "words", "attention": "words"}}',
         b"[1]",
     ],
@@ -94,6 +102,25 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     assert choose(file) == SLOW
 
 
+def test_how_long_steps_are_is_measured_once_for_each_model(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    def tokens(model: str, dtype: str = "float32") -> int:
+        kernel_paths._measured.clear()
+        config = EngineConfig(model_path=model, cache_dir=str(tmp_path), threads=2)
+
+        def measure() -> int:
+            notes.append(model)
+            return 256 * len(notes)
+
+        return measured_step_tokens(config, dtype, measure)
+
+    assert [tokens("one"), tokens("one"), tokens("two"), tokens("one")] == [256, 256, 512, 256]
+    assert tokens("one", "bfloat16") == 768
+    assert notes == ["one", "two", "one"]
+    assert choose(tmp_path).paths == SLOW.paths, "and nothing else is lost"
+
+
 @pytest.mark.parametrize("path", paths.PATHS)
 def test_a_configured_path_or_the_best_one_below_it_is_used(
     path: paths.Path, tmp_path: Path
@@ -104,13 +131,18 @@ def test_a_configured_path_or_the_best_one_below_it_is_used(
         available = paths.available(kind)
         assert used in available
         assert used == path or path not in available
+    assert chosen.tiles == "small"
 
 
 def test_where_cores_run_several_threads_their_number_is_measured_and_kept(
     tmp_path: Path, measured: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_paths, "thread_counts", lambda _: [1, 2])
-    assert choose(tmp_path, threads=None) == choose(tmp_path, threads=None) == Choice(SLOW.paths, 1)
+    assert (
+        choose(tmp_path, threads=None)
+        == choose(tmp_path, threads=None)
+        == Choice(SLOW.paths, "large", 1)
+    )
     assert torch.get_num_threads() == 1
     assert measured == [[1, 2]]
     assert choose(tmp_path, threads=None, path="words").threads == 1

@@ -15,9 +15,10 @@ from transformers import (
 
 from engine.api import EngineError, UnsupportedModel
 from engine.config import EngineConfig
-from engine.model.calibration import calibrate
+from engine.model import kernel_paths
+from engine.model.calibration import calibrate, calibrate_steps
 from engine.model.load import load_model
-from engine.run.assemble import load_core
+from engine.run.assemble import load_core, load_parts
 from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
 from tests.engine.simulation import make_request, random_prompt, run_to_end
@@ -171,3 +172,37 @@ def test_calibration_prices_every_part_of_a_resumption(tmp_path: Path) -> None:
     assert 0 < costs.swap_in_seconds(1) <= costs.swap_in_seconds(20)
     assert 0 < costs.compute_seconds([(0, 1)]) <= costs.compute_seconds([(0, 16)])
     assert costs.compute_seconds([(0, 160)]) > 5 * costs.compute_seconds([(0, 16)])
+
+
+@pytest.mark.parametrize("longest", [1, 20, 4096])
+def test_steps_of_prompts_are_timed_as_far_as_the_model_reaches(
+    longest: int, tmp_path: Path
+) -> None:
+    save_model("llama", tmp_path)
+    model = load_model(EngineConfig(model_path=str(tmp_path), device="cpu", block_size=8))
+    tokens = calibrate_steps(model, longest)
+    assert tokens in (128, 256, 512, 1024, 2048)
+    assert longest > 1 or tokens == 512, "nothing was timed"
+
+
+def test_a_load_measures_steps_once_unless_they_are_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model("llama", tmp_path / "model")
+    cache = tmp_path / "cache"
+    config = EngineConfig(
+        model_path=str(tmp_path / "model"),
+        device="cpu",
+        kv_memory_bytes=1 << 20,
+        cache_dir=str(cache),
+        threads=1,
+    )
+    found = load_parts(config).config.step_token_budget
+    monkeypatch.setattr(kernel_paths, "_measured", {})
+    monkeypatch.setattr("engine.run.assemble.calibrate_steps", lambda *_: pytest.fail("again"))
+    assert load_parts(config).config.step_token_budget == found
+    known = kernel_paths.known_choice(config)
+    assert known is not None
+    assert list(known.step_tokens.values()) == [found]
+    configured = msgspec.structs.replace(config, step_token_budget=77, max_running_requests=7)
+    assert load_parts(configured).config.step_token_budget == 77

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.model.step_size import CPU_STEP, StepSize, gpu_step, sized, with_step_size
+from engine.model.step_size import CPU_STEP, StepSize, cpu_tokens, gpu_step, sized, with_step_size
 
 GIB = 2**30
 
@@ -39,6 +39,24 @@ def test_a_cpus_steps_are_small_and_what_is_configured_counts() -> None:
     assert chosen() == tuple(CPU_STEP) == (512, 64)
     assert chosen(step_token_budget=100) == (100, 64)
     assert chosen(max_running_requests=9) == (512, 9)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "token", "tokens"),
+    [
+        (0.0105, 0.00062, 512),  # two cores of Zen 4
+        (0.0095, 0.00070, 512),  # the same, measured again
+        (0.0100, 0.00016, 2048),  # matrix tiles
+        (0.0010, 0.00100, 128),
+        (1e-9, 1.0, 128),
+        (1.0, 1e-9, 2048),
+        (0.0100, 0.0, 512),  # disturbed
+    ],
+)
+def test_a_cpus_steps_of_prompts_are_as_long_as_their_fixed_part_asks_for(
+    fixed: float, token: float, tokens: int
+) -> None:
+    assert cpu_tokens(fixed, token) == tokens
 
 
 @pytest.mark.parametrize("given", [{"step_token_budget": 20}, {"max_running_requests": 9000}])
