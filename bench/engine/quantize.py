@@ -1,8 +1,9 @@
-"""What bfloat16, int8 and int4 cost in accuracy, beside float32, and what they save in memory.
+"""What bfloat16, int8, int4 and a checkpoint cost in accuracy, and what they save in memory.
 
 The model reads texts (this project's README and docs and, where the file is there, the questions
 of MT-bench; `--texts` names others) in windows, through the engine's own packed forward pass, once
-in every scheme. Counted is every next token: how probable it was (perplexity), whether the most
+in every scheme; with `--checkpoint` also another model of the same tokenizer, in the codes that it
+is quantized in. Counted is every next token: how probable it was (perplexity), whether the most
 probable one is that of float32, and how far the distribution is from that of float32
 (Kullback-Leibler divergence, in nats).
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +40,11 @@ _SCHEMES: Final[dict[str, tuple[str, Quantization]]] = {
     "bfloat16": ("bfloat16", "none"),
     "int8": ("auto", "int8"),
     "int4": ("auto", "int4"),
+    "checkpoint": ("auto", "auto"),
 }
-"""The type of what is not quantized, and how products are."""
+"""The type of what is not quantized, and how products are; those of a checkpoint as it has them."""
 _REFERENCE: Final = "float32"
+_CHECKPOINT: Final = "checkpoint"
 _MEANINGS: Final = {
     "perplexity": "of the texts",
     "top1_agreement": "share of positions whose most probable token is that of float32",
@@ -85,7 +89,8 @@ class _Sums:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="what all are compared with")
+    parser.add_argument("--checkpoint", help="the same model, quantized: a GGUF file or a folder")
     parser.add_argument("--texts", type=Path, nargs="+", help="files to read in place of the docs")
     parser.add_argument("--tokens", type=int, default=4096, help="of the texts, at most")
     parser.add_argument("--window", type=int, default=256, help="tokens that are read together")
@@ -96,20 +101,14 @@ def run(options: argparse.Namespace) -> Result:
     folder = resolve_model(options.model)
     windows = _windows(_read(options.texts), folder, options.tokens, options.window)
     models, figures = {}, {}
-    for scheme, (dtype, quantize) in _SCHEMES.items():
-        config = EngineConfig(
-            model_path=str(folder),
-            device="cpu",
-            block_size=_BLOCK_SIZE,
-            dtype=dtype,
-            quantize=quantize,
-        )
-        with _product_sizes() as sizes:
-            models[scheme] = load_model(config)
-        if not sizes:
-            raise BenchError("the model's products are not the engine's: nothing to quantize")
-        models[scheme].allocate(-(-options.window // _BLOCK_SIZE))
-        figures[f"product_bytes_{scheme}"] = float(sum(sizes))
+    for scheme in _SCHEMES:
+        if scheme != _CHECKPOINT or options.checkpoint is not None:
+            loaded = resolve_model(options.checkpoint) if scheme == _CHECKPOINT else folder
+            models[scheme], size = _load(scheme, loaded)
+            models[scheme].allocate(-(-options.window // _BLOCK_SIZE))
+            figures[f"product_bytes_{scheme}"] = float(size)
+    if len({model.weights.config.vocab_size for model in models.values()}) > 1:
+        raise BenchError("--checkpoint: its vocabulary is not the model's")
     sums = {scheme: _Sums() for scheme in models}
     for window in windows:
         logits = {scheme: _logits(model, window) for scheme, model in models.items()}
@@ -117,28 +116,50 @@ def run(options: argparse.Namespace) -> Result:
             counted.add(logits[scheme], logits[_REFERENCE], torch.tensor(window[1:]))
     for scheme, counted in sums.items():
         figures |= {f"{name}_{scheme}": value for name, value in counted.figures().items()}
-    figures = {name: figures[name] for name in FIGURES}
+    figures = {name: figures[name] for name in FIGURES if name in figures}
     reported = parameters(
         options,
         texts=[str(path) for path in options.texts or _default_texts()],
         int8_activations=str(models["int8"].dtype).removeprefix("torch."),
         counted_tokens=sums[_REFERENCE].tokens,
     )
-    return Result(reported, figures, [_table(figures)])
+    return Result(reported, figures, [_table(figures, list(models))])
+
+
+def _load(scheme: str, folder: Path) -> tuple[PagedModel, int]:
+    """A model and the bytes of its products."""
+    dtype, quantize = _SCHEMES[scheme]
+    config = EngineConfig(
+        model_path=str(folder),
+        device="cpu",
+        block_size=_BLOCK_SIZE,
+        dtype=dtype,
+        quantize=quantize,
+    )
+    with _product_sizes() as sizes:
+        model = load_model(config)
+    if not sizes:
+        raise BenchError("the model's products are not the engine's: nothing to quantize")
+    return model, sum(sizes)
 
 
 @contextmanager
 def _product_sizes() -> Iterator[list[int]]:
     """The bytes of every product that is packed meanwhile."""
-    original, sizes = vars(decoder)["pack"], list[int]()
-
-    def counted(*arguments: Any, **options: Any) -> Linear:
-        product: Linear = original(*arguments, **options)
-        sizes.append(product.nbytes)
-        return product
-
-    with replaced(decoder, "pack", counted):
+    sizes = list[int]()
+    with ExitStack() as stack:
+        for name in ("pack", "pack_groups"):
+            counted = partial(_counted, vars(decoder)[name], sizes)
+            stack.enter_context(replaced(decoder, name, counted))
         yield sizes
+
+
+def _counted(
+    pack: Callable[..., Linear], sizes: list[int], *arguments: Any, **options: Any
+) -> Linear:
+    product = pack(*arguments, **options)
+    sizes.append(product.nbytes)
+    return product
 
 
 def _logits(model: PagedModel, window: list[int]) -> Tensor:
@@ -182,11 +203,11 @@ def _windows(texts: list[str], folder: Path, most: int, length: int) -> list[lis
     return windows
 
 
-def _table(figures: dict[str, float]) -> Table:
+def _table(figures: dict[str, float], schemes: list[str]) -> Table:
     table = Table(
         "weights", "perplexity", "top-1 as float32 %", "mean KL", "products MiB", title="accuracy"
     )
-    for scheme in _SCHEMES:
+    for scheme in schemes:
         table.add_row(
             scheme,
             f"{figures[f'perplexity_{scheme}']:.3f}",

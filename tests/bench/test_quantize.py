@@ -1,14 +1,18 @@
 """The accuracy of quantized weights, measured on a model of random ones."""
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench import __main__ as cli
 from bench.engine import quantize
 from bench.registry import BenchError
 from engine.model import fused_layers as decoder
+from tests.engine.model.checkpoints import packers
 
 
 def test_every_scheme_is_compared_with_float32(
@@ -18,7 +22,13 @@ def test_every_scheme_is_compared_with_float32(
     text.write_text("A wall that two neighbours share is a party wall. " * 10)
     questions.write_text(json.dumps({"turns": ["Why is the sky blue?", "And at night?"]}) + "\n")
     out, original = tmp_path / "figures.json", decoder.pack
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(model, checkpoint)
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    rounded = partial(packers.quantize, bits=4, group_size=32, symmetric=False, scale=torch.float16)
+    packers.rewrite(checkpoint, gptq, rounded, partial(packers.pack_gptq, bits=4))
     options = ["--model", str(model), "--texts", str(text), str(questions), "--window", "32"]
+    options += ["--checkpoint", str(checkpoint)]
     monkeypatch.setattr("sys.argv", ["bench", "quantize", "--json", str(out), *options])
     assert cli.main() == 0
     found: dict[str, float] = json.loads(out.read_text())["figures"]
@@ -26,9 +36,14 @@ def test_every_scheme_is_compared_with_float32(
     sizes = {scheme: found[f"product_bytes_{scheme}"] for scheme in quantize._SCHEMES}
     assert sizes["float32"] == 2 * sizes["bfloat16"]
     assert sizes["float32"] > sizes["int8"] > sizes["int4"]
-    for scheme in ("bfloat16", "int8", "int4"):
+    assert sizes["bfloat16"] > sizes["checkpoint"]
+    for scheme in ("bfloat16", "int8", "int4", "checkpoint"):
         assert 0 < found[f"mean_kl_{scheme}"] < 0.01
-        assert (0.7 if scheme == "int4" else 0.9) < found[f"top1_agreement_{scheme}"] <= 1
+        assert (
+            (0.7 if scheme in ("int4", "checkpoint") else 0.9)
+            < found[f"top1_agreement_{scheme}"]
+            <= 1
+        )
         perplexity = found[f"perplexity_{scheme}"]
         assert perplexity == pytest.approx(found["perplexity_float32"], rel=0.01)
     assert decoder.pack is original
