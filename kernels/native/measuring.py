@@ -8,8 +8,8 @@ So whatever a machine has is tried on shapes of a small model.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from statistics import geometric_mean, median
-from time import perf_counter
+from statistics import geometric_mean
+from time import perf_counter, thread_time
 from typing import Final, TypeVar
 
 import torch
@@ -23,11 +23,13 @@ Way = TypeVar("Way", bound=Hashable)
 _ROWS: Final = (1, 8, 32, 128)
 """Of activations; however long they take, they count alike."""
 _TILED_QUERIES: Final = 256
-_TILED_CONTEXTS: Final = (256, 2048)
-"""A prompt, and the end of a long one: of several tiles of any size."""
+_TILED_CONTEXTS: Final = (1024, 4096)
+"""Of several tiles of any size; where fewer keys are attended to, products take the time."""
 _REPEATS: Final = 7
 _MARGIN: Final = 1.05
 """By so much a way must be faster than one before it: between equals noise does not choose."""
+_TILES_MARGIN: Final = 1.02
+"""There is less noise in the time of one thread's own processor."""
 
 
 def fastest_paths() -> dict[Kind, Path]:
@@ -49,11 +51,17 @@ def fastest_paths() -> dict[Kind, Path]:
 
 
 def fastest_tiles() -> TileSize:
-    """Of attention to prompts, by the paths in use; it leaves in use what it found."""
+    """Of attention to prompts, by the paths in use; it leaves in use what it found.
+
+    Each thread computes tiles of its own, in the caches of its own core: so one thread is timed, by
+    the time that it has had, which other programs draw out by little.
+    """
     examples = []
     if library.available():
         examples = [_attention_example(_TILED_QUERIES, context) for context in _TILED_CONTEXTS]
-    chosen = _fastest(paths.TILE_SIZES, paths.use_tiles, examples)
+    library.set_threads(1)
+    chosen = _fastest(paths.TILE_SIZES, paths.use_tiles, examples, thread_time, _TILES_MARGIN)
+    library.set_threads(torch.get_num_threads())
     paths.use_tiles(chosen)
     return chosen
 
@@ -70,30 +78,37 @@ def fastest_threads(counts: Sequence[int]) -> int:
 
 
 def _fastest(
-    ways: Sequence[Way], use: Callable[[Way], None], examples: Sequence[Callable[[], object]]
+    ways: Sequence[Way],
+    use: Callable[[Way], None],
+    examples: Sequence[Callable[[], object]],
+    clock: Callable[[], float] = perf_counter,
+    margin: float = _MARGIN,
 ) -> Way:
     """The first of `ways` that no later one is faster than, but for noise."""
-    times = _times(ways, use, examples) if len(ways) > 1 and examples else {}
+    times = _times(ways, use, examples, clock) if len(ways) > 1 and examples else {}
     best = ways[0]
     for way in ways[1:]:
-        if times and times[way] * _MARGIN < times[best]:
+        if times and times[way] * margin < times[best]:
             best = way
     return best
 
 
 def _times(
-    ways: Sequence[Way], use: Callable[[Way], None], examples: Sequence[Callable[[], object]]
+    ways: Sequence[Way],
+    use: Callable[[Way], None],
+    examples: Sequence[Callable[[], object]],
+    clock: Callable[[], float],
 ) -> dict[Way, float]:
-    """The mean of the median seconds of all examples, by way; taken in turns."""
+    """The mean of the fewest seconds of all examples, by way; taken in turns."""
     seconds: dict[Way, list[list[float]]] = {way: [[] for _ in examples] for way in ways}
     for _ in range(_REPEATS):
         for way in ways:
             use(way)
             for compute, taken in zip(examples, seconds[way], strict=True):
-                start = perf_counter()
+                start = clock()
                 compute()
-                taken.append(perf_counter() - start)
-    return {way: geometric_mean(map(median, seconds[way])) for way in ways}
+                taken.append(clock() - start)
+    return {way: geometric_mean(map(min, seconds[way])) for way in ways}
 
 
 def _examples(kind: Kind) -> list[Callable[[], object]]:
