@@ -14,6 +14,7 @@ for: all sequences go on together.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import log1p
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
@@ -102,7 +103,7 @@ class Speculation:
         self.num_drafted += len(drafts)
         self.num_accepted += num_right
         if self._num_compared:
-            self._balances.add(self._num_compared, num_right / self._num_compared)
+            self._balances.add(self._num_compared, log1p(num_right) / self._num_compared)
         draft = self._under_way.pop(sequence)
         self._acceptance(sequence).learn(draft.levels, num_right)
 
@@ -121,7 +122,7 @@ class Speculation:
         if num_rows == count:
             self._balances.allow(count)
         else:
-            self._balances.add(count, -longer)
+            self._balances.add(count, -log1p(longer))
             self._num_compared = count
 
     def ended(self, sequences: Iterable[Sequence]) -> None:
