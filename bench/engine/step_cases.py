@@ -48,7 +48,7 @@ _CALLS: Final = (
     (Draws, "result", "sampling"),
     (engine_core, "_send", "hand_over"),
     (FusedDecoder, "forward", "forward"),
-    (FusedDecoder, "_embed", "embedding"),
+    (FusedDecoder, "embed", "embedding"),
     (fused, "add_rms_norm", "norms"),
     (fused, "rotate_and_write", "rotation"),
     (fused, "attend", "attention"),
