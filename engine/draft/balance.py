@@ -3,9 +3,8 @@
 Predictions may be wrong and guesses come true less often than before: of choices that seem to pay,
 those are made that seem so by mistake. So what came of them is counted: the tokens that were right,
 less the time that steps took longer and that was spent on looking for guesses in vain, as
-`engine.draft.worth` weighs them. When nothing
-is left of what they have gained, there are no drafts until a small allowance has paid for a new
-trial: it is all that they can cost in the long run.
+`engine.draft.worth` weighs them. When nothing is left of what they have gained, there are no drafts
+until a small allowance has paid for a new trial: it is all that they can cost in the long run.
 """
 
 from __future__ import annotations

@@ -35,9 +35,12 @@ def reference(model_folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="session")
-def service() -> Iterator[Service]:
-    """In fp32, with so few and small blocks that a crowd of requests preempts each other.
+@pytest.fixture(
+    scope="session", params=["off", pytest.param("lookup", marks=pytest.mark.exhaustive)]
+)
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """In fp32, with so few and small blocks that a crowd of requests preempts each other; with and
+    without guesses at what comes next.
 
     Nobody comes back to an abandoned stream here, so it is given up soon. An engine that was killed
     is waited for however long its start takes, where other programs keep the machine busy.
@@ -45,6 +48,7 @@ def service() -> Iterator[Service]:
     options = ["--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
     options += ["--resume-grace-seconds", "0.5", "--rebuild-seconds", "600"]
     options += ["--kv-memory", str(KV_BLOCKS * FP32_BLOCK_BYTES)]
+    options += ["--speculation", request.param]
     with running_service(options) as service:
         yield service
 
