@@ -69,7 +69,12 @@ class PooledEngine(LocalEngine):
         self.forgotten.append(tenant)
 
     def _core(self) -> EngineCore:
-        config = EngineConfig(model_path="simulated", block_size=BLOCK_SIZE, step_token_budget=128)
+        config = EngineConfig(
+            model_path="simulated",
+            block_size=BLOCK_SIZE,
+            step_token_budget=128,
+            max_running_requests=64,
+        )
         info = simulated_core(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).info
         self.cores.append(EngineCore(config, info, PrintableRunner(NUM_BLOCKS, BLOCK_SIZE)))
         return self.cores[-1]
