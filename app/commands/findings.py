@@ -104,7 +104,8 @@ def _weights_bytes(model: str) -> int | None:
     """As they lie on the disk; `None` if they do not."""
     if model == DEFAULT_MODEL:
         return _DEFAULT_WEIGHTS
-    files = Path(model).expanduser().glob("*.safetensors")
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else path.glob("*.safetensors")
     return sum(file.stat().st_size for file in files) or None
 
 

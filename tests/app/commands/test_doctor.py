@@ -86,6 +86,9 @@ def test_the_size_of_given_weights_counts(tmp_path: Path) -> None:
         file.truncate(9 << 30)
     (finding,) = findings_of(GOOD, NEAR, settings_in(tmp_path, model=str(tmp_path)))
     assert "weights 9216 MiB" in finding.what
+    one_file = settings_in(tmp_path, model=str(tmp_path / "model.safetensors"))
+    (finding,) = findings_of(GOOD, NEAR, one_file)
+    assert "weights 9216 MiB" in finding.what
     with_draft = settings_in(tmp_path, speculation="draft", draft_model=str(tmp_path))
     (finding,) = findings_of(GOOD, NEAR, with_draft)
     assert "weights 9476 MiB" in finding.what
