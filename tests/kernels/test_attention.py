@@ -19,7 +19,7 @@ from kernels.native import library
 from tests.effort import scaled
 from tests.kernels.batches import Paged, paged
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of outputs around 1: some fp32 roundings, or one rounding of the result to its own type."""
 
 BACKENDS: list[Backend] = ["reference", "native"] if library.available() else ["reference"]
