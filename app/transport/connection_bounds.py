@@ -19,7 +19,9 @@ class ConnectionBounds:
 
     `max_connections_per_address` does not hold for `trusted_proxies`, which speak for many, and a
     WebSocket counts for its address only until it is accepted: from then on it is its tenant's.
-    `send_deadline_seconds` is how long a peer may take nothing of what it is sent.
+    `send_deadline_seconds` is how long a peer may take nothing of what it is sent. `idle_seconds`
+    is longer than clients and proxies keep a connection that they do not use (60 at most, by their
+    defaults): whoever closes it first must not be the one that may be sent a request meanwhile.
     """
 
     max_connections: int = 4096
@@ -28,7 +30,7 @@ class ConnectionBounds:
     max_header_bytes: int = 32 * 1024
     max_headers: int = 128
     max_body_bytes: int = 4 * 1024 * 1024
-    idle_seconds: float = 5.0
+    idle_seconds: float = 75.0
     header_deadline_seconds: float = 10.0
     body_deadline_seconds: float = 60.0
     send_deadline_seconds: float = 15.0
