@@ -13,11 +13,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen. The service validates ranges; see `app.wire.common`.
 
     `temperature == 0` means greedy. `max_tokens == 0` computes the prompt and generates nothing,
-    which is how a prompt is warmed. `logprobs` is the number of alternatives reported beside the
-    chosen token (0: only the chosen token's own), `None` for no log-probabilities.
+    which is how a prompt is warmed. Before `min_tokens` no stop token is chosen. `logprobs` is the
+    number of alternatives reported beside the chosen token (0: only the chosen token's own), `None`
+    for no log-probabilities.
     """
 
     max_tokens: int
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -83,7 +85,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     stopped, `max_tokens` and penalties included; `cached_tokens` is what that run has reported.
     Sequences that were over already are `ended`: they are neither computed nor reported again.
     With `cache` off it neither finds blocks nor leaves any. `pin` names a prompt
-    (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`.
+    (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`. Of a tenant's requests,
+    those of higher `priority` are served first; between tenants it says nothing.
     """
 
     request_id: str
@@ -99,6 +102,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     cache: bool = True
     pin: str | None = None
+    priority: int = 0
 
     @property
     def num_outputs(self) -> int:

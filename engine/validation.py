@@ -22,6 +22,8 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("the prompt holds token ids outside the vocabulary", "prompt")
     if sampling.max_tokens < 0:
         raise RequestRefused("max_tokens must not be negative", "max_tokens")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise RequestRefused(f"min_tokens must be 0 ... {sampling.max_tokens}", "min_tokens")
     if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
         raise RequestRefused("logit_bias names token ids outside the vocabulary", "logit_bias")
     if not 0 <= sampling.top_k <= _MAX_TOP_K:
@@ -102,6 +104,8 @@ def _check_lines(request: EngineRequest, info: EngineInfo) -> None:
         )
     if request.sampling.max_tokens == 0:
         raise RequestRefused("a beam search needs room for a token", "max_tokens")
+    if request.sampling.min_tokens:
+        raise RequestRefused("a beam search has no shortest output", "min_tokens")
     if request.sampling.logprobs is not None:
         raise RequestRefused("beams have a score instead of log-probabilities", "logprobs")
 

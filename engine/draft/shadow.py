@@ -42,7 +42,10 @@ class Shadow:
         self.sequence.table = table
         self.sequence.token_ids = []
         self.sequence.num_drawn = self.sequence.num_cached = self.sequence.num_computed = 0
-        self.sequence.sampling = structs.replace(sampling, logprobs=0, logit_bias=bias)
+        stops = tuple(token for token in sampling.stop_token_ids if token < vocab_size)
+        self.sequence.sampling = structs.replace(
+            sampling, logprobs=0, logit_bias=bias, stop_token_ids=stops
+        )
         self.num_rests = 0
         """Times that guesses were not worth it, one after the other."""
         self._levels: list[int] = []

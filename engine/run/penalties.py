@@ -8,6 +8,7 @@ counted as it comes, not anew in each step: here on the host, and for a GPU's sc
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -201,8 +202,16 @@ def biases(draws: abc.Sequence[Draw]) -> dict[int, tuple[Tokens, Numbers]]:
             np.fromiter(bias.values(), np.float32, len(bias)),
         )
         for row, draw in enumerate(draws)
-        if (bias := draw.sequence.sampling.logit_bias)
+        if (bias := _bias(draw))
     }
+
+
+def _bias(draw: Draw) -> dict[int, float]:
+    """The request's own, and what keeps an output from ending too soon."""
+    sampling = draw.sequence.sampling
+    if draw.num_output_tokens >= sampling.min_tokens:
+        return sampling.logit_bias
+    return sampling.logit_bias | dict.fromkeys(sampling.stop_token_ids, -math.inf)
 
 
 def has_penalties(params: SamplingParams) -> bool:

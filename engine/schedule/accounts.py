@@ -16,17 +16,17 @@ _IDLE_ACCOUNTS = 1024
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """One tenant. Its requests run in order of arrival, and its newest is preempted first.
+    """One tenant. Its requests start in the order of their places, and its last is preempted first.
 
-    So every running request is older than every waiting one, but for one that is back from a
-    preemption and spared for a while.
+    So of one priority every running request is older than every waiting one, but for one that is
+    back from a preemption and spared for a while.
     """
 
     tenant: str
     share: TenantShare = field(default_factory=TenantShare)
     waiting: OrderedDict[str, SequenceGroup] = field(default_factory=OrderedDict)
     running: list[SequenceGroup] = field(default_factory=list)
-    """In order of arrival, as those that wait are."""
+    """In the order of their places, as those that wait are."""
     held: dict[int, int] = field(default_factory=dict)
     """Blocks of the running requests, and how many of their sequences hold each."""
     served: float = 0.0
@@ -66,8 +66,8 @@ class Account:
         assert held == self.held, f"{self.tenant!r}: blocks held are miscounted"
         assert not any(any(group.blocks) for group in self.waiting.values())
         for groups in (self.running, self.waiting.values()):
-            arrivals = [group.arrival for group in groups]
-            assert arrivals == sorted(arrivals), f"{self.tenant!r} is not served in order"
+            places = [group.place for group in groups]
+            assert places == sorted(places), f"{self.tenant!r} is not served in order"
 
 
 class Accounts:
@@ -104,25 +104,20 @@ class Accounts:
         account.share = share
         return account
 
-    def enqueue(self, group: SequenceGroup, *, first: bool = False) -> None:
-        """Let a request wait: behind the others of its tenant, or before those that came later."""
+    def enqueue(self, group: SequenceGroup) -> None:
+        """Let a request wait in its place among the others of its tenant."""
         account = self._all[group.tenant]
         account.waiting[group.request_id] = group
-        if first:
-            later = [
-                other.request_id
-                for other in account.waiting.values()
-                if other.arrival > group.arrival
-            ]
-            for request_id in later:
-                account.waiting.move_to_end(request_id)
+        behind = [one.request_id for one in account.waiting.values() if one.place > group.place]
+        for request_id in behind:
+            account.waiting.move_to_end(request_id)
         self._settle(account)
 
     def start(self, group: SequenceGroup) -> None:
         """Move the tenant's next request from its queue to what it runs."""
         account = self._all[group.tenant]
         del account.waiting[group.request_id]
-        insort(account.running, group, key=lambda group: group.arrival)
+        insort(account.running, group, key=lambda group: group.place)
         for blocks in group.blocks:
             account.hold(blocks)
         self._settle(account)

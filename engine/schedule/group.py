@@ -86,6 +86,11 @@ class SequenceGroup:
         return self.request.tenant
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Its place among its tenant's requests: those of higher priority come before it."""
+        return -self.request.priority, self.arrival
+
+    @property
     def unfinished(self) -> list[Sequence]:
         """The sequences that go on."""
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]

@@ -64,12 +64,12 @@ class Lifecycle:
         """The account of the group's tenant."""
         return self.accounts[group.tenant]
 
-    def enqueue(self, group: SequenceGroup, *, first: bool = False) -> None:
-        """Let a group wait, behind the others of its tenant or before them."""
+    def enqueue(self, group: SequenceGroup) -> None:
+        """Let a group wait in its place among the others of its tenant."""
         self.live[group.request_id] = group
         if not self.account(group).waiting:
             self.fairness.begins_to_wait(self.account(group), self.accounts.waiting.values())
-        self.accounts.enqueue(group, first=first)
+        self.accounts.enqueue(group)
 
     def admission(self, group: SequenceGroup) -> Admission:
         """What a waiting group needs to run, given what is cached now."""
@@ -168,7 +168,7 @@ class Lifecycle:
         return children
 
     def preempt(self, group: SequenceGroup, *, may_swap: bool = True) -> None:
-        """Take a running group's blocks; it waits before the others of its tenant.
+        """Take a running group's blocks; it waits before those of its tenant that came later.
 
         What comes back is laid out by its tokens, so all of them have to be known.
         """
@@ -185,7 +185,7 @@ class Lifecycle:
         if saved is None:
             self.num_recomputed += 1
             self._restart(group)
-        self.enqueue(group, first=True)
+        self.enqueue(group)
 
     def forget_saved(self, group: SequenceGroup) -> None:
         """What a swapped group has left in the host tier is lost: it is to be computed again."""

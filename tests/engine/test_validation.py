@@ -25,6 +25,14 @@ from tests.engine.simulation import EOS, make_request, simulated_core
         ({"beam": BeamParams(num_beams=4), "num_sequences": 2}, "num_beams"),
         ({"beam": BeamParams(num_beams=4), "generated": [[5]]}, "generated"),
         (
+            {
+                "beam": BeamParams(num_beams=4),
+                "sampling": SamplingParams(max_tokens=9, min_tokens=1, temperature=0),
+            },
+            "min_tokens",
+        ),
+        ({"sampling": SamplingParams(max_tokens=9, min_tokens=10)}, "min_tokens"),
+        (
             {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
             "num_beams",
         ),

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.api import EngineError, UnsupportedModel
+from engine.api import EngineError, SamplingParams, UnsupportedModel
 from engine.config import EngineConfig
 from engine.model import kernel_paths
 from engine.model.calibration import calibrate, calibrate_steps
@@ -123,6 +123,28 @@ def test_paged_output_equals_generate_cold_cached_chunked_batched_and_preempted(
     assert stats.preemptions > 0, "the pool was meant to be too small"
     assert stats.cached_tokens > 0
     assert stats.blocks_in_use == 0
+
+
+def test_a_shortest_output_is_that_of_generate(tmp_path: Path) -> None:
+    model, prompt = save_model("llama", tmp_path), random_prompt(random.Random(5), 30)
+    core, stop = make_core(tmp_path, num_blocks=20), generate(model, prompt, 3)[-1]
+    ids = torch.tensor([prompt])
+    for shortest in (2, 9):
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            min_new_tokens=shortest,
+            do_sample=False,
+            eos_token_id=stop,
+            pad_token_id=0,
+        )
+        sampling = SamplingParams(
+            max_tokens=12, min_tokens=shortest, temperature=0, stop_token_ids=(stop,)
+        )
+        core.submit(make_request("r", prompt, sampling=sampling))
+        assert run_to_end(core)["r"] == output[0, len(prompt) :].tolist()
+    assert len(generate(model, prompt, 3)) == 3, "the stop token is what comes without a minimum"
 
 
 def test_a_model_whose_attention_cannot_be_paged_is_refused(tmp_path: Path) -> None:

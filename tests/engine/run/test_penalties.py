@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -128,3 +129,15 @@ def test_penalised_draws_have_their_distribution() -> None:
     tokens = draw(penalised, states, columns([numbers()] * count))
     expected = adjusted(scores[0], seq).double().softmax(-1).numpy()
     assert chi_square(np.bincount(tokens, minlength=VOCAB), expected * count) > 0.001
+
+
+def test_no_stop_token_is_drawn_before_the_shortest_output() -> None:
+    options = {"min_tokens": 3, "stop_token_ids": (5, 7), "logit_bias": {5: 100.0}}
+    scores = torch.zeros(VOCAB)
+    for output, drafts, is_free in (([1], (), False), ([1], (2, 3), True), ([1, 2, 3], (), True)):
+        seq = sequence([4, 5], output, **options)
+        adjustments = Adjustments.of([Draw(seq, drafts)], TokenCounts())
+        assert adjustments is not None
+        [row] = adjustments.apply(scores[None], None)
+        assert row[[5, 7]].tolist() == ([100.0, 0.0] if is_free else [-math.inf, -math.inf])
+        assert not row[[4, 6]].any()

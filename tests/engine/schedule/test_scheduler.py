@@ -9,6 +9,7 @@ from tests.engine.simulation import (
     expected_output,
     make_request,
     random_prompt,
+    run_all_to_end,
     run_to_end,
     simulated_core,
 )
@@ -177,3 +178,35 @@ def test_a_small_pool_preempts_and_still_answers() -> None:
     outputs = run_to_end(core)
     assert core.stats().preemptions > 0
     assert outputs == {i: expected_output(prompt, 40) for i, prompt in prompts.items()}
+
+
+def test_a_tenants_own_requests_start_by_their_priority_and_then_as_they_came() -> None:
+    core = simulated_core(max_running_requests=1)
+    rng = random.Random(9)
+    for name, priority in [("0", 0), ("flex", -1), ("1", 0), ("first", 1), ("2", 0), ("second", 1)]:
+        core.submit(make_request(name, random_prompt(rng, 9), 2, priority=priority))
+    started = list(dict.fromkeys(run_all_to_end(core)))
+    assert started == ["first", "second", "0", "1", "2", "flex"]
+
+
+def test_priority_gains_nothing_over_other_tenants() -> None:
+    orders = []
+    for priority in (-1, 0, 1):
+        core, rng = simulated_core(max_running_requests=1), random.Random(9)
+        for index in range(12):
+            tenant = "ab"[index % 2]
+            own = priority if tenant == "a" else 0
+            request = make_request(str(index), random_prompt(rng, 9), 2, tenant, priority=own)
+            core.submit(request)
+        orders.append(list(run_all_to_end(core)))
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_a_preempted_request_waits_in_its_place() -> None:
+    core, rng = simulated_core(num_blocks=16, max_running_requests=4), random.Random(2)
+    prompts = {str(index): random_prompt(rng, 12) for index in range(8)}
+    for name, prompt in prompts.items():
+        core.submit(make_request(name, prompt, 24, priority=int(name) % 3 - 1))
+    outputs = run_to_end(core)
+    assert core.stats().preemptions > 0
+    assert outputs == {name: expected_output(prompt, 24) for name, prompt in prompts.items()}
