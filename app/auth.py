@@ -3,7 +3,8 @@
 A key comes as `Authorization: Bearer KEY`. A browser cannot set headers on a WebSocket; it offers
 two subprotocols instead, one that names the protocol (`realtime` or `partywall.v1`) and one that
 carries the key (`openai-insecure-api-key.KEY` or `partywall.key.KEY`). The server selects the
-first, so that the key is not sent back.
+first, so that the key is not sent back, unless the key alone was offered: a browser closes a socket
+that selects nothing of what it has offered.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ def tenant_disabled() -> ApiError:
 
 
 def select_subprotocol(offered: Iterable[str]) -> str | None:
-    """The subprotocol to answer with: never one that carries a key."""
-    return next((name for name in offered if name in PROTOCOLS), None)
+    """The subprotocol to answer with: one that carries a key only where nothing else is offered."""
+    names = list(offered)
+    known = [name for name in names if name in PROTOCOLS]
+    keys = [name for name in names if name.startswith(KEY_PREFIXES)]
+    return next(iter(known or keys), None)
 
 
 def _bearer(header: str | None) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.server import Listener, bind, local_url, run_server
-from app.setting_kinds import networks
+from app.setting_kinds import networks, origins
 from app.settings import Settings
 from app.stopping import on_signals
 from app.stores import PublicTenantStore, demo_tenant, open_stores
@@ -110,6 +110,8 @@ def service_bounds(settings: Settings) -> Bounds:
         response_ttl_seconds=settings.response_ttl_seconds,
         resume_grace_seconds=settings.resume_grace_seconds,
         default_max_output_tokens=settings.default_max_output_tokens,
+        ignores_unknown_fields=settings.unknown_fields == "ignore",
+        page_origins=origins(settings.allowed_origins or ""),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,6 +34,7 @@ from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
 from app.transport.intake import Intake
+from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
@@ -63,7 +64,7 @@ def create_app(
         async with _background(service):
             yield
 
-    return _application(service, _routes(), lifespan)
+    return _application(service, _routes(), lifespan, cors(bounds.page_origins))
 
 
 def _assembled(
@@ -179,11 +180,14 @@ def create_admin_app(service: Service, token: AdminToken) -> Starlette:
 
 
 def _application(
-    service: Service, routes: list[BaseRoute], lifespan: Lifespan[Starlette] | None = None
+    service: Service,
+    routes: list[BaseRoute],
+    lifespan: Lifespan[Starlette] | None = None,
+    middleware: Sequence[Middleware] = (),
 ) -> Starlette:
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestIds)],
+        middleware=[Middleware(RequestIds), *middleware],
         exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
     )

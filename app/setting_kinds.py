@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
 LAST_PORT = 65_535
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-\[\]:]+")
+"""As browsers write it (RFC 6454): in small letters, without a path."""
 
 
 def _none_if_unlimited(value: object) -> object:
@@ -35,6 +38,20 @@ def _checked_networks(text: str) -> str:
     return text
 
 
+def origins(text: str) -> tuple[str, ...]:
+    """Origins of web pages, with commas between them, or `*`. Raises `ValueError`."""
+    parts = [part.strip() for part in text.split(",")]
+    for part in filter(None, parts):
+        if part != "*" and not _ORIGIN.fullmatch(part):
+            raise ValueError(f"{part!r} is no origin, such as https://chat.example.com")
+    return tuple(filter(None, parts))
+
+
+def _checked_origins(text: str) -> str:
+    origins(text)
+    return text
+
+
 Count = Annotated[int, Field(ge=1)]
 AUTO = BeforeValidator(_none_if_auto)
 _UNLIMITED = BeforeValidator(_none_if_unlimited)
@@ -46,6 +63,7 @@ Location = Annotated[Path, BeforeValidator(_expanded)]
 Seconds = Annotated[float, Field(gt=0)]
 AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, AfterValidator(_checked_networks)]
+Origins = Annotated[str, AfterValidator(_checked_origins)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

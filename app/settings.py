@@ -26,6 +26,7 @@ from app.setting_kinds import (
     DefaultSize,
     Location,
     Networks,
+    Origins,
     Price,
     Seconds,
     check_given_file,
@@ -255,6 +256,16 @@ class Settings(BaseSettings):
         "127.0.0.0/8,::1",
         description="Addresses and networks, with commas, that speak for many: the bound of one "
         "address is not theirs.",
+    )
+    allowed_origins: Origins | None = Field(
+        None,
+        description="Origins, with commas, whose pages browsers let call the service (CORS); * for "
+        "all.",
+    )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="Fields of a request that are not known: refused by name, or ignored and named "
+        "in a header.",
     )
     max_header_bytes: int = Field(
         32 * 1024, ge=1024, description="Largest head of a request: its line and headers."

@@ -26,7 +26,7 @@ from app.wire.chat import (
     PromptTokensDetails,
 )
 from app.wire.errors import ApiError, internal_error
-from app.wire.events import EncodedLogprob, encode_json
+from app.wire.events import EncodedLogprob, encode_json, padding
 
 
 class Completion:
@@ -43,6 +43,9 @@ class Completion:
         self._shows_logprobs = bool(body.logprobs)
         options = body.stream_options
         self._reports_usage = options is not None and bool(options.include_usage)
+        self._counts_on = options is not None and bool(options.continuous_usage_stats)
+        self._pads = options is not None and bool(options.include_obfuscation)
+        self._tier = body.tier
         self._candidates = candidates
         self._generation = generation
         self._model_id = model_id
@@ -76,16 +79,23 @@ class Completion:
                 self._choice(index, line, logprobs[line.index]) for index, line in enumerate(chosen)
             ],
             usage=self._usage(),
+            service_tier=self._tier,
         )
         return encode_json(completion)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The completion as server-sent chunks; a failure is the last one, and carries an error."""
-        for line in self._generation.lines:
-            opening = {"role": "assistant", "content": ""}
-            yield self._chunk(ChunkChoice(index=line.index, delta=opening))
+        """The completion as server-sent chunks; a failure is the last one, and carries an error.
+
+        An answer's role comes when its text begins: whoever measures takes the first chunk for the
+        first token.
+        """
+        silent = {line.index for line in self._generation.lines}
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
+                if piece.index in silent:
+                    silent.remove(piece.index)
+                    opening = {"role": "assistant", "content": ""}
+                    yield self._chunk(ChunkChoice(index=piece.index, delta=opening))
                 if not piece.is_empty:
                     yield self._chunk(self._growth(piece))
                 if piece.end is not None:
@@ -122,12 +132,16 @@ class Completion:
 
     def _chunk(self, choice: ChunkChoice | None) -> bytes:
         """One chunk; without a choice, the last one that carries the usage."""
+        tells_usage = choice is None or self._counts_on
+        text = "" if choice is None else choice.delta.get("content", "")
         chunk = ChatChunk(
             id=self._generation.request.request_id,
             created=self._created,
             model=self._model_id,
             choices=[choice] if choice is not None else [],
-            usage=UNSET if not self._reports_usage else self._usage() if choice is None else None,
+            usage=UNSET if not self._reports_usage else self._usage() if tells_usage else None,
+            service_tier=self._tier,
+            obfuscation=padding(text) if text and self._pads else UNSET,
         )
         return sse_event(encode_json(chunk))
 

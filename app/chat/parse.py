@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 
 from app.generate.request import Candidates, FieldNames, GenerationRequest, Item
+from app.prompt.template import Message
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from engine.api import BeamParams
@@ -26,6 +27,7 @@ _NEUTRAL: dict[str, object] = {
     "logit_bias": {},
     "logprobs": False,
     "stop": [],
+    "min_tokens": 0,
 }
 """What must not change how beams are searched or shown, and the values that ask for nothing."""
 
@@ -54,7 +56,10 @@ def generation_request(body: ChatBody) -> GenerationRequest:
 
 def _message(message: ChatMessage) -> Item:
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": message.text}
+    item: Message = {"role": role, "content": message.text}
+    if message.name is not None:
+        item["name"] = message.name
+    return item
 
 
 def _sampled(body: ChatBody) -> Candidates:

@@ -20,16 +20,21 @@ class Detokenizer:
     """Decodes one sequence incrementally.
 
     Text is held back while it ends in an incomplete UTF-8 character or in what may become a stop
-    string. Special tokens (the end of a turn among them) are not part of the text.
+    string. Special tokens (the end of a turn among them) are not part of the text. What the first
+    `min_tokens` spell stops nothing.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
         self.stopped = False
         """Whether a stop string was seen; neither it nor what follows is ever emitted."""
         table = token_bytes(tokenizer)
         self._decoder: _Decoder = _Window(tokenizer) if table is None else _Bytes(table)
         self._stop = tuple(stop)
         self._longest_stop = max((len(text) for text in stop), default=0)
+        self._unstopped_tokens = min_tokens
+        """Tokens to come before stop strings are looked for."""
         self._emitted: list[str] = []
         self._held = ""
 
@@ -44,15 +49,19 @@ class Detokenizer:
             text = self._decoder.push(token_ids)
             self._emitted.append(text)
             return text
-        return "".join(
-            self._release(self._decoder.push((token_id,)), final=False)
-            for token_id in token_ids
-            if not self.stopped
-        )
+        return "".join(self._take(token_id) for token_id in token_ids if not self.stopped)
 
     def finish(self) -> str:
         """No more tokens will come; returns the text that was held back."""
         return "" if self.stopped else self._release(self._decoder.finish(), final=True)
+
+    def _take(self, token_id: int) -> str:
+        new = self._decoder.push((token_id,))
+        if self._unstopped_tokens == 0:
+            return self._release(new, final=False)
+        self._unstopped_tokens -= 1
+        self._emitted.append(new)
+        return new
 
     def _release(self, new: str, final: bool) -> str:
         """Emit held-back text and `new` up to a stop string, or up to what may become one."""

@@ -9,8 +9,8 @@ import msgspec
 
 from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt
-from app.wire.common import SamplingFields
-from app.wire.errors import ApiError, invalid_request
+from app.wire.common import SamplingFields, Tier
+from app.wire.errors import ContextExceeded, invalid_request
 from engine.api import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
 from engine.blocks.hashing import derive_key
 from engine.validation import check_request
@@ -18,6 +18,7 @@ from tenants.records import Principal, Tenant, TenantLimits
 
 MAX_LOGPROBS = 262_144
 """Log-probabilities of an answer, alternatives and candidates included."""
+_PRIORITIES: dict[Tier, int] = {"flex": -1, "default": 0, "priority": 1}
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 """Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
@@ -50,6 +51,7 @@ def engine_request(
         cache=tenant.cache == "on",
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
+        priority=_PRIORITIES[request.sampling.tier],
     )
     check_request(asked, info)
     return asked
@@ -93,7 +95,7 @@ def _private_key(tenant: Tenant, request: GenerationRequest, prompt: Prompt) -> 
     """Of the end user's conversations, or of those under the same `prompt_cache_key`."""
     user, cache_key = prompt.end_user, request.sampling.prompt_cache_key
     private_key = tenant.namespace_key if user is None else tenant.user_key(user)
-    if cache_key is None:
+    if not cache_key:
         return private_key
     return derive_key(private_key, "prompt_cache_key", cache_key)
 
@@ -134,16 +136,11 @@ def _output_budget(
     context = min(info.max_context_tokens, limits.context_tokens or info.max_context_tokens)
     remaining = context - prompt_tokens
     if remaining < 1:
-        raise _too_long(
-            f"The prompt has {prompt_tokens} tokens; the context holds {context}, answer included.",
-            request.longest_field,
-        )
+        message = f"The prompt has {prompt_tokens}, and the answer needs room."
+        raise ContextExceeded(context, message, request.longest_field)
     if asked is not None and asked > remaining:
-        raise _too_long(
-            f"A prompt of {prompt_tokens} tokens leaves {remaining} of {context} for the answer; "
-            f"{asked} were asked for.",
-            names.max_tokens,
-        )
+        message = f"A prompt of {prompt_tokens} leaves {remaining}; {asked} were asked for."
+        raise ContextExceeded(context, message, names.max_tokens)
     longest = _longest(request, limits)
     if asked is not None and longest is not None and asked > longest:
         what = "" if longest == limits.output_tokens else " with so many log-probabilities"
@@ -182,10 +179,6 @@ def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLi
     return each * info.block_size - prompt_tokens
 
 
-def _too_long(message: str, param: str) -> ApiError:
-    return invalid_request(message, param, "context_length_exceeded")
-
-
 def _sampling_params(
     fields: SamplingFields, info: EngineInfo, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
@@ -198,6 +191,7 @@ def _sampling_params(
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
         max_tokens=max_tokens,
+        min_tokens=fields.min_tokens or 0,
         temperature=or_default(fields.temperature, 1.0),
         top_p=or_default(fields.top_p, 1.0),
         top_k=fields.top_k or 0,

@@ -55,7 +55,7 @@ class Line:
         self.score: float | None = None
         self._sampling = sampling
         self._texts = None if sampling.logprobs is None else TokenTexts(tokenizer)
-        self._detokenizer = Detokenizer(tokenizer, stop)
+        self._detokenizer = Detokenizer(tokenizer, stop, sampling.min_tokens)
         self._detokenizer.push(generated)
         self._one_by_one = bool(stop) or sampling.logprobs is not None
         self._held = list(held)

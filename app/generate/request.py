@@ -67,7 +67,8 @@ class GenerationRequest:
     It begins with `items`, under the system text that `prompt` names or `instructions` are, or goes
     on with them behind `previous_response_id`. `sampling` is what all APIs share. An answer that
     names no `max_tokens` has `default_max_tokens`, or what the service and the context allow.
-    `logprobs` is the number of alternatives beside each token, `None` for no log-probabilities.
+    `logprobs` is the number of alternatives beside each token, `None` for no log-probabilities. Of
+    a conversation that is too long turns may be left out where it `truncates`.
     """
 
     id: str
@@ -81,6 +82,7 @@ class GenerationRequest:
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     logprobs: int | None = None
+    truncates: bool = False
     candidates: Candidates = field(default_factory=Candidates)
 
     @property

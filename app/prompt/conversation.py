@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from app.generate.request import GenerationRequest, Item, SealedSummary
 from app.prompt.history import Turn
 from app.prompt.sealing import PromptOrigin, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.template import ChatTemplate, Message
-from app.wire.errors import invalid_request
-from tenants.records import Principal
+from app.prompt.truncation import without_middle_ids
+from app.wire.errors import ContextExceeded, invalid_request
+from tenants.records import Principal, Tenant
+
+_TRUNCATIONS = 8
+"""How often a conversation is shortened at most, each time by more."""
+_ANSWER_PART = 8
+"""A truncated prompt leaves such a part of the context to an answer that names no length."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,8 @@ class Prompt:
     """The prompt of one turn: ids, how many of them are a registered prompt's, and the system text.
 
     `shared_owner` is whose prompt that is, see `SystemText`, `end_user` whom the conversation
-    belongs to, and `origin` the registered prompt that it is under.
+    belongs to, and `origin` the registered prompt that it is under. At `starts` later requests of
+    the conversation have begun.
     """
 
     ids: list[int]
@@ -28,6 +37,7 @@ class Prompt:
     system: str | None = None
     end_user: str | None = None
     origin: PromptOrigin | None = None
+    starts: list[int] = field(default_factory=list)
 
 
 class PromptBuilder:
@@ -45,7 +55,6 @@ class PromptBuilder:
         the leading system message. Raises `ApiError` naming the field at fault.
         """
         messages, recalled = await self._messages(principal, request.items)
-        longest = request.longest_field
         system: SystemText | None = None
         if request.prompt is not None:
             if request.instructions is not None:
@@ -59,12 +68,11 @@ class PromptBuilder:
                 messages.insert(0, {"role": "system", "content": request.instructions})
             elif recalled is not None:
                 system = recalled
-            self._template.check_length(messages, longest)
+            if not request.truncates:
+                self._template.check_length(messages, request.longest_field)
             if system is None and messages[0]["role"] == "system":
                 system = await self._registered.recognize(principal, messages[0]["content"])
-        ids = await self._template.prompt_ids(
-            principal.tenant.id, messages, request.names.items, longest
-        )
+        ids = await self._first_ids(principal.tenant, request, messages)
         end_user = request.sampling.end_user
         if system is None:
             return Prompt(ids, end_user=end_user)
@@ -93,9 +101,13 @@ class PromptBuilder:
         messages, recalled = await self._messages(principal, request.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
+        earlier = previous.ids
         ids = await self._template.continuation_ids(
-            principal.tenant.id, previous.ids, messages, request.names.items
+            principal.tenant.id, earlier, messages, request.names.items
         )
+        starts, room = [*previous.starts, len(earlier)], self._room(principal.tenant, request)
+        if request.truncates and len(ids) > room:
+            ids, starts = without_middle_ids(ids, starts, room, self._template.special_ids)
         return Prompt(
             ids,
             previous.shared_tokens,
@@ -103,7 +115,38 @@ class PromptBuilder:
             previous.system,
             request.sampling.end_user or previous.end_user,
             previous.origin,
+            starts,
         )
+
+    async def _first_ids(
+        self, tenant: Tenant, request: GenerationRequest, messages: list[Message]
+    ) -> list[int]:
+        """The ids of a conversation; where it is too long and may be truncated, of what is left.
+
+        Raises what `ChatTemplate.prompt_ids` raises.
+        """
+        ask = partial(
+            self._template.prompt_ids,
+            tenant.id,
+            param=request.names.items,
+            longest=request.longest_field,
+        )
+        room = left = self._room(tenant, request)
+        for _ in range(_TRUNCATIONS if request.truncates and room > 0 else 0):
+            with contextlib.suppress(ContextExceeded):
+                ids = await ask(messages)
+                if len(ids) <= room:
+                    return ids
+            # Templates write more than the messages: what is left may still be too long.
+            messages = await self._template.shortened(tenant.id, messages, left)
+            left -= room // _TRUNCATIONS
+        return await ask(messages)
+
+    def _room(self, tenant: Tenant, request: GenerationRequest) -> int:
+        """Tokens of the context that a prompt may have, which leaves the answer some."""
+        context = self._template.context_tokens
+        context = min(context, tenant.limits.context_tokens or context)
+        return context - (request.max_tokens or context // _ANSWER_PART)
 
     async def _messages(
         self, principal: Principal, items: Sequence[Item]

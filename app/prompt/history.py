@@ -29,7 +29,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     unsigned 32-bit integers; a failed response keeps none and cannot be continued. The first
     `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
     its share group. `system` is the text of the system message that begins the conversation, and
-    `origin` the registered prompt that it is the text of.
+    `origin` the registered prompt that it is the text of. At `starts` later requests of the
+    conversation have begun.
     """
 
     packed_ids: bytes
@@ -39,6 +40,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     end_user: str | None
     response: bytes
     origin: PromptOrigin | None = None
+    starts: list[int] = []
 
     @property
     def ids(self) -> list[int]:

@@ -7,16 +7,17 @@ again, so every full block of the earlier turns, answers included, is found in t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from app.prompt.plain_text import PlainText, TooManyTokens
+from app.prompt.truncation import without_middle
 from app.upkeep.workers import Workers
-from app.wire.errors import ApiError, invalid_request
+from app.wire.errors import ContextExceeded, invalid_request
 
 _INLINE_CHARACTERS = 4096
 _INLINE_MESSAGES = 32
@@ -27,10 +28,14 @@ _SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
 
 
 class Message(TypedDict):
-    """One message as templates take it; developer messages are system messages to a template."""
+    """One message as templates take it; developer messages are system messages to a template.
+
+    Few templates write a speaker's `name`.
+    """
 
     role: str
     content: str
+    name: NotRequired[str]
 
 
 class ChatTemplate:
@@ -50,6 +55,16 @@ class ChatTemplate:
         self._workers = workers
         self._context_tokens = context_tokens
 
+    @property
+    def context_tokens(self) -> int:
+        """What a prompt and its answer may have together."""
+        return self._context_tokens
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """The tokens that end turns are among these."""
+        return frozenset(self._tokenizer.all_special_ids)
+
     def check_length(self, messages: Sequence[Message], param: str) -> None:
         """Raise `ApiError` naming `param` for more text than `check_characters` lets through."""
         self.check_characters(sum(len(message["content"]) for message in messages), param)
@@ -58,8 +73,7 @@ class ChatTemplate:
         """Raise `ApiError` naming `param` for more than any tokens of the context spell."""
         context = self._context_tokens
         if characters > context * self._texts.longest_token:
-            message = f"{characters} characters are more than the {context} tokens of the context."
-            raise _too_long(message, param)
+            raise ContextExceeded(context, f"{characters} characters are more than that.", param)
 
     async def prompt_ids(
         self, tenant: str, messages: Sequence[Message], param: str, longest: str | None = None
@@ -85,6 +99,19 @@ class ChatTemplate:
         self.check_length(messages, param)
         render = partial(self._render_after, previous[-1], param)
         return await self._ids(tenant, messages, param, render, previous)
+
+    async def shortened(self, tenant: str, messages: Sequence[Message], room: int) -> list[Message]:
+        """The messages without so many turns that about `room` tokens are left."""
+
+        def count(message: Message) -> int:
+            marked = self._marked(message)
+            try:
+                return len(self._texts.encode(marked["content"], max(0, room)))
+            except TooManyTokens as error:
+                return int(error.args[0])
+
+        work = partial(without_middle, messages, room, count)
+        return await self._workers.run(tenant, work)
 
     async def prefix_ids(self, tenant: str, system: str, *, whole: bool) -> list[int]:
         """The ids that every conversation under a system prompt starts with.
@@ -126,8 +153,8 @@ class ChatTemplate:
             try:
                 return [*previous, *self._texts.encode(render(messages), context)]
             except TooManyTokens as error:
-                message = f"The prompt has {error} tokens or more; the context holds {context}."
-                raise _too_long(message, param) from None
+                explanation = f"The prompt has {error} or more."
+                raise ContextExceeded(context, explanation, param) from None
 
         characters = sum(len(message["content"]) for message in messages)
         size = characters + len(previous)
@@ -136,10 +163,7 @@ class ChatTemplate:
         return await self._workers.run(tenant, work)
 
     def _render(self, param: str, messages: Sequence[Message]) -> str:
-        marked = [
-            {"role": one["role"], "content": self._texts.mark(one["content"], one["role"])}
-            for one in messages
-        ]
+        marked = [self._marked(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
                 marked, tokenize=False, add_generation_prompt=True
@@ -148,6 +172,13 @@ class ChatTemplate:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
         return str(text)
+
+    def _marked(self, message: Message) -> Message:
+        role = message["role"]
+        marked: Message = {"role": role, "content": self._texts.mark(message["content"], role)}
+        if "name" in message:
+            marked["name"] = self._texts.mark(message["name"], "user")
+        return marked
 
     def _render_after(self, last: int, param: str, messages: Sequence[Message]) -> str:
         """What the template writes behind an answer whose last token is `last`."""
@@ -174,7 +205,3 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
         if one != other:
             return index
     return min(len(left), len(right))
-
-
-def _too_long(message: str, param: str) -> ApiError:
-    return invalid_request(message, param, "context_length_exceeded")

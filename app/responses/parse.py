@@ -32,6 +32,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         previous_response_id=body.previous_response_id,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
+        truncates=body.truncation == "auto",
     )
 
 
@@ -57,6 +58,7 @@ def new_response(
         previous_response_id=body.previous_response_id,
         instructions=body.instructions,
         prompt=body.prompt.model_dump() if body.prompt else None,
+        truncation=body.truncation or "disabled",
         parallel_tool_calls=body.parallel_tool_calls is not False,
         tool_choice=body.tool_choice or "auto",
         temperature=or_default(body.temperature, 1.0),
@@ -67,6 +69,7 @@ def new_response(
         max_output_tokens=body.max_output_tokens,
         # A tenant that may not leave prompts in memory does not want its answers kept either.
         store=tenant.cache == "on" if body.store is None else body.store,
+        service_tier=body.tier,
         metadata=body.metadata or {},
         user=body.user,
         safety_identifier=body.safety_identifier,

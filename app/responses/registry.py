@@ -15,6 +15,7 @@ from app.responses.run import ResponseRun, check_position
 from app.responses.store import ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.upkeep.metrics import Metrics
+from app.wire.common import ignored_fields
 from app.wire.errors import response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
 from engine.client import EngineClient
@@ -55,7 +56,10 @@ class Responses:
         request = generation_request(body)
         generation = await self._generations.begin(principal, request, on_socket)
         tenant = principal.tenant
-        renderer = ResponseRenderer(new_response(request.id, self._model_id, body, tenant))
+        resource = new_response(request.id, self._model_id, body, tenant)
+        options = body.stream_options
+        pads = options is not None and bool(options.include_obfuscation)
+        renderer = ResponseRenderer(resource, pads=pads, ignored=ignored_fields(body))
         return self._run(tenant, renderer, generation, on_socket=on_socket)
 
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
@@ -90,7 +94,8 @@ class Responses:
     async def cancel(self, tenant: Tenant, response_id: str) -> bytes:
         """End a running response, here or in another process; the response as it is then, as JSON.
 
-        One that has ended is returned unchanged. Raises `ApiError` 404.
+        One that was cancelled already is returned unchanged. Raises `ApiError` 404, and 400 for one
+        that has ended otherwise.
         """
         run = self.running(tenant, response_id)
         if run is None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from app.generate.generation import Generation, Outcome
 from app.generate.lines import Piece
@@ -27,6 +28,7 @@ from app.wire.events import (
     TextDone,
     TextPart,
     Usage,
+    padding,
 )
 
 _STATUS_OF_OUTCOME: dict[Outcome, Status] = {
@@ -47,7 +49,9 @@ _EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
 class ResponseRenderer:
     """One response and its only output message, which grow with a generation.
 
-    `item_id` and `logprobs` are given where an earlier stream has begun the message already.
+    `item_id` and `logprobs` are given where an earlier stream has begun the message already. One
+    that `pads` adds text to its deltas, so that their lengths say less. Its first event names the
+    `ignored` fields of the request.
     """
 
     def __init__(
@@ -55,16 +59,22 @@ class ResponseRenderer:
         resource: ResponseResource,
         item_id: str | None = None,
         logprobs: Sequence[EncodedLogprob] = (),
+        *,
+        pads: bool = False,
+        ignored: Sequence[str] = (),
     ) -> None:
         self.resource = resource
+        self._ignored = list(ignored)
+        self.pads = pads
         self.logprobs = list(logprobs)
         self.item_id = item_id
         """The message's id, once it has begun."""
 
     def opening(self) -> list[Event]:
         """How a stream begins."""
+        ignored = self._ignored or UNSET
         return [
-            LifecycleEvent(type="response.created", response=self.resource),
+            LifecycleEvent(type="response.created", response=self.resource, ignored_fields=ignored),
             LifecycleEvent(type="response.in_progress", response=self.resource),
         ]
 
@@ -74,7 +84,13 @@ class ResponseRenderer:
             return []
         self.logprobs.extend(piece.logprobs)
         events, item_id = self._message_opening()
-        return [*events, TextDelta(item_id=item_id, delta=piece.text, logprobs=piece.logprobs)]
+        delta = TextDelta(
+            item_id=item_id,
+            delta=piece.text,
+            logprobs=piece.logprobs,
+            obfuscation=padding(piece.text) if self.pads else UNSET,
+        )
+        return [*events, delta]
 
     def closing(self, generation: Generation) -> list[Event]:
         """The message is as long as it will be; there is none if the engine never began."""

@@ -7,12 +7,14 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from app.generate.generation import Generation
 from app.prompt.history import History, SocketHistory, Turn, pack_ids
 from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
-from app.wire.errors import response_not_found
-from app.wire.events import ResponseResource, encode_json
+from app.wire.errors import invalid_request, response_not_found
+from app.wire.events import ResponseResource, Status, encode_json
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
 from tenants.running import RunningResponses
@@ -66,11 +68,14 @@ class ResponseStore:
     ) -> bytes:
         """End a response that runs in another process; as it is then, or after so long.
 
-        One that runs nowhere is returned unchanged. Raises what `load` raises.
+        One that runs nowhere is returned unchanged where it was cancelled. Raises what `load`
+        raises, and `ApiError` 400 for one that has come to another end.
         """
         running = await self._running.find(tenant_id, response_id)
         if running is None:
-            return await self._finished(tenant_id, response_id)
+            response = await self._finished(tenant_id, response_id)
+            _check_cancelled(response)
+            return response
         await self._running.ask_to_cancel(tenant_id, response_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
@@ -104,6 +109,7 @@ class ResponseStore:
             end_user=prompt.end_user,
             response=encode_json(resource),
             origin=prompt.origin,
+            starts=prompt.starts,
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)
@@ -137,3 +143,16 @@ class ResponseStore:
         await self._suspended.save(
             tenant.id, response_id, blob, self._suspended_ttl_seconds, tenant.limits.stored_bytes
         )
+
+
+class _Ended(msgspec.Struct):
+    """What is read of a response that has ended."""
+
+    status: Status
+
+
+def _check_cancelled(response: bytes) -> None:
+    """Raises `ApiError` 400 for a response that ended before it could be cancelled."""
+    status = msgspec.json.decode(response, type=_Ended).status
+    if status != "cancelled":
+        raise invalid_request(f"Cannot cancel a response that is {status}.", "response_id")

@@ -31,6 +31,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[bytes]
     held: list[bytes]
     events: list[bytes | None]
+    pads: bool = False
 
     @classmethod
     def of(
@@ -49,6 +50,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             logprobs=[bytes(one) for one in renderer.logprobs],
             held=[bytes(one) for one in line.held],
             events=[*events, None],
+            pads=renderer.pads,
         )
 
     @classmethod
@@ -72,7 +74,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     def renderer(self) -> ResponseRenderer:
         """The response as it was before the restart was told."""
         logprobs = [EncodedLogprob(one) for one in self.logprobs]
-        return ResponseRenderer(self.resource, self.item_id, logprobs)
+        return ResponseRenderer(self.resource, self.item_id, logprobs, pads=self.pads)
 
     def encode(self) -> bytes:
         """As the store keeps it."""

@@ -56,7 +56,7 @@ async def get_response(request: Request) -> ASGIApp:
 
 
 async def cancel_response(request: Request) -> ASGIApp:
-    """`POST /v1/responses/{response_id}/cancel`: a finished response is returned unchanged."""
+    """`POST /v1/responses/{response_id}/cancel`: 400 for one that has ended otherwise."""
     service: Service = request.app.state.service
     tenant = (await authenticate(service.stores.tenants, request)).tenant
     return json_response(await service.responses.cancel(tenant, request.path_params["response_id"]))

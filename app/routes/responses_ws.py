@@ -15,8 +15,9 @@ and `error` events; only these end a socket:
 - 1012 the service restarts; streams that it interrupts can be resumed
 - 1006 (no close frame) the reader stalled past the send deadline: the connection is dropped
 
-An upgrade is refused with HTTP 401 (no valid key), 403 (the tenant is disabled), 429 (it has too
-many sockets) or 503 (the tenant store is down, or the service is shutting down).
+An upgrade is refused with HTTP 401 (no valid key), 403 (the tenant is disabled, or pages of the
+origin may not connect), 429 (it has too many sockets) or 503 (the tenant store is down, or the
+service is shutting down).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from app.auth import authenticate, select_subprotocol
 from app.context import Service
 from app.transport.http import error_response
 from app.transport.intake import IncomingBody
+from app.transport.origins import check_origin
 from app.transport.socket import OpenSocket
 from app.wire.errors import as_api_error
 
@@ -48,6 +50,7 @@ async def responses_socket(socket: WebSocket) -> None:
     accepted = False
     try:
         service.draining.check()
+        check_origin(socket, service.bounds.page_origins)
         principal = await authenticate(service.stores.tenants, socket)
         _count_messages(socket, service.intake.body(principal.tenant.id))
         async with service.connections.socket(principal, serving.end) as connection:

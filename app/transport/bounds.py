@@ -19,7 +19,8 @@ class Bounds:
     more than `max_kept_event_bytes` with those of others, or a quarter of that with others of the
     tenant. The log-probabilities that answers keep while they are written have `max_logprob_bytes`
     together, of which one tenant may take a quarter. Server-sent streams that say nothing for
-    `keep_alive_seconds`, be it that their request is queued, carry a comment.
+    `keep_alive_seconds`, be it that their request is queued, carry a comment. Browsers let pages of
+    `page_origins` call the service.
     """
 
     send_deadline_seconds: float = 15.0
@@ -41,3 +42,5 @@ class Bounds:
     keep_alive_seconds: float = 15.0
     default_max_output_tokens: int | None = None
     readiness_timeout_seconds: float = 2.0
+    ignores_unknown_fields: bool = False
+    page_origins: tuple[str, ...] = ()

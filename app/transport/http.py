@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import Service
 from app.transport.bounds import INLINE_BYTES
 from app.transport.server_sent_events import until_gone
-from app.wire.common import Model, decode_json, parse
-from app.wire.errors import ApiError, as_api_error, internal_error
+from app.wire.common import Model, decode_json, ignored_fields, parse
+from app.wire.errors import ApiError, as_api_error, internal_error, shortened
 from tenants.records import Principal
 
 _log = logging.getLogger(__name__)
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
 READER_GONE = 499
+IGNORED_HEADER = "x-partywall-ignored-fields"
 Result = TypeVar("Result")
 
 
@@ -46,18 +49,23 @@ def error_response(error: ApiError) -> Response:
 async def read_message(
     request: Request, model: type[Model], service: Service, principal: Principal
 ) -> Model:
-    """The request's JSON body. Raises `ApiError` 400, 413, 415 or 429."""
+    """The request's JSON body; the answer will name its fields that nothing comes of.
+
+    Raises `ApiError` 400, 413, 415 or 429.
+    """
     require_json(request)
     tenant_id = principal.tenant.id
     with service.intake.body(tenant_id) as incoming:
         body = await read_body(request, service.bounds.max_body_bytes, incoming.grow)
 
         def work() -> Model:
-            return parse(model, decode_json(body))
+            ignores = service.bounds.ignores_unknown_fields
+            return parse(model, decode_json(body), ignores_unknown=ignores)
 
-        if len(body) <= INLINE_BYTES:
-            return work()
-        return await service.workers.run(tenant_id, work)
+        short = len(body) <= INLINE_BYTES
+        message = work() if short else await service.workers.run(tenant_id, work)
+        request.state.ignored = ignored_fields(message)
+        return message
 
 
 def require_json(request: Request) -> None:
@@ -116,13 +124,32 @@ def answering(endpoint: Endpoint, route: str) -> Callable[[Request], Awaitable[A
 
     async def answer(request: Request) -> ASGIApp:
         try:
-            return await endpoint(request)
+            return _naming_ignored(request, await endpoint(request))
         except (ReaderGone, ClientDisconnect):
             return Response(status_code=READER_GONE)
         except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
             return _refusal(request, route, error)
 
     return answer
+
+
+def _naming_ignored(request: Request, response: ASGIApp) -> ASGIApp:
+    """The answer, with a header for what was ignored in the request, if that is anything."""
+    names: list[str] = getattr(request.state, "ignored", [])
+    if not names:
+        return response
+    # A header is one line of ASCII, and a client's names need not be.
+    value = ", ".join(json.dumps(name)[1:-1] for name in names)
+
+    async def named(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[IGNORED_HEADER] = shortened(value)
+            await send(message)
+
+        await response(scope, receive, send_named)
+
+    return named
 
 
 def _refusal(request: Request, route: str, error: Exception) -> Response:

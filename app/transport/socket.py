@@ -143,10 +143,11 @@ class OpenSocket:
         It waits for no response: what comes of it, the lanes will send.
         """
         data = _data(frame, self._bounds.max_message_bytes)
+        parse = partial(socket_message, ignores_unknown=self._bounds.ignores_unknown_fields)
         if len(data) <= INLINE_BYTES:
-            message = socket_message(data)
+            message = parse(data)
         else:
-            message = await self._workers.run(tenant, partial(socket_message, data))
+            message = await self._workers.run(tenant, partial(parse, data))
         try:
             if isinstance(message, CancelMessage):
                 lanes.cancel(message.response_id, message.stream_id)

@@ -6,16 +6,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.common import (
     MAX_ITEMS,
+    CacheControl,
     Declined,
     DeclinedFlag,
     DeclinedList,
     Identifier,
     SamplingFields,
+    Tier,
+    Verbosity,
     Wire,
     declining,
     text_or_list,
@@ -31,6 +34,7 @@ class TextPart(Wire):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 def _part_tag(value: Any) -> str:
@@ -52,31 +56,43 @@ class ChatMessage(Wire):
     """One message of the conversation; an answer's message fits unchanged."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("@text")]
-        | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
-        Discriminator(text_or_list),
-    ]
-    name: Declined = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("@text")]
+            | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    )
+    name: Identifier | None = None
     refusal: Declined = None
     audio: Declined = None
     annotations: DeclinedList = None
     tool_calls: DeclinedList = None
     function_call: Declined = None
 
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("invalid_value", "only an assistant's 'content' can be null")
+        return self
+
     @property
     def text(self) -> str:
         """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "".join(part.text for part in self.content)
 
 
 class StreamOptions(Wire):
-    """`include_usage` adds a last chunk with the token counts; chunks are never padded."""
+    """`include_usage` adds a last chunk with the token counts, and `continuous_usage_stats`, an
+    extension, those so far to every chunk. `include_obfuscation` pads chunks with text.
+    """
 
     include_usage: bool | None = None
-    include_obfuscation: DeclinedFlag = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class ResponseFormat(Wire):
@@ -117,6 +133,7 @@ class ChatBody(SamplingFields):
     early_stopping: Annotated[Any, AfterValidator(_early_stopping)] = None
 
     store: DeclinedFlag = None
+    metadata: Annotated[Any, AfterValidator(declining({}))] = None
     modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
     tools: DeclinedList = None
     tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
@@ -128,7 +145,7 @@ class ChatBody(SamplingFields):
     prompt_cache_options: Declined = None
     prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
     reasoning_effort: Declined = None
-    verbosity: Annotated[Any, AfterValidator(declining("medium"))] = None
+    verbosity: Verbosity = None
     web_search_options: Declined = None
 
 
@@ -201,7 +218,7 @@ class ChatCompletion(Sent, kw_only=True):
     model: str
     choices: list[Choice]
     usage: ChatUsage
-    service_tier: Literal["default"] = "default"
+    service_tier: Tier
 
 
 class ChunkChoice(Sent, kw_only=True):
@@ -216,7 +233,8 @@ class ChunkChoice(Sent, kw_only=True):
 class ChatChunk(Sent, kw_only=True):
     """One chunk of a streamed completion.
 
-    Where the usage is asked for, all chunks have the field, and the last one its value.
+    Where the usage is asked for, all chunks have the field, and the last one its value, or each
+    one that so far.
     """
 
     id: str
@@ -224,5 +242,6 @@ class ChatChunk(Sent, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    service_tier: Literal["default"] = "default"
+    service_tier: Tier
     usage: ChatUsage | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET

@@ -4,17 +4,18 @@ A body of four megabytes may hold one long text, which is decoded at once, or a 
 which are not: objects cost time and memory far beyond their bytes, and nothing else runs while they
 are made. So what a document is made of is counted in its bytes first.
 
-Nothing is accepted and ignored. A field that OpenAI's API has and this service does not is declared
-as `Declined`, with the values that ask for nothing; any other value is refused by name.
+Nothing is accepted and ignored in silence. A field that OpenAI's API has and this service does not
+is declared as `Declined`, with the values that ask for nothing; any other value is refused by name.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import islice
 from threading import Lock
 from time import perf_counter, sleep
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from pydantic import (
@@ -29,7 +30,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.wire.errors import ApiError, from_validation, invalid_request
+from app.wire.errors import ApiError, from_validation, invalid_request, shortened
 
 MAX_VALUES: Final = 65_536
 """Members of lists and objects in one document, at most."""
@@ -38,6 +39,9 @@ MAX_MEMBERS: Final = 1_024
 _PIECE_BYTES: Final = 65_536
 _LONG_BYTES: Final = 262_144
 _decoding_long = Lock()
+_MAX_IGNORED: Final = 32
+_WISHES: Final = {"verbosity": "medium"}
+"""Fields that change nothing, whatever they say, and what they say where nothing is wished for."""
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
 MAX_METADATA_PAIRS = 16
@@ -54,14 +58,39 @@ class Wire(BaseModel):
 Model = TypeVar("Model", bound=Wire)
 
 
-def parse(model: type[Model], document: Any) -> Model:
-    """Validate a decoded document. Raises `ApiError` naming the first offending field."""
+def parse(model: type[Model], document: Any, *, ignores_unknown: bool = False) -> Model:
+    """Validate a decoded document. Raises `ApiError` naming the first offending field.
+
+    Unknown fields are none where it `ignores_unknown` ones: see `ignored_fields`.
+    """
     if not isinstance(document, dict):
         raise invalid_request("Expected a JSON object.", None, "invalid_type")
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, extra="allow" if ignores_unknown else "forbid")
     except ValidationError as error:
         raise from_validation(error) from error
+
+
+def ignored_fields(message: Wire) -> list[str]:
+    """What a message says that nothing comes of, at most 32 fields, as a client writes them.
+
+    That is what is unknown, and wishes that no model here can be asked for.
+    """
+    return [shortened(path) for path in islice(_ignored(message, ""), _MAX_IGNORED)]
+
+
+def _ignored(message: Wire, prefix: str) -> Iterator[str]:
+    yield from (f"{prefix}{name}" for name in message.model_extra or ())
+    for name in type(message).model_fields:
+        value, path = getattr(message, name), f"{prefix}{name}"
+        if name in _WISHES and value not in (None, _WISHES[name]):
+            yield path
+        elif isinstance(value, Wire):
+            yield from _ignored(value, f"{path}.")
+        elif isinstance(value, list):
+            for index, one in enumerate(value):
+                if isinstance(one, Wire):
+                    yield from _ignored(one, f"{path}[{index}].")
 
 
 def declining(*neutral: object) -> Callable[[object], object]:
@@ -81,8 +110,21 @@ Declined = Annotated[Any, AfterValidator(declining())]
 DeclinedFlag = Annotated[Any, AfterValidator(declining(False))]
 DeclinedList = Annotated[Any, AfterValidator(declining([]))]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-CacheKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-ServiceTier = Annotated[Any, AfterValidator(declining("auto", "default"))]
+EndUser = Annotated[str, StringConstraints(max_length=256)]
+"""Whom a conversation belongs to; an empty one names nobody."""
+CacheKey = Annotated[str, StringConstraints(max_length=64)]
+Tier = Literal["flex", "default", "priority"]
+"""Which of a tenant's requests are served first: none goes before another tenant's."""
+Verbosity = Literal["low", "medium", "high"] | None
+"""No model here can be asked for it: `ignored_fields` names what is not "medium"."""
+ServiceTier = Literal["auto", "flex", "default", "priority"] | None
+
+
+class CacheControl(Wire):
+    """A client's mark for what is worth caching: all full blocks of a prompt are cached anyway."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
 
 def text_or_list(value: Any) -> str:
@@ -116,13 +158,13 @@ Metadata = Annotated[dict[str, str], AfterValidator(_metadata)]
 class SamplingFields(Wire):
     """How to sample and on whose behalf: the same names in both APIs.
 
-    `top_k`, `min_p`, `repetition_penalty`, `seed` (on responses), `stop_token_ids` and
-    `ignore_eos` are extensions to OpenAI's API, under the names that other open servers use.
+    `top_k`, `min_p`, `repetition_penalty`, `seed` (on responses), `stop_token_ids`, `min_tokens`
+    and `ignore_eos` are extensions to OpenAI's API, under the names that other open servers use.
     `prompt_cache_key` narrows sharing: conversations share blocks only under the same key.
     """
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -140,18 +182,25 @@ class SamplingFields(Wire):
         | None
     ) = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    user: Identifier | None = None
-    safety_identifier: Identifier | None = None
+    user: EndUser | None = None
+    safety_identifier: EndUser | None = None
     prompt_cache_key: CacheKey | None = None
-    metadata: Metadata | None = None
     service_tier: ServiceTier = None
     parallel_tool_calls: bool | None = None
 
     @property
     def end_user(self) -> str | None:
         """Who the conversation belongs to; `safety_identifier` supersedes the older `user`."""
-        return self.safety_identifier or self.user
+        return self.safety_identifier or self.user or None
+
+    @property
+    def tier(self) -> Tier:
+        """The service tier, which every request has."""
+        if self.service_tier is None or self.service_tier == "auto":
+            return "default"
+        return self.service_tier
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

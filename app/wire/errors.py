@@ -9,7 +9,7 @@ Codes, by status:
   `previous_response_not_found`, `prompt_not_found`, `invalid_stream_id`,
   `websocket_stream_limit_reached`, `websocket_connection_limit_reached`, `unknown_message_type`,
   `message_too_large`
-- 401 `invalid_api_key`; 403 `tenant_disabled`
+- 401 `invalid_api_key`; 403 `tenant_disabled`, `origin_not_allowed`
 - 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
 - 408 `request_timeout`; 409 `response_runs_elsewhere`; 413 `body_too_large`;
   431 `headers_too_large`; 415 `unsupported_media_type`
@@ -85,6 +85,14 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The body of an HTTP response, and the data of a chat completion's error chunk."""
         return {"error": self.detail()}
+
+
+class ContextExceeded(ApiError):
+    """A 400 for more than a context holds. Clients know it by its code, or by how it begins."""
+
+    def __init__(self, context: int, explanation: str, param: str) -> None:
+        message = f"This model's maximum context length is {context} tokens. {explanation}"
+        super().__init__(400, message, code="context_length_exceeded", param=param)
 
 
 def invalid_request(

@@ -7,9 +7,16 @@ has no terminal event of its own for it, and clients wait for one of the three t
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from app.wire.common import Tier
+
+_PADDED_BYTES = 16
+"""Padded texts have multiples of it."""
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -108,7 +115,7 @@ class ResponseResource(Sent, kw_only=True):
     output: list[OutputMessage] = []
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["auto", "none"] = "auto"
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     parallel_tool_calls: bool = True
     text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
     temperature: float
@@ -122,7 +129,7 @@ class ResponseResource(Sent, kw_only=True):
     max_tool_calls: None = None
     store: bool
     background: bool = False
-    service_tier: Literal["default"] = "default"
+    service_tier: Tier
     metadata: dict[str, str]
     user: str | None
     safety_identifier: str | None
@@ -181,10 +188,11 @@ class Event(Sent, kw_only=True):
 
 
 class LifecycleEvent(Event, kw_only=True):
-    """The response as a whole changed."""
+    """The response as a whole changed. The first one names fields that nothing comes of."""
 
     type: LifecycleKind
     response: ResponseResource
+    ignored_fields: list[str] | UnsetType = UNSET
 
 
 class ItemEvent(Event, kw_only=True):
@@ -214,6 +222,7 @@ class TextDelta(Event, kw_only=True):
     content_index: int = 0
     delta: str
     logprobs: list[EncodedLogprob] = []
+    obfuscation: str | UnsetType = UNSET
 
 
 class TextDone(Event, kw_only=True):
@@ -225,6 +234,12 @@ class TextDone(Event, kw_only=True):
     content_index: int = 0
     text: str
     logprobs: list[EncodedLogprob] = []
+
+
+def padding(text: str) -> str:
+    """Letters for an `obfuscation` field: with it, lengths tell little of what a text is."""
+    missing = -len(text.encode()) % _PADDED_BYTES
+    return secrets.token_hex(_PADDED_BYTES // 2)[:missing]
 
 
 encode_json = msgspec.json.Encoder().encode

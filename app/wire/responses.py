@@ -8,13 +8,16 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from app.wire.common import (
     MAX_ITEMS,
+    CacheControl,
     CacheKey,
     Declined,
     DeclinedFlag,
     DeclinedList,
     Identifier,
+    Metadata,
     SamplingFields,
     ServiceTier,
+    Verbosity,
     Wire,
     declining,
     decode_json,
@@ -38,6 +41,7 @@ class InputText(Wire):
 
     type: Literal["input_text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class OutputText(Wire):
@@ -47,6 +51,7 @@ class OutputText(Wire):
     text: str
     annotations: DeclinedList = None
     logprobs: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    cache_control: CacheControl | None = None
 
 
 Part = Annotated[
@@ -133,16 +138,16 @@ class TextFormat(Wire):
 
 
 class TextOptions(Wire):
-    """Options of the text output; `verbosity` is declined unless it is the default."""
+    """Options of the text output."""
 
     format: TextFormat | None = None
-    verbosity: Annotated[Any, AfterValidator(declining("medium"))] = None
+    verbosity: Verbosity = None
 
 
 class StreamOptions(Wire):
-    """Options of an SSE stream; events are never padded."""
+    """Options of a stream: `include_obfuscation` pads its deltas with text."""
 
-    include_obfuscation: DeclinedFlag = None
+    include_obfuscation: bool | None = None
 
 
 class CreateBody(SamplingFields):
@@ -158,6 +163,7 @@ class CreateBody(SamplingFields):
     include: (
         Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None
     ) = None
+    metadata: Metadata | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -165,7 +171,7 @@ class CreateBody(SamplingFields):
 
     tools: DeclinedList = None
     tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
-    truncation: Annotated[Any, AfterValidator(declining("disabled"))] = None
+    truncation: Literal["auto", "disabled"] | None = None
     background: DeclinedFlag = None
     generate: Annotated[Any, AfterValidator(declining(True))] = None
     conversation: Declined = None
@@ -258,8 +264,11 @@ class RefusedMessage(Exception):
         self.previous = previous
 
 
-def socket_message(data: bytes) -> SocketMessage:
-    """What a client's WebSocket frame says. Raises `RefusedMessage`."""
+def socket_message(data: bytes, *, ignores_unknown: bool = False) -> SocketMessage:
+    """What a client's WebSocket frame says; of `ignores_unknown` see `parse`.
+
+    Raises `RefusedMessage`.
+    """
     stream_id, previous = None, None
     try:
         document = decode_json(data)
@@ -274,7 +283,7 @@ def socket_message(data: bytes) -> SocketMessage:
             raise invalid_request(message, "type", "unknown_message_type")
         if model is CreateMessage and isinstance(document.get("previous_response_id"), str):
             previous = document["previous_response_id"]
-        return parse(model, document)
+        return parse(model, document, ignores_unknown=ignores_unknown)
     except ApiError as error:
         raise RefusedMessage(error, stream_id, previous) from error
 

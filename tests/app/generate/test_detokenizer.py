@@ -135,3 +135,13 @@ def test_any_tokens_of_the_real_tokenizer_join_to_what_it_decodes_them_to(
     detokenizer = Detokenizer(real)
     shown = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
     assert shown == real.decode(ids, skip_special_tokens=True)
+
+
+def test_what_comes_before_the_shortest_output_stops_nothing(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    detokenizer = Detokenizer(tokenizer, ["ab"], min_tokens=3)
+    assert detokenizer.push(encode(tokenizer, "ab")) == "ab"
+    assert detokenizer.push(encode(tokenizer, "a")) == "a", "not even where a stop string begins"
+    assert detokenizer.push(encode(tokenizer, "bxaby")) == "bx"
+    assert detokenizer.stopped

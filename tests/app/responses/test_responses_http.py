@@ -57,14 +57,16 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
         ({"temperature": 3}, "invalid_value", "temperature"),
         ({"top_k": 2**63}, "invalid_value", "top_k"),
         ({"temperature": "1"}, "invalid_type", "temperature"),
-        ({"top_p": 0}, "invalid_value", "top_p"),
+        ({"top_p": -0.1}, "invalid_value", "top_p"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "invalid_value", "min_tokens"),
+        ({"service_tier": "scale"}, "invalid_value", "service_tier"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"max_output_tokens": 4096}, "context_length_exceeded", "max_output_tokens"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools"),
         ({"background": True}, "unsupported_value", "background"),
         ({"reasoning": {"effort": "low"}}, "unsupported_value", "reasoning"),
         ({"text": {"format": {"type": "json_object"}}}, "invalid_value", "text.format.type"),
-        ({"truncation": "auto"}, "unsupported_value", "truncation"),
+        ({"truncation": "middle"}, "invalid_value", "truncation"),
         ({"include": ["reasoning.encrypted_content"]}, "invalid_value", "include[0]"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"stop": [""]}, "invalid_value", "stop"),
@@ -268,6 +270,13 @@ async def test_cancelling_over_http_ends_the_stream(http: httpx.AsyncClient, wor
     assert (await cancel).json()["status"] == "cancelled"
     again = await http.post(f"/v1/responses/{response_id}/cancel")
     assert again.json() == event["response"]
+
+
+async def test_what_has_ended_cannot_be_cancelled(http: httpx.AsyncClient) -> None:
+    body = (await create(http)).json()
+    refused = await http.post(f"/v1/responses/{body['id']}/cancel")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
+    assert (await http.get(f"/v1/responses/{body['id']}")).json() == body
 
 
 async def test_a_failed_response_is_retrievable_but_cannot_be_continued(

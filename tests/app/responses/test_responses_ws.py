@@ -314,6 +314,14 @@ async def test_a_browser_sends_its_key_as_a_subprotocol(world: World, prefix: st
         assert text_of(await ws.turn()) == "You said: hello"
 
 
+async def test_a_browser_may_offer_its_key_alone(world: World) -> None:
+    protocol = "partywall.key." + world.keys["acme"]
+    async with socket(world, additional_headers={}, subprotocols=[protocol]) as ws:
+        assert ws.connection.subprotocol == protocol, "it closes where nothing is selected"
+        await ws.create()
+        assert text_of(await ws.turn()) == "You said: hello"
+
+
 @pytest.mark.parametrize(
     "headers", [{}, {"authorization": "Bearer no"}, {"authorization": "Basic x"}]
 )
