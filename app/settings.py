@@ -95,7 +95,9 @@ class Settings(BaseSettings):
         "rounded to 8 or 4 bits.",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
-        "auto", description="Type of the KV cache, on a GPU; auto is that of the weights."
+        "auto",
+        description="Type of the KV cache; auto is dtype. In 8 bits it holds up to twice the "
+        "tokens; fp8 is for GPUs.",
     )
     kv_memory: AutoSize = Field(
         None,

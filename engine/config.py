@@ -86,7 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of matrix products: as the checkpoint has them (`auto`), all in `dtype` (`none`), or
     rounded to 8 or 4 bits. Those of 8 or 4 bits are for CPUs, and activations are rounded to 8."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
-    """Type of the KV cache, on a GPU; `auto`: that of the weights."""
+    """Type of the KV cache; `auto`: that of the weights. fp8 is for GPUs."""
     prefix_grouping: bool = True
     """Whether attention reads blocks that sequences of a step share once for all of them."""
     batch_invariant: bool = False

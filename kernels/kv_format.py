@@ -51,6 +51,11 @@ def row_size(head_dim: int, storage: torch.dtype) -> int:
     return head_dim + SCALE_BYTES
 
 
+def head_size(kv: Tensor) -> int:
+    """Dimensions of a head whose rows are the last dimension of `kv`."""
+    return kv.shape[-1] - SCALE_BYTES if is_quantized(kv.dtype) else kv.shape[-1]
+
+
 def quantize(values: Tensor, storage: torch.dtype) -> Tensor:
     """Rows [..., head_dim + 16] of `values` [..., head_dim], each scaled by its largest value."""
     wide = values.float()

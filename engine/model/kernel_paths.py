@@ -65,7 +65,7 @@ def choose_kernel_paths(config: EngineConfig) -> Choice:
 def measured_step_tokens(config: EngineConfig, dtype: str, measure: Callable[[], int]) -> int:
     """Tokens of a step of prompts: as found before for the model, or by `measure`; then kept."""
     choice, _ = _kept_or_measured(config)
-    model = f"{config.model_path} {dtype} {config.quantize}"
+    model = f"{config.model_path} {dtype} {config.quantize} {config.kv_dtype}"
     source = "as measured before"
     if model not in choice.step_tokens:
         found = choice.step_tokens | {model: measure()}

@@ -43,8 +43,8 @@ def load_model(config: EngineConfig) -> PagedModel:
     device = choose_device(config.device)
     if config.quantize in ("int8", "int4") and device.type != "cpu":
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
-    if config.kv_dtype != "auto" and device.type != "cuda":
-        raise EngineError(f"kv_dtype: a cache of {config.kv_dtype} needs a GPU; this is a CPU")
+    if config.kv_dtype == "fp8" and device.type != "cuda":
+        raise EngineError("kv_dtype: a cache of fp8 needs a GPU; on this CPU there is int8")
     model, error = _load(config, device)
     is_off = not error < _tolerance(model, config)
     needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None

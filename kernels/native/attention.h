@@ -10,7 +10,7 @@
 typedef struct {
     const void *query; /* [num_tokens, num_heads, head_dim] */
     void *output;      /* the same, contiguous */
-    const void *kv;    /* [num_blocks, 2, num_kv_heads, block_size, head_dim] */
+    const void *kv;    /* [num_blocks, 2, num_kv_heads, block_size, head_dim], or rows of pw_i8 */
     const int32_t *tables;       /* [num_seqs, table_row] */
     const int32_t *query_starts; /* [num_seqs + 1] */
     const int32_t *context_lens; /* [num_seqs] */
@@ -26,6 +26,7 @@ typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window; /* 0 for none */
     int64_t type;   /* pw_type of query, output and kv */
+    int64_t is_quantized; /* kv: head_dim codes, then their scale, a row; see kernels/kv_format.py */
     double scale, softcap; /* softcap 0 for none */
 } pw_attention;
 
@@ -83,7 +84,8 @@ static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int6
 /* Floats of scratch memory that an item of this call needs; attention_strip.h shares them out. */
 static inline int64_t pw_scratch(const pw_attention *call, pw_tiles tiles) {
     const int64_t dim = (call->head_dim + 63) & ~63;
-    const int64_t rows = 2 * (tiles.rows + PW_SPARE_ROWS) + PW_STRIP_ROWS + 2 * tiles.keys;
+    const int64_t keys = (call->is_quantized ? 4 : 2) * tiles.keys;
+    const int64_t rows = 2 * (tiles.rows + PW_SPARE_ROWS) + PW_STRIP_ROWS + keys;
     return rows * dim + PW_STRIP_ROWS * tiles.keys + 2 * tiles.rows + 4 * tiles.keys;
 }
 

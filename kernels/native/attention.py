@@ -8,42 +8,44 @@ from struct import Struct
 import torch
 from torch import Tensor
 
+from kernels.kv_format import head_size
 from kernels.native import library
 from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""
 
-_CALL = Struct("=11q15q2d")
+_CALL = Struct("=11q16q2d")
 """`pw_attention` of `native/attention.h`, field by field."""
 
-_WRITE = Struct("=4q4q4q4q")
+_WRITE = Struct("=4q4q4q6q")
 """`pw_cache_write` of `native/cache.h`."""
 
 
 def prepare(shape: AttentionShape) -> None:
     """See `kernels.attention.prepare`; everything was compiled with the package."""
-    if shape.dtype == shape.storage == torch.bfloat16:
+    if shape.dtype == torch.bfloat16:
         library.trust_tiles(partial(_example, shape))
 
 
 def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
     """See `kernels.attention.write_kv`."""
-    assert key.dtype == value.dtype == kv.dtype
+    assert key.dtype == value.dtype
     key, value = _whole_heads(key), _whole_heads(value)
-    size = kv.itemsize
-    strides = (*key.stride()[:2], *value.stride()[:2], *kv.stride()[:4])
     _write_kv(
         _WRITE.pack(
             key.data_ptr(),
             value.data_ptr(),
             kv.data_ptr(),
             slots.data_ptr(),
-            *(stride * size for stride in strides),
+            *(stride * part.itemsize for part in (key, value) for stride in part.stride()[:2]),
+            *(stride * kv.itemsize for stride in kv.stride()[:4]),
             len(slots),
             kv.shape[2],
             kv.shape[3],
-            kv.shape[4] * size,
+            key.shape[2],
+            TYPES[key.dtype],
+            holds_codes(kv, key.dtype),
         )
     )
 
@@ -58,12 +60,12 @@ def attend(
     output: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
-    assert query.dtype == kv.dtype
     query = _whole_heads(query)
     if output is None:
         output = torch.empty(query.shape, dtype=query.dtype)
     places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
-    if _attend(pack_call(places, query.shape[1], kv, batch, scale, sliding_window, softcap)) != 0:
+    call = pack_call(places, query.shape[1], query.dtype, kv, batch, scale, sliding_window, softcap)
+    if _attend(call) != 0:
         raise MemoryError("no memory for the partial results of attention")
     return output
 
@@ -71,6 +73,7 @@ def attend(
 def pack_call(
     places: tuple[int, int, int, int],
     num_heads: int,
+    dtype: torch.dtype,
     kv: Tensor,
     batch: AttentionBatch,
     scale: float,
@@ -79,8 +82,8 @@ def pack_call(
 ) -> bytes:
     """A `pw_attention`, with pointers to tensors that must outlive it.
 
-    `places` are the addresses of query and output, and the query's strides in elements: from token
-    to token and from head to head.
+    `places` are the addresses of query and output, which are of `dtype`, and the query's strides in
+    elements: from token to token and from head to head.
     """
     query, output, query_token, query_head = places
     block, value, head, token, within = kv.stride()
@@ -105,13 +108,20 @@ def pack_call(
         0 if groups is None else len(groups.begins),
         num_heads,
         kv.shape[2],
-        kv.shape[4],
+        head_size(kv),
         kv.shape[3],
         sliding_window or 0,
-        TYPES[kv.dtype],
+        TYPES[dtype],
+        holds_codes(kv, dtype),
         scale,
         softcap or 0.0,
     )
+
+
+def holds_codes(kv: Tensor, dtype: torch.dtype) -> bool:
+    """Whether KV memory for a model that computes in `dtype` is quantized: in int8, here."""
+    assert kv.dtype in (dtype, torch.int8), "fp8 is read by GPUs only"
+    return kv.dtype == torch.int8
 
 
 def _addresses(groups: PrefixGroups | None) -> tuple[int, ...]:

@@ -103,6 +103,26 @@ static float weigh_row(const pw_attention *call, float *scores, int64_t begin, i
     return factor;
 }
 
+/* Where the KV memory holds codes: multiply what some rows have for each key, scores or weights, by
+ * the scale of its codes, or of those that lie `shift` behind it. */
+static void scale_rows(const pw_attention *call, int64_t shift, const int64_t *offsets,
+                       int64_t num_keys, int num_rows, float *rows) {
+    if (!call->is_quantized) {
+        return;
+    }
+    float scales[PW_SPLIT] = {0};
+    const pw_i8 *base = (const pw_i8 *)call->kv + shift + call->head_dim;
+    for (int64_t key = 0; key < num_keys; key++) {
+        memcpy(&scales[key], base + offsets[key], sizeof *scales);
+    }
+    for (int row = 0; row < num_rows; row++) {
+        for (int64_t key = 0; key < num_keys; key += LANES) {
+            float *place = rows + row * PW_SPLIT + key;
+            v_store_f32(place, v_mul(v_load_f32(place), v_load_f32(scales + key)));
+        }
+    }
+}
+
 /* The weight of each part, in statistics[part][1]; returns their total. */
 static float merge_weights(float *const *statistics, int64_t count) {
     float highest = -INFINITY, total = 0.0f;
@@ -120,6 +140,15 @@ static float merge_weights(float *const *statistics, int64_t count) {
 #include "attention_products.h"
 #include "attention_strip.h"
 
+#define T i8
+#include "attention_keys.h"
+#define T f32
+#include "attention_keys.h"
+#define T bf16
+#include "attention_keys.h"
+#define T f16
+#include "attention_keys.h"
+
 #define T f32
 #include "attention_rows.h"
 #define T bf16
@@ -135,6 +164,7 @@ static float merge_weights(float *const *statistics, int64_t count) {
 #include "attention_many.h"
 
 #ifdef BF16_PAIRS
+#include "attention_codes.h"
 #include "attention_pairs.h"
 #define ATTEND_BF16 attend_pairs
 #else

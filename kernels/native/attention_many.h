@@ -28,6 +28,28 @@ static inline __attribute__((always_inline)) vf TYPED(load_words)(const ELEMENT 
     return v_load_f32((const float *)(const void *)(row + start));
 }
 
+/* Codes of the KV memory, times their scale. */
+static inline void TYPED(widen_codes)(const pw_i8 *row, int64_t dim, ELEMENT *target) {
+    float scale;
+    memcpy(&scale, row + dim, sizeof scale);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        STORE(target + i, v_mul(v_load_i8(row + i), v_set(scale)));
+    }
+}
+
+/* The keys and values of a tile that an item sees, once for all of its rows. */
+static void TYPED(widen_tile)(const pw_attention *call, const many_rows *many, key_tile *tile) {
+    const int64_t dim = call->head_dim;
+    ELEMENT *keys = many->widened, *values = keys + many->tile_keys * dim;
+    for (int64_t key = tile->first; key < tile->end; key++) {
+        const pw_i8 *row = (const pw_i8 *)call->kv + many->offsets[key];
+        TYPED(widen_codes)(row, dim, keys + key * dim);
+        TYPED(widen_codes)(row + call->kv_value, dim, values + key * dim);
+        many->offsets[key] = key * dim;
+    }
+    tile->keys = keys, tile->values = values;
+}
+
 /* packed[row][word] */
 static inline __attribute__((always_inline)) void TYPED(pack_queries)(const pw_item *item,
                                                                       const many_rows *many, int way) {
@@ -46,7 +68,7 @@ static inline __attribute__((always_inline)) void TYPED(pack_queries)(const pw_i
 static inline __attribute__((always_inline)) void TYPED(pack_keys)(const pw_attention *call,
                                                                    const many_rows *many,
                                                                    const key_tile *tile, int way) {
-    const ELEMENT *base = (const ELEMENT *)call->kv;
+    const ELEMENT *base = tile->keys;
     const int64_t words = many->words;
     for (int64_t key = tile->first / PANEL_WIDTH * PANEL_WIDTH; key < tile->padded; key += LANES) {
         float *target = many->keys + key / PANEL_WIDTH * PANEL_WIDTH * words + key % PANEL_WIDTH;
@@ -70,7 +92,7 @@ static inline __attribute__((always_inline)) vf TYPED(load_value)(const pw_atten
     if (key < tile->first || key >= tile->end) {
         return v_set(0.0f);
     }
-    const ELEMENT *value = (const ELEMENT *)call->kv + call->kv_value + tile->offsets[key] + column;
+    const ELEMENT *value = (const ELEMENT *)tile->values + tile->offsets[key] + column;
     const int64_t left = call->head_dim - column;
     return left >= LANES ? LOAD(value) : LOAD_END(value, (int)left);
 }
@@ -122,6 +144,12 @@ static inline __attribute__((always_inline)) void TYPED(attend_many)(const pw_it
         tile.end = item->end - begin < size ? item->end - begin : size;
         tile.padded = (tile.end + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH;
         key_offsets(item, begin + tile.first, begin + tile.end, many.offsets + tile.first);
+        const pw_attention *call = item->call;
+        if (call->is_quantized) {
+            TYPED(widen_tile)(call, &many, &tile);
+        } else {
+            tile.keys = call->kv, tile.values = (const ELEMENT *)call->kv + call->kv_value;
+        }
         TYPED(attend_tile)(item, &many, &tile, way);
     }
     for (int64_t row = 0; row < item->num_rows; row++) {

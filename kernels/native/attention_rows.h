@@ -1,8 +1,7 @@
 /* Attention of a few rows of one KV head over some keys, and what happens to the result of any, for
- * one element type and instruction set.
+ * one element type of queries and instruction set.
  *
- * Included with T as the type's name. Each key is read from its block once and multiplied with every
- * row; the lanes run along the head. */
+ * Included with T as the type's name. */
 
 #include "typed.h"
 
@@ -57,77 +56,26 @@ static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *
     TYPED(narrow)(sums, 1.0f / total, output, call->head_dim);
 }
 
-/* scores[row][key] = query[row] . key, for num_rows rows (a constant where this is inlined). */
-static inline __attribute__((always_inline)) void TYPED(score_few)(
-    const float *query, int num_rows, int64_t dim, const ELEMENT *base, const int64_t *offsets,
+/* Scores of a constant number of rows, and sums by their weights, of whatever the blocks hold. */
+static inline __attribute__((always_inline)) void TYPED(score_rows)(
+    const pw_attention *call, const float *query, int num_rows, const int64_t *offsets,
     int64_t num_keys, float *scores) {
-    for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
-        const ELEMENT *keys[AT_ONCE];
-        vf sums[FEW][AT_ONCE];
-        for (int k = 0; k < AT_ONCE; k++) {
-            keys[k] = base + offsets[key + k];
-            for (int row = 0; row < num_rows; row++) {
-                sums[row][k] = v_set(0.0f);
-            }
-            prefetch(base + offsets[key + k + AHEAD], dim * (int64_t)sizeof(ELEMENT));
-        }
-        for (int64_t i = 0; i < dim; i += LANES) {
-            vf loaded[AT_ONCE];
-            for (int k = 0; k < AT_ONCE; k++) {
-                loaded[k] = LOAD(keys[k] + i);
-            }
-            for (int row = 0; row < num_rows; row++) {
-                const vf part = v_load_f32(query + row * dim + i);
-                for (int k = 0; k < AT_ONCE; k++) {
-                    sums[row][k] = v_fma(part, loaded[k], sums[row][k]);
-                }
-            }
-        }
-        for (int row = 0; row < num_rows; row++) {
-            v_sum_four(sums[row], scores + row * PW_SPLIT + key);
-        }
+    if (call->is_quantized) {
+        score_few_i8(query, num_rows, call->head_dim, call->kv, offsets, num_keys, scores);
+    } else {
+        TYPED(score_few)(query, num_rows, call->head_dim, call->kv, offsets, num_keys, scores);
     }
 }
 
-/* output[row] = the sum of weights[row][key] * value, for `width` vectors of the head. */
-static inline __attribute__((always_inline)) void TYPED(add_strip)(
-    const float *weights, int num_rows, int width, int64_t dim, const ELEMENT *base,
-    const int64_t *offsets, int64_t num_keys, float *output) {
-    vf sums[FEW][STRIP];
-    for (int row = 0; row < num_rows; row++) {
-        for (int s = 0; s < width; s++) {
-            sums[row][s] = v_set(0.0f);
-        }
-    }
-    for (int64_t key = 0; key < num_keys; key++) {
-        vf loaded[STRIP];
-        prefetch(base + offsets[key + AHEAD], width * LANES * (int64_t)sizeof(ELEMENT));
-        for (int s = 0; s < width; s++) {
-            loaded[s] = LOAD(base + offsets[key] + s * LANES);
-        }
-        for (int row = 0; row < num_rows; row++) {
-            const vf weight = v_set(weights[row * PW_SPLIT + key]);
-            for (int s = 0; s < width; s++) {
-                sums[row][s] = v_fma(weight, loaded[s], sums[row][s]);
-            }
-        }
-    }
-    for (int row = 0; row < num_rows; row++) {
-        for (int s = 0; s < width; s++) {
-            v_store_f32(output + row * dim + s * LANES, sums[row][s]);
-        }
-    }
-}
-
-static inline __attribute__((always_inline)) void TYPED(add_few)(
-    const float *weights, int num_rows, int64_t dim, const ELEMENT *base, const int64_t *offsets,
-    int64_t num_keys, float *output) {
-    int64_t i = 0;
-    for (; i + STRIP * LANES <= dim; i += STRIP * LANES) {
-        TYPED(add_strip)(weights, num_rows, STRIP, dim, base + i, offsets, num_keys, output + i);
-    }
-    for (; i < dim; i += LANES) {
-        TYPED(add_strip)(weights, num_rows, 1, dim, base + i, offsets, num_keys, output + i);
+static inline __attribute__((always_inline)) void TYPED(add_rows)(
+    const pw_attention *call, const float *weights, int num_rows, const int64_t *offsets,
+    int64_t num_keys, float *sums) {
+    if (call->is_quantized) {
+        const pw_i8 *values = (const pw_i8 *)call->kv + call->kv_value;
+        add_few_i8(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
+    } else {
+        const ELEMENT *values = (const ELEMENT *)call->kv + call->kv_value;
+        TYPED(add_few)(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
     }
 }
 
@@ -137,25 +85,25 @@ static void TYPED(attend_few)(const pw_item *item, float *scratch) {
     const int64_t num_keys = item->end - item->begin;
     float *query = scratch, *sums = query + FEW * dim, *scores = sums + FEW * dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
-    const ELEMENT *base = (const ELEMENT *)call->kv;
     key_offsets(item, item->begin, item->end, offsets);
     for (int64_t first = 0; first < item->num_rows; first += FEW) {
         const int rows = item->num_rows - first < FEW ? (int)(item->num_rows - first) : FEW;
         for (int row = 0; row < rows; row++) {
             TYPED(widen)(TYPED(query_row)(item, first + row), query + row * dim, dim, dim);
         }
-        const ELEMENT *values = base + call->kv_value;
-#define SCORE(n) TYPED(score_few)(query, n, dim, base, offsets, num_keys, scores)
-#define ADD(n) TYPED(add_few)(scores, n, dim, values, offsets, num_keys, sums)
+#define SCORE(n) TYPED(score_rows)(call, query, n, offsets, num_keys, scores)
+#define ADD(n) TYPED(add_rows)(call, scores, n, offsets, num_keys, sums)
         look_ahead(offsets, num_keys, call->kv_value);
         FOR_ROWS(rows, SCORE)
         look_ahead(offsets, num_keys, 0);
         float statistics[FEW][2];
+        scale_rows(call, 0, offsets, num_keys, rows, scores);
         for (int row = 0; row < rows; row++) {
             statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
             const int64_t position = item->run->first_position + (item->row + first + row) / group;
             weigh_row(call, scores + row * PW_SPLIT, item->begin, num_keys, position, statistics[row]);
         }
+        scale_rows(call, call->kv_value, offsets, num_keys, rows, scores);
         FOR_ROWS(rows, ADD)
 #undef ADD
 #undef SCORE

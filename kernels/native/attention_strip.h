@@ -14,6 +14,7 @@ typedef struct {
     float *keys;       /* panels of tile_keys columns */
     float *values;     /* panels of `width` columns */
     int64_t *offsets;  /* of the keys, as `key_offsets` gives them */
+    void *widened;     /* keys, then values of a tile, where the KV memory holds codes */
 } many_rows;
 
 /* tile_keys keys of a run, some of which the item sees. */
@@ -21,7 +22,8 @@ typedef struct {
     int64_t begin;      /* position of the first */
     int64_t first, end; /* those that the item sees; from 0 on */
     int64_t padded;     /* whole panels */
-    const int64_t *offsets;
+    const void *keys, *values; /* in the type of the queries */
+    const int64_t *offsets;    /* elements from there to each */
 } key_tile;
 
 /* bfloat16 in a word, or one float32. */
@@ -44,6 +46,7 @@ static many_rows lay_out(const pw_item *item, float *scratch, int way) {
     many.values = many.keys + keys * words;
     many.offsets = (int64_t *)(many.values + keys * width);
     many.statistics = (float *)(many.offsets + keys + 2 * AHEAD);
+    many.widened = many.statistics + 2 * rows;
     memset(many.sums, 0, (size_t)(item->num_rows * width) * sizeof *many.sums);
     for (int64_t row = 0; row < item->num_rows; row++) {
         many.statistics[2 * row] = -INFINITY, many.statistics[2 * row + 1] = 0.0f;

@@ -3,6 +3,16 @@
 
 #include <string.h>
 
+#include "layers.h"
+
+static void store_head(const pw_cache_write *call, const char *head, char *target) {
+    if (call->is_quantized) {
+        pw_quantize_head(call->type, head, call->head_dim, (pw_i8 *)target);
+    } else {
+        memcpy(target, head, (size_t)call->head_dim * (call->type == PW_F32 ? 4 : 2));
+    }
+}
+
 void pw_write_kv(const pw_cache_write *call) {
     for (int64_t token = 0; token < call->num_tokens; token++) {
         const int64_t slot = call->slots[token];
@@ -12,8 +22,8 @@ void pw_write_kv(const pw_cache_write *call) {
         const char *value = call->value + token * call->value_token;
         for (int64_t h = 0; h < call->num_kv_heads; h++) {
             char *head = target + h * call->kv_head;
-            memcpy(head, key + h * call->key_head, (size_t)call->head);
-            memcpy(head + call->kv_value, value + h * call->value_head, (size_t)call->head);
+            store_head(call, key + h * call->key_head, head);
+            store_head(call, value + h * call->value_head, head + call->kv_value);
         }
     }
 }

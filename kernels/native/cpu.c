@@ -45,7 +45,8 @@ static pw_level detect(void) {
     if ((state & zmm) != zmm || (b7 & avx512) != avx512) {
         return PW_AVX2;
     }
-    if (!__get_cpuid_count(7, 1, &a71, &b71, &c71, &d71) || !(a71 >> 5 & 1)) {
+    const int vnni = c >> 11 & 1; /* whatever has bfloat16 has it, and its code uses both */
+    if (!vnni || !__get_cpuid_count(7, 1, &a71, &b71, &c71, &d71) || !(a71 >> 5 & 1)) {
         return PW_AVX512;
     }
     const uint32_t amx = 1u << 22 | 1u << 24 | 1u << 25; /* bfloat16, tiles, int8 */

@@ -24,5 +24,6 @@ typedef enum { PW_F32, PW_BF16, PW_F16, PW_NUM_TYPES } pw_type;
 typedef uint16_t pw_bf16;
 typedef uint16_t pw_f16;
 typedef float pw_f32;
+typedef int8_t pw_i8; /* codes in the KV memory: see kernels/kv_format.py */
 
 #endif

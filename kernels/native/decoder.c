@@ -81,6 +81,7 @@ static void rotate(const decoder *d, const pw_layer *layer) {
         .block_size = attention->block_size, .num_tokens = d->step->num_tokens,
         .num_heads = attention->num_heads, .num_kv_heads = attention->num_kv_heads,
         .head_dim = attention->head_dim, .half = layer->half, .type = attention->type,
+        .is_quantized = attention->is_quantized,
         .query_weight_is_f32 = layer->query.is_f32, .key_weight_is_f32 = layer->key.is_f32,
         .eps = layer->query.weight ? layer->query.eps : layer->key.eps,
     };
@@ -123,7 +124,8 @@ int pw_decode(const pw_layer *layers, int64_t num_layers, const pw_step *step,
     }
     d.attention.query = d.buffers[QUERY];
     d.attention.output = d.buffers[ATTENDED];
-    const int64_t layer_bytes = step->kv_layer * (attention->type == PW_F32 ? 4 : 2);
+    const int64_t plain_size = attention->type == PW_F32 ? 4 : 2;
+    const int64_t layer_bytes = step->kv_layer * (attention->is_quantized ? 1 : plain_size);
     int status = 0;
     for (int64_t i = 0; status == 0 && i < num_layers; i++) {
         d.attention.kv = (const char *)attention->kv + i * layer_bytes;

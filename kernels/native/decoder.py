@@ -8,6 +8,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
+from kernels.kv_format import head_size
 from kernels.native import library
 from kernels.native.attention import pack_call
 from kernels.native.layers import ACTIVATIONS
@@ -58,9 +59,9 @@ class _Stack:
             len(residual),
             memory.stride(1),
         )
-        head_dim = memory.shape[5]
+        head_dim, dtype = head_size(memory), residual.dtype
         places = (0, 0, self._num_heads * head_dim, head_dim)
-        call = pack_call(places, self._num_heads, memory[:, 0], batch, 0.0, None, None)
+        call = pack_call(places, self._num_heads, dtype, memory[:, 0], batch, 0.0, None, None)
         if self._decode(self._packed, len(self._layers), step, call) != 0:
             raise MemoryError("no memory for what a decoder layer computes on the way")
         return update

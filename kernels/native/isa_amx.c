@@ -2,10 +2,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(                                                         \
-    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma"))), apply_to = function)
+#pragma clang attribute push(                                                                   \
+    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx512vnni,fma"))), \
+    apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma")
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx512vnni,fma")
 #endif
 
 #define ISA amx

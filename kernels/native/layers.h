@@ -30,6 +30,7 @@ typedef struct {
     int64_t qkv_row, kv_block, kv_value, kv_head, kv_token, block_size;
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, half;
     int64_t type;
+    int64_t is_quantized; /* kv: see kernels/kv_format.py */
     int64_t query_weight_is_f32, key_weight_is_f32;
     double eps;
 } pw_rotation;
@@ -44,11 +45,12 @@ typedef struct {
     int64_t activation;
 } pw_gating;
 
-/* The code for one instruction set; each does the tokens from `begin` up to `end`. */
+/* The code for one instruction set; each but `quantize` does the tokens from `begin` up to `end`. */
 typedef struct {
     void (*norm[PW_NUM_TYPES])(const pw_norm *call, int64_t begin, int64_t end);
     void (*rotate[PW_NUM_TYPES])(const pw_rotation *call, int64_t begin, int64_t end);
     void (*gate[PW_NUM_TYPES])(const pw_gating *call, int64_t begin, int64_t end);
+    void (*quantize[PW_NUM_TYPES])(const void *head, int64_t dim, pw_i8 *row);
 } pw_layers_code;
 
 extern const pw_layers_code pw_layers_plain, pw_layers_avx2, pw_layers_avx512;
@@ -56,5 +58,9 @@ extern const pw_layers_code pw_layers_plain, pw_layers_avx2, pw_layers_avx512;
 PW_EXPORT void pw_add_rms_norm(const pw_norm *call);
 PW_EXPORT void pw_rotate_and_write(const pw_rotation *call);
 PW_EXPORT void pw_gate(const pw_gating *call);
+
+/* A head of `dim` elements of a pw_type, a multiple of 16, becomes a row of the KV memory: codes and
+ * their scale, as kernels/kv_format.py has it. */
+void pw_quantize_head(int64_t type, const void *head, int64_t dim, pw_i8 *row);
 
 #endif

@@ -7,8 +7,9 @@ from struct import Struct
 import torch
 from torch import Tensor
 
+from kernels.kv_format import head_size
 from kernels.native import library
-from kernels.native.attention import TYPES
+from kernels.native.attention import TYPES, holds_codes
 from kernels.types import Activation
 
 _LONGEST_HEAD = 1024
@@ -16,7 +17,7 @@ _LONGEST_HEAD = 1024
 _NORM = Struct("=4q4q2qd")
 """`pw_norm` of `native/layers.h`, field by field."""
 
-_ROTATION = Struct("=9q6q5q3qd")
+_ROTATION = Struct("=9q6q5q4qd")
 """`pw_rotation`."""
 
 _GATING = Struct("=2q3q2q")
@@ -61,9 +62,8 @@ def rotate_and_write(
     eps: float = 0.0,
 ) -> Tensor:
     """See `kernels.layers.rotate_and_write`."""
-    block_size, head_dim = kv.shape[3:]
+    block_size, head_dim = kv.shape[3], head_size(kv)
     assert head_dim <= _LONGEST_HEAD
-    assert qkv.dtype == kv.dtype
     num_tokens = len(qkv)
     block, value, head, token, _ = kv.stride()
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
@@ -90,6 +90,7 @@ def rotate_and_write(
             head_dim,
             cos.shape[1],
             TYPES[qkv.dtype],
+            holds_codes(kv, qkv.dtype),
             query_weight is not None and query_weight.dtype == torch.float32,
             key_weight is not None and key_weight.dtype == torch.float32,
             eps,

@@ -91,24 +91,51 @@ static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *sour
     }
 }
 
+/* Its largest magnitude is code 127; what is hardly more than zeros is stored as zeros. */
+static void TYPED(quantize)(const void *head, int64_t dim, pw_i8 *row) {
+    const ELEMENT *values = head;
+    vf magnitudes = v_set(0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const vf x = LOAD(values + i);
+        magnitudes = v_max(magnitudes, v_max(x, v_sub(v_set(0.0f), x)));
+    }
+    const float largest = v_highest(magnitudes), scale = largest / 127.0f;
+    const vf factor = v_set(largest > 1e-30f ? 127.0f / largest : 0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        v_store_i8(row + i, v_mul(LOAD(values + i), factor));
+    }
+    memcpy(row + dim, &scale, sizeof scale);
+}
+
+static void TYPED(store_head)(const pw_rotation *call, const ELEMENT *head, char *target) {
+    if (call->is_quantized) {
+        TYPED(quantize)(head, call->head_dim, (pw_i8 *)target);
+    } else {
+        memcpy(target, head, (size_t)call->head_dim * sizeof *head);
+    }
+}
+
 static void TYPED(rotate)(const pw_rotation *call, int64_t begin, int64_t end) {
     const int64_t dim = call->head_dim;
+    const int64_t size = call->is_quantized ? (int64_t)sizeof(pw_i8) : (int64_t)sizeof(ELEMENT);
     for (int64_t token = begin; token < end; token++) {
         const ELEMENT *source = (const ELEMENT *)call->qkv + token * call->qkv_row;
         ELEMENT *query = (ELEMENT *)call->query + token * call->num_heads * dim;
         const int64_t position = call->positions[token], slot = call->slots[token];
-        ELEMENT *key = (ELEMENT *)call->kv + slot / call->block_size * call->kv_block +
-                       slot % call->block_size * call->kv_token;
+        char *key = (char *)call->kv + (slot / call->block_size * call->kv_block +
+                                        slot % call->block_size * call->kv_token) * size;
         for (int64_t h = 0; h < call->num_heads; h++, source += dim, query += dim) {
             TYPED(turn_head)(call, source, position, call->query_weight,
                              call->query_weight_is_f32, query);
         }
         for (int64_t h = 0; h < call->num_kv_heads; h++, source += dim) {
+            ELEMENT turned[PW_LONGEST_HEAD];
             TYPED(turn_head)(call, source, position, call->key_weight, call->key_weight_is_f32,
-                             key + h * call->kv_head);
+                             turned);
+            TYPED(store_head)(call, turned, key + h * call->kv_head * size);
         }
         for (int64_t h = 0; h < call->num_kv_heads; h++, source += dim) {
-            memcpy(key + call->kv_value + h * call->kv_head, source, (size_t)dim * sizeof *source);
+            TYPED(store_head)(call, source, key + (call->kv_value + h * call->kv_head) * size);
         }
     }
 }

@@ -64,6 +64,18 @@ static inline void v_store_f16(pw_f16 *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+static inline vf v_load_i8(const pw_i8 *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+/* Rounds to nearest even, of magnitudes up to 127. */
+static inline void v_store_i8(pw_i8 *p, vf x) {
+    const __m256i codes = _mm256_cvtps_epi32(x);
+    const __m128i low = _mm256_castsi256_si128(codes), high = _mm256_extracti128_si256(codes, 1);
+    const __m128i words = _mm_packs_epi32(low, high);
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+
 /* out[i] = the sum over x[i], for four vectors. */
 static inline void v_sum_four(const vf x[4], float *out) {
     const vf all = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));

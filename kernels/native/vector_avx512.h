@@ -54,6 +54,15 @@ static inline void v_store_f16(pw_f16 *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+static inline vf v_load_i8(const pw_i8 *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+/* Rounds to nearest even, of magnitudes up to 127. */
+static inline void v_store_i8(pw_i8 *p, vf x) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
 /* e^x of a score x <= 0, which becomes the weight of a key: within 2e-7 of the weight of the highest
  * score, and 0 for -inf. A polynomial of the rest of a power of 2, which rounds down. */
 #define HAS_WEIGHT

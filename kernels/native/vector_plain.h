@@ -52,6 +52,18 @@ static inline void v_store_bf16(pw_bf16 *p, vf x) {
     }
 }
 
+static inline vf v_load_i8(const pw_i8 *p) {
+    return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+}
+
+/* Rounds to nearest even, of magnitudes up to 127: they lie in the low bits behind 1.5 * 2^23. */
+static inline void v_store_i8(pw_i8 *p, vf x) {
+    const vi rounded = (vi)(x + v_set(12582912.0f));
+    for (int i = 0; i < LANES; i++) {
+        p[i] = (pw_i8)rounded[i];
+    }
+}
+
 static inline float half_to_float(pw_f16 half) {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
     uint32_t bits;

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.kv_format import quantize
 from kernels.prefix_groups import GroupFinder, GroupingRule
 from kernels.types import AttentionBatch
 
@@ -32,6 +33,11 @@ class Paged:
         )
         assert groups is not None, "nothing is shared"
         return replace(self, batch=replace(batch, groups=groups.to(batch.slots.device)))
+
+    def quantized(self) -> Paged:
+        """The same batch over codes of 8 bits, whose scale is NaN in every slot nobody may read."""
+        rows = quantize(self.kv, torch.int8)
+        return replace(self, kv=torch.stack([torch.zeros_like(rows), rows], dim=1)[:, 1])
 
     def only(self, seq: int) -> Paged:
         """The same memory with one sequence of the batch."""
