@@ -1,11 +1,11 @@
-"""What bfloat16, int8, int4 and a checkpoint cost in accuracy, and what they save in memory.
+"""What bfloat16, int8, int4, a checkpoint and a KV cache in int8 cost and save.
 
 The model reads texts (this project's README and docs and, where the file is there, the questions
 of MT-bench; `--texts` names others) in windows, through the engine's own packed forward pass, once
-in every scheme; with `--checkpoint` also another model of the same tokenizer, in the codes that it
-is quantized in. Counted is every next token: how probable it was (perplexity), whether the most
-probable one is that of float32, and how far the distribution is from that of float32
-(Kullback-Leibler divergence, in nats).
+in every scheme: `int8_kv` is bfloat16 over a KV cache in 8 bits; with `--checkpoint` also another
+model of the same tokenizer, in the codes that it is quantized in. Counted is every next token: how
+probable it was (perplexity), whether the most probable one is that of float32, and how far the
+distribution is from that of float32 (Kullback-Leibler divergence, in nats).
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.run.batch import pack
+from kernels.kv_format import KvDtype
 from kernels.types import Linear
 
-_SCHEMES: Final[dict[str, tuple[str, Quantization]]] = {
-    "float32": ("float32", "none"),
-    "bfloat16": ("bfloat16", "none"),
-    "int8": ("auto", "int8"),
-    "int4": ("auto", "int4"),
-    "checkpoint": ("auto", "auto"),
+_SCHEMES: Final[dict[str, tuple[str, Quantization, KvDtype]]] = {
+    "float32": ("float32", "none", "auto"),
+    "bfloat16": ("bfloat16", "none", "auto"),
+    "int8_kv": ("bfloat16", "none", "int8"),
+    "int8": ("auto", "int8", "auto"),
+    "int4": ("auto", "int4", "auto"),
+    "checkpoint": ("auto", "auto", "auto"),
 }
-"""The type of what is not quantized, and how products are; those of a checkpoint as it has them."""
+"""The type of what is not quantized, how products are (those of a checkpoint as it has them), and
+the type of the KV cache."""
 _REFERENCE: Final = "float32"
 _CHECKPOINT: Final = "checkpoint"
 _MEANINGS: Final = {
@@ -50,12 +53,13 @@ _MEANINGS: Final = {
     "top1_agreement": "share of positions whose most probable token is that of float32",
     "mean_kl": "mean divergence of the next token's distribution from that of float32, nats",
     "product_bytes": "memory of all matrix products: weights, scales and biases",
+    "token_bytes": "memory of the KV cache for a token",
 }
 FIGURES: Final = {
     f"{figure}_{scheme}": f"{scheme}: {meaning}"
     for figure, meaning in _MEANINGS.items()
     for scheme in _SCHEMES
-    if scheme != _REFERENCE or figure in ("perplexity", "product_bytes")
+    if scheme != _REFERENCE or figure not in ("top1_agreement", "mean_kl")
 }
 _PROJECT: Final = Path(__file__).parents[2]
 _BLOCK_SIZE: Final = 16
@@ -107,6 +111,8 @@ def run(options: argparse.Namespace) -> Result:
             models[scheme], size = _load(scheme, loaded)
             models[scheme].allocate(-(-options.window // _BLOCK_SIZE))
             figures[f"product_bytes_{scheme}"] = float(size)
+            block = models[scheme].layout.block_bytes(_BLOCK_SIZE, models[scheme].kv_storage)
+            figures[f"token_bytes_{scheme}"] = block / _BLOCK_SIZE
     if len({model.weights.config.vocab_size for model in models.values()}) > 1:
         raise BenchError("--checkpoint: its vocabulary is not the model's")
     sums = {scheme: _Sums() for scheme in models}
@@ -128,13 +134,14 @@ def run(options: argparse.Namespace) -> Result:
 
 def _load(scheme: str, folder: Path) -> tuple[PagedModel, int]:
     """A model and the bytes of its products."""
-    dtype, quantize = _SCHEMES[scheme]
+    dtype, quantize, kv_dtype = _SCHEMES[scheme]
     config = EngineConfig(
         model_path=str(folder),
         device="cpu",
         block_size=_BLOCK_SIZE,
         dtype=dtype,
         quantize=quantize,
+        kv_dtype=kv_dtype,
     )
     with _product_sizes() as sizes:
         model = load_model(config)
@@ -205,7 +212,13 @@ def _windows(texts: list[str], folder: Path, most: int, length: int) -> list[lis
 
 def _table(figures: dict[str, float], schemes: list[str]) -> Table:
     table = Table(
-        "weights", "perplexity", "top-1 as float32 %", "mean KL", "products MiB", title="accuracy"
+        "scheme",
+        "perplexity",
+        "top-1 as float32 %",
+        "mean KL",
+        "products MiB",
+        "KV KiB/token",
+        title="accuracy",
     )
     for scheme in schemes:
         table.add_row(
@@ -214,5 +227,6 @@ def _table(figures: dict[str, float], schemes: list[str]) -> Table:
             f"{100 * figures.get(f'top1_agreement_{scheme}', 1):.2f}",
             f"{figures.get(f'mean_kl_{scheme}', 0):.5f}",
             f"{figures[f'product_bytes_{scheme}'] / 2**20:.1f}",
+            f"{figures[f'token_bytes_{scheme}'] / 2**10:.1f}",
         )
     return table

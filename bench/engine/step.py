@@ -11,6 +11,9 @@ front of measured decode steps are not computed.
 With `--sampling` whole decode steps are measured instead, in which all sequences choose their
 tokens in one way: greedily and in others, in turns, behind pieces of a real text, which are
 computed. A ratio is the median over the rounds.
+
+With `--kv` they are whole decode steps and prefill chunks of engines over the same weights, with KV
+caches of several types, in turns.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from engine.run.threads import thread_environment
 
 if TYPE_CHECKING:
     from bench.engine.step_cases import StepBench
+    from kernels.kv_format import KvDtype
 
 PARTS: Final = {
     "plan": "the scheduler plans",
@@ -54,6 +58,7 @@ PARTS: Final = {
     "plain": "the whole step, left alone",
 }
 BATCHES: Final = (1, 8, 32)
+KV_DTYPES: Final[tuple[KvDtype, ...]] = ("auto", "int8")
 _TEXT: Final = Path(__file__).parents[2] / "docs" / "engine.md"
 SAMPLING_BATCHES: Final = (8, 32)
 SAMPLING: Final[dict[str, dict[str, Any]]] = {
@@ -65,19 +70,30 @@ SAMPLING: Final[dict[str, dict[str, Any]]] = {
     "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.1},
 }
 """How tokens are chosen, at temperature 1 but for the first."""
-FIGURES: Final = {
-    f"us_{case}_{part}": f"{what}: {meaning}, us"
-    for case, what in [
-        *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
-        ("prefill", "step of one prefill chunk"),
-    ]
-    for part, meaning in PARTS.items()
-} | {
-    f"{kind}_over_greedy_{batch}": f"decode step, batch {batch}, {asked}: over greedy"
-    for batch in SAMPLING_BATCHES
-    for kind, asked in SAMPLING.items()
-    if kind != "greedy"
-}
+FIGURES: Final = (
+    {
+        f"us_{case}_{part}": f"{what}: {meaning}, us"
+        for case, what in [
+            *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
+            ("prefill", "step of one prefill chunk"),
+        ]
+        for part, meaning in PARTS.items()
+    }
+    | {
+        f"{kind}_over_greedy_{batch}": f"decode step, batch {batch}, {asked}: over greedy"
+        for batch in SAMPLING_BATCHES
+        for kind, asked in SAMPLING.items()
+        if kind != "greedy"
+    }
+    | {
+        f"{kind}_kv_over_auto_{case}": f"{what}, KV cache in {kind}: over one in the weights' type"
+        for case, what in [
+            *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
+            ("prefill", "step of one prefill chunk"),
+        ]
+        for kind in KV_DTYPES[1:]
+    }
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=512, help="tokens before a decode step")
     parser.add_argument("--chunk", type=int, default=128, help="tokens of a prefill chunk")
     parser.add_argument("--steps", type=int, default=20, help="steps of each kind, and as many")
-    parser.add_argument(
+    whole = parser.add_mutually_exclusive_group()
+    whole.add_argument("--kv", action="store_true", help="whole steps by the type of the KV cache")
+    whole.add_argument(
         "--sampling", action="store_true", help="whole steps by the way in which tokens are chosen"
     )
 
@@ -116,6 +134,8 @@ def run(options: argparse.Namespace) -> Result:
     with StepBench(config, options.steps, PARTS) as bench:
         if options.sampling:
             figures, table = _sampling(bench, options, Path(config.model_path))
+        elif options.kv:
+            figures, table = _kv(bench, options)
         else:
             figures, table = _parts(bench, options)
     reported = parameters(
@@ -179,6 +199,26 @@ def _sampling(
                 figures[f"{kind}_over_greedy_{batch}"] = ratio
         asked = ", ".join(f"{name} {value:g}" for name, value in SAMPLING[kind].items())
         table.add_row(asked or "temperature 1", *cells)
+    return figures, table
+
+
+def _kv(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float], Table]:
+    cases = {
+        f"decode_{batch}": bench.decode_by_cache(batch, options.context, KV_DTYPES)
+        for batch in options.batches or BATCHES
+    }
+    cases["prefill"] = bench.prefill_by_cache(options.chunk, options.context, KV_DTYPES)
+    table = Table("KV cache", *cases, title="a whole step, us (and over that of the weights' type)")
+    figures = {}
+    for kind in KV_DTYPES:
+        cells = []
+        for case, seconds in cases.items():
+            pairs = zip(seconds[kind], seconds["auto"], strict=True)
+            ratio = median(one / plain for one, plain in pairs)
+            cells.append(f"{1e6 * median(seconds[kind]):,.0f} ({ratio:.3f})")
+            if kind != "auto":
+                figures[f"{kind}_kv_over_auto_{case}"] = ratio
+        table.add_row(kind, *cells)
     return figures, table
 
 

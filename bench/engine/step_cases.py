@@ -23,6 +23,7 @@ from engine.model import eager_layers as eager
 from engine.model import fused_layers as fused
 from engine.model.eager_layers import EagerDecoder
 from engine.model.fused_layers import FusedDecoder
+from engine.model.paged_model import PagedModel
 from engine.run import runner as engine_runner
 from engine.run.assemble import load_parts
 from engine.run.batch import BatchBuilder
@@ -33,6 +34,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.serve import core as engine_core
 from engine.serve.core import EngineCore
+from kernels.kv_format import KvDtype
 
 Step = TypeVar("Step")
 
@@ -104,14 +106,59 @@ class StepBench:
 
     def decode(self, batch: int, context: int) -> dict[str, float]:
         """Seconds of each part of steps in which `batch` sequences behind `context` decode."""
-        output = 2 * (self._num_steps + _WARM_UP_STEPS) + 1
-        core, runner = self._core(batch, context + output, batch * context)
+        return self._measured(*self._decoding(self._model, batch, context))
+
+    def decode_by_cache(
+        self, batch: int, context: int, kinds: Iterable[KvDtype]
+    ) -> dict[KvDtype, list[float]]:
+        """Seconds of whole decode steps behind `context`, by the type of the KV cache, in turns."""
+        return self._in_turns(
+            {kind: self._decoding(self._over(kind), batch, context) for kind in kinds}
+        )
+
+    def prefill_by_cache(
+        self, chunk: int, context: int, kinds: Iterable[KvDtype]
+    ) -> dict[KvDtype, list[float]]:
+        """Seconds of whole steps of `chunk` tokens of a prompt, the first behind `context`."""
+        before = context // chunk
+        length = (before + self._num_turns) * chunk + 1
+        engines = {}
+        for kind in kinds:
+            core, runner = self._core(self._over(kind), 1, length + 1, chunk)
+            core.submit(_request("prompt", _prompt(length), 1))
+            for _ in range(before):
+                core.step()
+            engines[kind] = core, runner
+        return self._in_turns(engines)
+
+    @property
+    def _num_turns(self) -> int:
+        return self._num_steps + _WARM_UP_STEPS
+
+    def _in_turns(
+        self, engines: Mapping[KvDtype, tuple[EngineCore, _Runner]]
+    ) -> dict[KvDtype, list[float]]:
+        taken: dict[KvDtype, list[float]] = {kind: [] for kind in engines}
+        for _ in range(self._num_turns):
+            for kind, (core, runner) in engines.items():
+                runner.computes = True
+                taken[kind].append(self._plain_step(core))
+        return {kind: seconds[_WARM_UP_STEPS:] for kind, seconds in taken.items()}
+
+    def _over(self, kind: KvDtype) -> PagedModel:
+        """The model's weights over a KV cache of that type."""
+        return PagedModel(self._model.weights, self._config.block_size, kind)
+
+    def _decoding(self, model: PagedModel, batch: int, context: int) -> tuple[EngineCore, _Runner]:
+        """An engine in which `batch` sequences are about to decode, and its runner."""
+        output = 2 * self._num_turns + 1
+        core, runner = self._core(model, batch, context + output, batch * context)
         for number in range(batch):
             core.submit(_request(str(number), _prompt(context), output))
         core.step()
         if len(core.scheduler.running) != batch:
             raise BenchError("the requests do not all fit in one step")
-        return self._measured(core, runner)
+        return core, runner
 
     def sampled(
         self, prompts: list[list[int]], kinds: Mapping[str, SamplingParams]
@@ -120,10 +167,10 @@ class StepBench:
         sequences choose in one way.
         """
         batch, context = len(prompts), len(prompts[0])
-        rounds = self._num_steps + _WARM_UP_STEPS
+        rounds = self._num_turns
         # Who is first decodes while the others' prompts are computed.
         output = rounds * len(kinds) + batch * context // _PROMPT_BUDGET + batch + 2
-        core, runner = self._core(batch, context + output, max(batch, _PROMPT_BUDGET))
+        core, runner = self._core(self._model, batch, context + output, max(batch, _PROMPT_BUDGET))
         runner.computes = True
         for number, prompt in enumerate(prompts):
             core.submit(_request(str(number), prompt, output))
@@ -158,22 +205,22 @@ class StepBench:
 
     def prefill(self, chunk: int) -> dict[str, float]:
         """Seconds of each part of steps that compute `chunk` tokens of a prompt."""
-        length = min(
-            (2 * (self._num_steps + _WARM_UP_STEPS) + 1) * chunk, self.info.max_context_tokens - 1
-        )
+        length = min((2 * self._num_turns + 1) * chunk, self.info.max_context_tokens - 1)
         if length < (2 * _WARM_UP_STEPS + 2) * chunk:
             raise BenchError("--chunk: contexts of this model have room for too few of these")
-        core, runner = self._core(1, length + 1, chunk)
+        core, runner = self._core(self._model, 1, length + 1, chunk)
         core.submit(_request("prompt", _prompt(length), 1))
         return self._measured(core, runner, (length - 1) // chunk)
 
-    def _core(self, batch: int, tokens: int, budget: int) -> tuple[EngineCore, _Runner]:
+    def _core(
+        self, model: PagedModel, batch: int, tokens: int, budget: int
+    ) -> tuple[EngineCore, _Runner]:
         """An engine with memory for `batch` sequences of `tokens`, touched as in use."""
         if tokens > self.info.max_context_tokens:
             raise BenchError(f"contexts of this model end at {self.info.max_context_tokens}")
         num_blocks = batch * (-(-tokens // self._config.block_size) + 1)
-        self._model.allocate(num_blocks)
-        self._model.memory.zero_()
+        model.allocate(num_blocks)
+        model.memory.zero_()
         # Steps are as large as the case says, on whatever machine, and emit a token a sequence.
         config = msgspec.structs.replace(
             self._config,
@@ -183,7 +230,7 @@ class StepBench:
             speculation="off",
         )
         info = msgspec.structs.replace(self.info, num_blocks=num_blocks, num_host_blocks=0)
-        runner = _Runner(ModelRunner(self._model))
+        runner = _Runner(ModelRunner(model))
         return EngineCore(config, info, runner), runner
 
     def _measured(
@@ -192,7 +239,7 @@ class StepBench:
         runner.computes = True
         plain: list[float] = []
         apart: list[dict[str, float]] = []
-        num_steps = 2 * (self._num_steps + _WARM_UP_STEPS)
+        num_steps = 2 * self._num_turns
         for index in range(min(num_steps, most_steps or num_steps)):
             if index % 2:
                 with self._taken_apart():

@@ -37,7 +37,9 @@ def test_every_scheme_is_compared_with_float32(
     assert sizes["float32"] == 2 * sizes["bfloat16"]
     assert sizes["float32"] > sizes["int8"] > sizes["int4"]
     assert sizes["bfloat16"] > sizes["checkpoint"]
-    for scheme in ("bfloat16", "int8", "int4", "checkpoint"):
+    caches = {scheme: found[f"token_bytes_{scheme}"] for scheme in quantize._SCHEMES}
+    assert (caches["float32"], caches["bfloat16"], caches["int8_kv"]) == (128, 64, 2 * (16 + 16))
+    for scheme in ("bfloat16", "int8_kv", "int8", "int4", "checkpoint"):
         assert 0 < found[f"mean_kl_{scheme}"] < 0.01
         assert (
             (0.7 if scheme in ("int4", "checkpoint") else 0.9)
