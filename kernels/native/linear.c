@@ -87,12 +87,16 @@ typedef struct {
     char *operand;
     float *spare; /* a row for each part of the preparation */
     int64_t width; /* of a row, padding included */
+    int64_t chunk_rows, chunk_parts; /* see `cut` */
 } task_context;
 
 enum {
     PARTS_PER_THREAD = 4,
     LEAST_PART = 1 << 19,      /* multiply-adds worth being handed over */
+    FINE_PART = 1 << 22,       /* multiply-adds, of which there may be parts without number */
     LEAST_PREPARED = 1 << 12,  /* inputs worth being handed over */
+    ROW_UNIT = 96,             /* a whole number of tiles for every kernel */
+    CHUNK_BYTES = 1 << 18,     /* of rows that stay in the core's second cache */
 };
 
 static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
@@ -104,30 +108,48 @@ static void prepare_part(void *context, int part, int num_parts) {
                           rows * part / num_parts, rows * (part + 1) / num_parts);
 }
 
-static int64_t first_strip(const task_context *task, int64_t part, int64_t num_parts) {
-    const int64_t strips = (task->job.weights->out_features + PW_STRIP - 1) / PW_STRIP;
-    const int64_t groups = (strips + task->kernel->strips - 1) / task->kernel->strips;
-    const int64_t strip = groups * part / num_parts * task->kernel->strips;
-    return at_most(strip, strips);
+static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t first_strip(const task_context *task, int64_t part) {
+    const int64_t strips = ceiling(task->job.weights->out_features, PW_STRIP);
+    const int64_t groups = ceiling(strips, task->kernel->strips);
+    return at_most(groups * part / task->chunk_parts * task->kernel->strips, strips);
+}
+
+/* The part of a product for a chunk of its rows. */
+static pw_linear_job rows_of(const task_context *task, int64_t chunk) {
+    pw_linear_job job = task->job;
+    const int64_t first = chunk * task->chunk_rows;
+    const int64_t outputs = first * job.weights->out_features;
+    job.rows = at_most(job.rows - first, task->chunk_rows);
+    job.operand += first * job.operand_stride;
+    job.outputs = (char *)job.outputs + outputs * (job.type == PW_FLOAT32 ? 4 : 2);
+    job.row_scales = job.row_scales ? job.row_scales + first : NULL;
+    return job;
 }
 
 static void compute_part(void *context, int part, int num_parts) {
     const task_context *task = context;
-    const int64_t after = at_most(part + pw_threads(), num_parts - 1);
-    task->kernel->compute(&task->job, first_strip(task, part, num_parts),
-                          first_strip(task, part + 1, num_parts),
-                          first_strip(task, after, num_parts));
+    const pw_linear_job job = rows_of(task, part / task->chunk_parts);
+    const int64_t next = at_most(part + pw_threads(), num_parts - 1) % task->chunk_parts;
+    const int64_t mine = part % task->chunk_parts;
+    task->kernel->compute(&job, first_strip(task, mine), first_strip(task, mine + 1),
+                          first_strip(task, next));
 }
 
-/* How many parts to cut a product in: enough that no thread waits long for the others, each worth
- * being handed over. */
-static int count_parts(const task_context *task) {
+/* Cuts a product into chunks of rows, which a core's second cache holds while it passes over them
+ * with one strip after the other, and each into parts: enough that no thread waits long for the
+ * others, each worth being handed over. Returns the number of all parts. */
+static int64_t cut(task_context *task) {
     const pw_linear_weights *weights = task->job.weights;
-    const int64_t group = PW_STRIP * task->kernel->strips;
-    const int64_t groups = (weights->out_features + group - 1) / group;
-    const int64_t work = weights->in_features * weights->out_features * (task->job.rows + 8);
-    const int64_t most = at_most(groups, (int64_t)pw_threads() * PARTS_PER_THREAD);
-    return (int)at_most(most, work / LEAST_PART + 1);
+    const int64_t held = CHUNK_BYTES / task->job.operand_stride / ROW_UNIT * ROW_UNIT;
+    task->chunk_rows = at_most(task->job.rows, held > ROW_UNIT ? held : ROW_UNIT);
+    const int64_t groups = ceiling(weights->out_features, PW_STRIP * task->kernel->strips);
+    const int64_t work = weights->in_features * weights->out_features * (task->chunk_rows + 8);
+    const int64_t few = (int64_t)pw_threads() * PARTS_PER_THREAD, fine = work / FINE_PART;
+    const int64_t most = at_most(groups, fine > few ? fine : few);
+    task->chunk_parts = at_most(most, work / LEAST_PART + 1);
+    return task->chunk_parts * ceiling(task->job.rows, task->chunk_rows);
 }
 
 /* Memory of the calling thread for operands; grows to what its largest product needs. */
@@ -188,7 +210,7 @@ void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type, con
         task.job.operand = task.operand = memory + scales_bytes + spare_bytes;
         pw_parallel(prepare_part, &task, (int)parts);
     }
-    pw_parallel(compute_part, &task, count_parts(&task));
+    pw_parallel(compute_part, &task, (int)cut(&task));
 }
 
 typedef struct {

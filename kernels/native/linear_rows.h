@@ -25,6 +25,8 @@ static inline __attribute__((always_inline)) uint16_t NAME(narrow)(float value) 
 
 typedef float NAME(sixteen) __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t NAME(magnitudes) __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t NAME(words) __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t NAME(halves) __attribute__((vector_size(32), aligned(2), may_alias));
 
 /* One stage of a Hadamard transform of 16 values: sums and differences of partners. */
 #if defined(__clang__)
@@ -156,40 +158,69 @@ PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char 
     }
 }
 
-/* Turns the sums of some rows and strips into outputs: scales them back, adds the bias, rounds. The
- * sums are float32, or int32 of quantized rows; a row of them is `stride` long. */
-static inline __attribute__((always_inline)) TARGET void NAME(finish)(
-    const pw_linear_job *job, const void *sums, int64_t stride, const bool integers, int64_t row,
-    int64_t rows, int64_t strip, int64_t strips) {
+/* The outputs of one strip of a row, from its sums: scaled back, with the bias. */
+static inline __attribute__((always_inline)) TARGET void NAME(form_outputs)(
+    const pw_linear_job *job, const uint32_t *sums, const bool integers, int64_t row,
+    int64_t column, NAME(sixteen) *outputs) {
     const pw_linear_weights *weights = job->weights;
-    const int64_t width = weights->out_features, column = strip * PW_STRIP;
-    const int64_t count = width - column < strips * PW_STRIP ? width - column : strips * PW_STRIP;
-    float line[TILE_STRIPS * PW_STRIP];
-    uint16_t halves[TILE_STRIPS * PW_STRIP];
-    for (int64_t r = 0; r < rows; r++) {
-        for (int64_t s = 0; s < strips * PW_STRIP; s += PW_STRIP) {
-            const float *floats = (const float *)sums + r * stride + s;
-            const int32_t *whole = (const int32_t *)sums + r * stride + s;
-            for (int64_t c = 0; c < PW_STRIP; c++) {
-                line[s + c] = integers ? (float)(whole[c] - weights->zeros[column + s + c]) *
-                                             job->row_scales[row + r]
-                                       : floats[c];
-            }
-            for (int64_t c = 0; weights->scales && c < PW_STRIP; c++) {
-                line[s + c] *= weights->scales[column + s + c];
-            }
-            for (int64_t c = 0; weights->bias && c < PW_STRIP; c++) {
-                line[s + c] += weights->bias[column + s + c];
-            }
-            for (int64_t c = 0; c < PW_STRIP; c++) {
-                halves[s + c] = NAME(narrow)(line[s + c]);
-            }
-        }
-        const int64_t start = (row + r) * width + column;
-        if (job->type == PW_FLOAT32) {
-            memcpy((float *)job->outputs + start, line, (size_t)count * sizeof(float));
+    NAME(sixteen) values = *(const NAME(sixteen) *)sums;
+    if (integers) {
+        const NAME(magnitudes) zeros = *(const NAME(magnitudes) *)(weights->zeros + column);
+        const NAME(magnitudes) whole = *(const NAME(magnitudes) *)sums - zeros;
+        values = __builtin_convertvector(whole, NAME(sixteen)) * job->row_scales[row];
+    }
+    if (weights->scales) {
+        values *= *(const NAME(sixteen) *)(weights->scales + column);
+    }
+    if (weights->bias) {
+        values += *(const NAME(sixteen) *)(weights->bias + column);
+    }
+    *outputs = values;
+}
+
+/* To the nearest bfloat16 each, as `narrow`. */
+static inline __attribute__((always_inline)) TARGET void NAME(narrow_all)(
+    const NAME(sixteen) *values, NAME(halves) *out) {
+    const NAME(words) bits = *(const NAME(words) *)values;
+    *out = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, NAME(halves));
+}
+
+/* Stores the outputs of one strip of a row, the last of which may be missing. */
+static inline __attribute__((always_inline)) TARGET void NAME(store_outputs)(
+    const pw_linear_job *job, const NAME(sixteen) *values, int64_t row, int64_t column) {
+    const int64_t width = job->weights->out_features, start = row * width + column;
+    const int64_t left = width - column;
+    if (job->type == PW_FLOAT32) {
+        float *to = (float *)job->outputs + start;
+        if (left >= PW_STRIP) {
+            *(NAME(sixteen) *)to = *values;
         } else {
-            memcpy((uint16_t *)job->outputs + start, halves, (size_t)count * sizeof(uint16_t));
+            memcpy(to, values, (size_t)left * sizeof *to);
+        }
+        return;
+    }
+    uint16_t *to = (uint16_t *)job->outputs + start;
+    NAME(halves) halves;
+    NAME(narrow_all)(values, &halves);
+    if (left >= PW_STRIP) {
+        *(NAME(halves) *)to = halves;
+    } else {
+        memcpy(to, &halves, (size_t)left * sizeof *to);
+    }
+}
+
+/* Turns the sums of some rows and strips into outputs. The sums are float32, or int32 of quantized
+ * rows; a row of them is `stride` long. */
+static inline __attribute__((always_inline)) TARGET void NAME(finish)(
+    const pw_linear_job *job, const uint32_t *sums, int64_t stride, const bool integers,
+    int64_t row, int64_t rows, int64_t strip, int64_t strips) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t s = 0; s < strips; s++) {
+            const int64_t column = (strip + s) * PW_STRIP;
+            NAME(sixteen) values;
+            NAME(form_outputs)(job, sums + r * stride + s * PW_STRIP, integers, row + r, column,
+                               &values);
+            NAME(store_outputs)(job, &values, row + r, column);
         }
     }
 }
