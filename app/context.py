@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
 from app.prompt.history import History
+from app.prompt.template import ChatTemplate
 from app.responses.registry import Responses
 from app.stores import Stores
 from app.transport.bounds import Bounds
@@ -29,6 +30,7 @@ class Service:
     names: ModelNames
     history: History
     gate: Gate
+    template: ChatTemplate
     generations: Generations
     responses: Responses
     connections: Connections

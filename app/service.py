@@ -26,10 +26,17 @@ from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
-from app.routes.models import get_model, list_models
-from app.routes.ops import healthz, metrics, readyz, readyz_with_reason
-from app.routes.responses import cancel_response, create_response, get_response
+from app.routes.models import get_model, list_models, refuse_embeddings
+from app.routes.ops import healthz, metrics, readyz, readyz_with_reason, version
+from app.routes.responses import (
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from app.routes.responses_ws import responses_socket
+from app.routes.tokens import count_input, detokenize, tokenize
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
@@ -102,6 +109,7 @@ def _assembled(
         names=names,
         history=history,
         gate=gate,
+        template=template,
         generations=generations,
         responses=_responses(engine, stores, model_id, bounds, history, generations, metrics),
         connections=connections,
@@ -202,7 +210,20 @@ def _routes() -> list[BaseRoute]:
         Route(
             "/v1/responses/compact", answering(compact_conversation, "compact"), methods=["POST"]
         ),
+        Route(
+            "/v1/responses/input_tokens", answering(count_input, "input_tokens"), methods=["POST"]
+        ),
         Route("/v1/responses/{response_id}", answering(get_response, "responses"), methods=["GET"]),
+        Route(
+            "/v1/responses/{response_id}",
+            answering(delete_response, "responses"),
+            methods=["DELETE"],
+        ),
+        Route(
+            "/v1/responses/{response_id}/input_items",
+            answering(list_input_items, "responses"),
+            methods=["GET"],
+        ),
         Route(
             "/v1/responses/{response_id}/cancel",
             answering(cancel_response, "responses"),
@@ -213,8 +234,13 @@ def _routes() -> list[BaseRoute]:
             answering(create_completion, "chat_completions"),
             methods=["POST"],
         ),
+        Route("/v1/embeddings", answering(refuse_embeddings, "embeddings"), methods=["POST"]),
+        Route("/tokenize", answering(tokenize, "tokenize"), methods=["POST"]),
+        Route("/detokenize", answering(detokenize, "detokenize"), methods=["POST"]),
         Route("/v1/models", answering(list_models, "models"), methods=["GET"]),
         Route("/v1/models/{model:path}", answering(get_model, "models"), methods=["GET"]),
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz, "ops"), methods=["GET"]),
+        Route("/health", answering(readyz, "ops"), methods=["GET"]),
+        Route("/version", answering(version, "ops"), methods=["GET"]),
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tenants import redis_keys
+from tenants import changes, redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField
+from tenants.records import Change
 from tenants.stored_blobs import StoredBlobs
 
 _RESPONSE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -19,6 +20,7 @@ class Conversations:
     """
 
     def __init__(self, redis: GuardedRedis, default_bytes: int | None = None) -> None:
+        self._redis = redis
         self._blobs = StoredBlobs(redis, default_bytes)
 
     async def save(
@@ -46,11 +48,14 @@ class Conversations:
         return await self._blobs.load(redis_keys.response(tenant_id, response_id))
 
     async def delete(self, tenant_id: str, response_id: str) -> bool:
-        """Forget a blob; whether there was one."""
+        """Forget a blob, and have all processes forget it; whether there was one."""
         if not is_response_id(response_id):
             return False
         key = redis_keys.response(tenant_id, response_id)
-        return await self._blobs.take(tenant_id, key) is not None
+        found = await self._blobs.take(tenant_id, key) is not None
+        notice = Change(kind="forget", tenant_id=tenant_id, name=response_id)
+        await self._redis.execute(*changes.publication(notice))
+        return found
 
 
 def is_response_id(response_id: str) -> bool:

@@ -187,10 +187,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     `tenant_id` is the owner of what changed: a tenant's id, or for `kind == "prompts"` perhaps a
     group's owner name. `name` is the prompt's, or for `kind == "group"` the group's id.
     `cancel` is no change of the store: whoever runs the tenant's response `name` is to end it.
+    `forget` says that this response is deleted, or was replaced.
     `resync` says that notices may have been missed: look at everything again. It names no tenant.
     """
 
-    kind: Literal["tenant", "deleted", "keys", "prompts", "group", "resync", "cancel"]
+    kind: Literal["tenant", "deleted", "keys", "prompts", "group", "resync", "cancel", "forget"]
     tenant_id: str = ""
     name: str = ""
 

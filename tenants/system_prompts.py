@@ -337,7 +337,7 @@ class SystemPrompts:
             self._by_name.expire()
             self._by_text.expire()
             return
-        if change.kind == "cancel":
+        if change.kind in ("cancel", "forget"):
             return
         owner = f"@{change.name}" if change.kind == "group" else change.tenant_id
         self._by_name.drop_if(lambda key, _: key[0] == owner)

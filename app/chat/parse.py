@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 
-from app.generate.request import Candidates, FieldNames, GenerationRequest, Item
+from app.generate.request import Candidates, FieldNames, GenerationRequest
 from app.prompt.template import Message
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
@@ -44,7 +44,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
     maximum = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return GenerationRequest(
         id=f"chatcmpl-{secrets.token_hex(16)}",
-        items=[_message(message) for message in body.messages],
+        items=[message_item(message) for message in body.messages],
         names=FieldNames(items="messages", max_tokens=maximum),
         sampling=body,
         model=body.model,
@@ -54,7 +54,8 @@ def generation_request(body: ChatBody) -> GenerationRequest:
     )
 
 
-def _message(message: ChatMessage) -> Item:
+def message_item(message: ChatMessage) -> Message:
+    """A message as templates take it."""
     role = "system" if message.role == "developer" else message.role
     item: Message = {"role": role, "content": message.text}
     if message.name is not None:

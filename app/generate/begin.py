@@ -16,6 +16,7 @@ from app.generate.logprob_room import LogprobRoom
 from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
+from app.responses.items import resolved
 from app.upkeep.connections import Connections
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
@@ -102,9 +103,34 @@ class Generations:
         async with _released_unless_started(ticket):
             return await self._start(principal, replace(interrupted, request=again), ticket)
 
+    async def count(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        on_socket: SocketHistory | None = None,
+    ) -> int:
+        """The tokens of a request's prompt. Raises what `begin` raises, but for the engine's."""
+        self._names.check(request.model)
+        async with self.counted(principal):
+            return len((await self._prompt(principal, request, on_socket)).ids)
+
+    @asynccontextmanager
+    async def counted(self, principal: Principal) -> AsyncIterator[None]:
+        """Have something done that counts as a request, but generates nothing. Raises `ApiError`
+        where the tenant may have no more requests.
+        """
+        self._gate.check()
+        ticket = await self._gate.admit(principal)
+        try:
+            yield
+        finally:
+            await ticket.release()
+
     async def _prompt(
         self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
     ) -> Prompt:
+        items = await resolved(request.items, principal.tenant.id, self._history, on_socket)
+        request = replace(request, items=items)
         if request.previous_response_id is None:
             return await self._prompts.first_turn(principal, request)
         previous = await self._history.continued(

@@ -24,6 +24,13 @@ Item = Message | SealedSummary
 
 
 @dataclass(frozen=True, slots=True)
+class ItemName:
+    """What stands for an item of an earlier response, see `app.responses.items`."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class FieldNames:
     """What the request's API calls its fields, for errors to name."""
 
@@ -72,7 +79,7 @@ class GenerationRequest:
     """
 
     id: str
-    items: Sequence[Item]
+    items: Sequence[Item | ItemName]
     names: FieldNames
     sampling: SamplingFields
     model: str | None = None
@@ -90,8 +97,12 @@ class GenerationRequest:
         """The field that most of the new text is in: the one to shorten where that is too long."""
         if self.instructions is None or self.previous_response_id is not None:
             return self.names.items
-        said = sum(
-            len(item.sealed if isinstance(item, SealedSummary) else item["content"])
-            for item in self.items
-        )
+        said = sum(map(_length, self.items))
         return "instructions" if len(self.instructions) > said else self.names.items
+
+
+def _length(item: Item | ItemName) -> int:
+    """Characters that a request has for an item."""
+    if isinstance(item, ItemName):
+        return len(item.id)
+    return len(item.sealed if isinstance(item, SealedSummary) else item["content"])

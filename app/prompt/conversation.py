@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from app.generate.request import GenerationRequest, Item, SealedSummary
+from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary
 from app.prompt.history import Turn
 from app.prompt.sealing import PromptOrigin, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
@@ -149,7 +149,7 @@ class PromptBuilder:
         return context - (request.max_tokens or context // _ANSWER_PART)
 
     async def _messages(
-        self, principal: Principal, items: Sequence[Item]
+        self, principal: Principal, items: Sequence[Item | ItemName]
     ) -> tuple[list[Message], SystemText | None]:
         """Items as templates take them, and the registered prompt that the first summary was under.
 
@@ -158,6 +158,7 @@ class PromptBuilder:
         messages: list[Message] = []
         recalled: SystemText | None = None
         for index, item in enumerate(items):
+            assert not isinstance(item, ItemName), "names are looked up before"
             if not isinstance(item, SealedSummary):
                 messages.append(item)
                 continue

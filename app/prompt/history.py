@@ -30,7 +30,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
     its share group. `system` is the text of the system message that begins the conversation, and
     `origin` the registered prompt that it is the text of. At `starts` later requests of the
-    conversation have begun.
+    conversation have begun. `input` are the items of the request, as JSON.
     """
 
     packed_ids: bytes
@@ -41,6 +41,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     response: bytes
     origin: PromptOrigin | None = None
     starts: list[int] = []
+    input: bytes = b""
 
     @property
     def ids(self) -> list[int]:
@@ -106,13 +107,25 @@ class History:
             )
         return turn
 
+    async def delete(self, tenant_id: str, response_id: str) -> bool:
+        """Forget a turn for good, here and everywhere; whether there was one.
+
+        Raises `StoreUnavailable`.
+        """
+        is_known = (tenant_id, response_id) in self._cached
+        is_stored = await self._conversations.delete(tenant_id, response_id)
+        self.forget(tenant_id, response_id)
+        return is_known or is_stored
+
     def forget(self, tenant_id: str, response_id: str) -> None:
         """Remember a turn no longer: the store may have a newer one."""
         turn = self._cached.pop((tenant_id, response_id), None)
         self._tokens_held -= 0 if turn is None else _size(turn)
 
     def notice(self, change: Change) -> None:
-        """Forget the turns of a deleted tenant."""
+        """Forget the turns of a deleted tenant, and one that was deleted elsewhere."""
+        if change.kind == "forget":
+            self.forget(change.tenant_id, change.name)
         if change.kind == "deleted":
             for key in [key for key in self._cached if key[0] == change.tenant_id]:
                 self._tokens_held -= _size(self._cached.pop(key))
@@ -130,7 +143,8 @@ class History:
 
 def _size(turn: Turn) -> int:
     """What a turn weighs in memory, in tokens."""
-    return (len(turn.packed_ids) + len(turn.response) + len(turn.system or "")) // _TOKEN_BYTES
+    size = len(turn.packed_ids) + len(turn.response) + len(turn.input) + len(turn.system or "")
+    return size // _TOKEN_BYTES
 
 
 class SocketHistory:

@@ -10,6 +10,7 @@ control tokens has no mark, and the ids it has always had.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Final
 
 from tokenizers import AddedToken, Encoding, Tokenizer
@@ -62,6 +63,20 @@ class PlainText:
         text = self._undisguised(text.replace(MARK, _REPLACEMENT))
         controls = self._special if role == "assistant" else self._special | self._spoken
         return _broken(text, controls)
+
+    def encode_raw(self, text: str, most: int) -> list[int]:
+        """The ids of a text that is a whole prompt: control tokens that it spells are such.
+
+        Raises `TooManyTokens`.
+        """
+        return self.encode(text.replace(MARK, _REPLACEMENT), most)
+
+    @cached_property
+    def leading_ids(self) -> list[int]:
+        """What the tokenizer begins every text with, such as a token for the beginning."""
+        bare = list(self._tokenizer("a", add_special_tokens=False)["input_ids"])
+        whole = list(self._tokenizer("a")["input_ids"])
+        return whole[: -len(bare)] if whole[-len(bare) :] == bare else []
 
     def encode(self, rendered: str, most: int) -> list[int]:
         """The token ids of what a template made of marked texts. Raises `TooManyTokens`.

@@ -87,6 +87,42 @@ class ChatTemplate:
         self.check_length(messages, longest)
         return await self._ids(tenant, messages, longest, partial(self._render, param))
 
+    async def text_ids(
+        self, tenant: str, text: str, param: str, *, add_special: bool = True
+    ) -> list[int]:
+        """The ids of a text that is a prompt without a template, behind what all texts begin with.
+
+        Control tokens that it spells are such: it is all its author's. Raises `ApiError` naming
+        `param` where the context cannot hold it.
+        """
+        self.check_characters(len(text), param)
+        leading = self._texts.leading_ids if add_special else []
+
+        def work() -> list[int]:
+            try:
+                return [*leading, *self._texts.encode_raw(text, self._context_tokens)]
+            except TooManyTokens as error:
+                raise self._too_many(error, param) from None
+
+        return work() if len(text) <= _INLINE_CHARACTERS else await self._workers.run(tenant, work)
+
+    async def text_of(self, tenant: str, ids: Sequence[int], param: str) -> str:
+        """What tokens spell. Raises `ApiError` naming `param` for ids that are none."""
+        known = len(self._tokenizer)
+        for index, token_id in enumerate(ids):
+            if token_id >= known:
+                message = f"Token id {token_id} is outside the vocabulary of {known}."
+                raise invalid_request(message, f"{param}[{index}]")
+
+        def work() -> str:
+            return str(self._tokenizer.decode(list(ids)))
+
+        return work() if len(ids) <= _INLINE_CHARACTERS else await self._workers.run(tenant, work)
+
+    def spelled(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it."""
+        return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
+
     async def continuation_ids(
         self, tenant: str, previous: Sequence[int], messages: Sequence[Message], param: str
     ) -> list[int]:
@@ -153,8 +189,7 @@ class ChatTemplate:
             try:
                 return [*previous, *self._texts.encode(render(messages), context)]
             except TooManyTokens as error:
-                explanation = f"The prompt has {error} or more."
-                raise ContextExceeded(context, explanation, param) from None
+                raise self._too_many(error, param) from None
 
         characters = sum(len(message["content"]) for message in messages)
         size = characters + len(previous)
@@ -172,6 +207,9 @@ class ChatTemplate:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
         return str(text)
+
+    def _too_many(self, error: TooManyTokens, param: str) -> ContextExceeded:
+        return ContextExceeded(self._context_tokens, f"The prompt has {error} or more.", param)
 
     def _marked(self, message: Message) -> Message:
         role = message["role"]

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from app.generate.engine_request import or_default
-from app.generate.request import FieldNames, GenerationRequest, Item, SealedSummary
+from app.generate.request import FieldNames, GenerationRequest, Item, ItemName, SealedSummary
 from app.wire.errors import invalid_request
 from app.wire.events import ResponseResource
-from app.wire.responses import LOGPROBS, CompactionItem, CreateBody, MessageItem
+from app.wire.responses import LOGPROBS, CompactionItem, CreateBody, ItemReference, ResolvedItem
 from tenants.records import Tenant
 
 _NAMES = FieldNames(items="input", max_tokens="max_output_tokens")
@@ -23,7 +23,10 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         raise invalid_request(message, "top_logprobs")
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
-        items=conversation(body.items),
+        items=[
+            ItemName(item.id) if isinstance(item, ItemReference) else _item(item)
+            for item in body.items
+        ],
         names=_NAMES,
         sampling=body,
         model=body.model,
@@ -36,12 +39,12 @@ def generation_request(body: CreateBody) -> GenerationRequest:
     )
 
 
-def conversation(items: Sequence[MessageItem | CompactionItem]) -> list[Item]:
+def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
     """Items of the input as what was said."""
     return [_item(item) for item in items]
 
 
-def _item(item: MessageItem | CompactionItem) -> Item:
+def _item(item: ResolvedItem) -> Item:
     if isinstance(item, CompactionItem):
         return SealedSummary(item.encrypted_content)
     return {"role": "system" if item.role == "developer" else item.role, "content": item.text}
@@ -50,7 +53,11 @@ def _item(item: MessageItem | CompactionItem) -> Item:
 def new_response(
     response_id: str, model_id: str, body: CreateBody, tenant: Tenant
 ) -> ResponseResource:
-    """A response as it begins."""
+    """A response as it begins. Raises `ApiError` for one that goes on unread and is not kept."""
+    # A tenant that may not leave prompts in memory does not want its answers kept either.
+    store = tenant.cache == "on" if body.store is None else body.store
+    if body.background and not store:
+        raise invalid_request("'background' needs 'store': true.", "background")
     return ResponseResource(
         id=response_id,
         created_at=int(time.time()),
@@ -67,8 +74,8 @@ def new_response(
         frequency_penalty=or_default(body.frequency_penalty, 0.0),
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
-        # A tenant that may not leave prompts in memory does not want its answers kept either.
-        store=tenant.cache == "on" if body.store is None else body.store,
+        store=store,
+        background=bool(body.background),
         service_tier=body.tier,
         metadata=body.metadata or {},
         user=body.user,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from app.generate.begin import Generations
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
+from app.responses.items import listed_input
 from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
@@ -16,13 +18,16 @@ from app.responses.store import ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.upkeep.metrics import Metrics
 from app.wire.common import ignored_fields
-from app.wire.errors import response_not_found, response_runs_elsewhere
+from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
 from engine.client import EngineClient
 from tenants.records import Change, Principal, Tenant
 
 _CANCEL_SECONDS = 1.0
 """How long a client waits for the end of what it cancels."""
+_BACKGROUND = b'"background":true'
+_INTERRUPTED = b'"reason":"service_restart"'
+"""How a response's JSON says so; a client's text has no quotes like these."""
 
 
 class Responses:
@@ -53,13 +58,17 @@ class Responses:
         self, principal: Principal, body: CreateBody, on_socket: SocketHistory | None = None
     ) -> ResponseRun:
         """Begin a response. Raises what `Generations.begin` raises."""
-        request = generation_request(body)
-        generation = await self._generations.begin(principal, request, on_socket)
-        tenant = principal.tenant
+        request, tenant = generation_request(body), principal.tenant
         resource = new_response(request.id, self._model_id, body, tenant)
+        generation = await self._generations.begin(principal, request, on_socket)
         options = body.stream_options
         pads = options is not None and bool(options.include_obfuscation)
-        renderer = ResponseRenderer(resource, pads=pads, ignored=ignored_fields(body))
+        renderer = ResponseRenderer(
+            resource,
+            pads=pads,
+            ignored=ignored_fields(body),
+            input=listed_input(request.id, body) if resource.store or on_socket else b"",
+        )
         return self._run(tenant, renderer, generation, on_socket=on_socket)
 
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
@@ -84,12 +93,48 @@ class Responses:
         run = self._runs.get((tenant.id, response_id))
         return None if run is None or run.ended else run
 
-    async def retrieve(self, tenant: Tenant, response_id: str) -> bytes:
-        """A tenant's response as JSON, running in any process or stored. Raises `ApiError` 404."""
+    async def retrieve(self, principal: Principal, response_id: str) -> bytes:
+        """A tenant's response as JSON, running in any process or stored. Raises `ApiError` 404.
+
+        One for the background that a restart has interrupted goes on.
+        """
+        tenant = principal.tenant
         run = self.running(tenant, response_id)
         if run is not None:
             return run.snapshot()
-        return await self._store.load(tenant.id, response_id)
+        response = await self._store.load(tenant.id, response_id)
+        if _BACKGROUND in response and _INTERRUPTED in response:
+            # It has been gone on with already, or cannot be, where there is nothing to resume.
+            with contextlib.suppress(ApiError):
+                return (await self.resume(principal, response_id, -1)).snapshot()
+        return response
+
+    async def count_input(self, principal: Principal, body: CreateBody) -> int:
+        """The tokens of the prompt that a body would make. Raises what `start` raises."""
+        return await self._generations.count(principal, generation_request(body))
+
+    async def input_items(self, tenant: Tenant, response_id: str) -> bytes:
+        """The items that a response was created with, as JSON.
+
+        Raises `ApiError` 404, and 409 while another process writes it.
+        """
+        run = self._runs.get((tenant.id, response_id))
+        if run is not None:
+            return run.input
+        if await self._store.runs_elsewhere(tenant.id, response_id):
+            raise response_runs_elsewhere(response_id)
+        return await self._store.input_of(tenant.id, response_id)
+
+    async def delete(self, tenant: Tenant, response_id: str) -> None:
+        """Forget a response, which is ended if it still runs. Raises `ApiError` 404."""
+        run = self._runs.get((tenant.id, response_id))
+        if run is not None:
+            run.cancel()
+            await run.settled()
+            run.drop()
+        elif await self._store.runs_elsewhere(tenant.id, response_id):
+            await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
+        await self._store.delete(tenant.id, response_id)
 
     async def cancel(self, tenant: Tenant, response_id: str) -> bytes:
         """End a running response, here or in another process; the response as it is then, as JSON.
@@ -104,10 +149,12 @@ class Responses:
         return await run.settled(_CANCEL_SECONDS)
 
     def notice(self, change: Change) -> None:
-        """Another process was asked to cancel a response that may run here."""
+        """Another process was asked to cancel or to delete a response that may be here."""
         run = self._runs.get((change.tenant_id, change.name))
         if change.kind == "cancel" and run is not None:
             run.cancel()
+        if change.kind == "forget" and run is not None and run.ended:
+            run.drop()
 
     async def suspend(self) -> None:
         """End every running response, so that it can go on after a restart."""

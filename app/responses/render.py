@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from msgspec import UNSET
 
 from app.generate.generation import Generation, Outcome
 from app.generate.lines import Piece
+from app.responses.items import output_item_id
 from app.wire.events import (
     EncodedLogprob,
     Event,
@@ -51,7 +51,7 @@ class ResponseRenderer:
 
     `item_id` and `logprobs` are given where an earlier stream has begun the message already. One
     that `pads` adds text to its deltas, so that their lengths say less. Its first event names the
-    `ignored` fields of the request.
+    `ignored` fields of the request, whose items are `input`, as JSON.
     """
 
     def __init__(
@@ -62,10 +62,12 @@ class ResponseRenderer:
         *,
         pads: bool = False,
         ignored: Sequence[str] = (),
+        input: bytes = b"",
     ) -> None:
         self.resource = resource
         self._ignored = list(ignored)
         self.pads = pads
+        self.input = input
         self.logprobs = list(logprobs)
         self.item_id = item_id
         """The message's id, once it has begun."""
@@ -126,7 +128,7 @@ class ResponseRenderer:
     def _message_opening(self) -> tuple[list[Event], str]:
         if self.item_id is not None:
             return [], self.item_id
-        self.item_id = f"msg_{secrets.token_hex(16)}"
+        self.item_id = output_item_id("msg", self.resource.id, 0)
         item = OutputMessage(id=self.item_id, status="in_progress", content=[])
         part = TextPart(text="")
         return [

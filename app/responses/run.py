@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 class ResponseRun:
     """A response whose stream is written to a log as it comes. Readers may leave and come back.
 
-    Left alone for `grace_seconds` it is cancelled, or forgotten once it has ended, or earlier where
-    `kept` has no room for it. Its stream ends with exactly one terminal event, whatever ends it.
-    `events` are those of an earlier process.
+    Left alone for `grace_seconds` it is cancelled, but for one in the background, or forgotten once
+    it has ended, or earlier where `kept` has no room for it. Its stream ends with exactly one
+    terminal event, whatever ends it. `events` are those of an earlier process.
     """
 
     def __init__(
@@ -85,6 +85,11 @@ class ResponseRun:
     def headers(self) -> Mapping[str, str]:
         """What goes with the answer to the request that has started it."""
         return self._generation.ticket.headers
+
+    @property
+    def input(self) -> bytes:
+        """The items of its request, as JSON."""
+        return self._renderer.input
 
     @property
     def ended(self) -> bool:
@@ -191,7 +196,7 @@ class ResponseRun:
             self._append(*self._renderer.closing(generation))
         terminal = self._renderer.end(generation)
         self._metrics.requests.labels("responses", self.resource.status).inc()
-        await self._store.keep(self._tenant, self.resource, generation, self._on_socket)
+        await self._store.keep(self._tenant, self._renderer, generation, self._on_socket)
         self._append(terminal)
 
     def _append(self, *events: Event) -> None:
@@ -212,7 +217,10 @@ class ResponseRun:
         self._tell_forgotten(self)
 
     def _abandoned(self) -> None:
-        self.discard() if self.ended else self.cancel()
+        if self.ended:
+            self.discard()
+        elif not self.resource.background:
+            self.cancel()
 
 
 def check_position(after: int, next_number: int) -> None:

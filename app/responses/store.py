@@ -86,6 +86,18 @@ class ResponseStore:
                 return await self._finished(tenant_id, response_id)
         return running
 
+    async def input_of(self, tenant_id: str, response_id: str) -> bytes:
+        """The items of a finished response's request, as JSON. Raises what `load` raises."""
+        turn = await self._history.load(tenant_id, response_id)
+        if turn is None:
+            raise response_not_found(response_id)
+        return turn.input or b"[]"
+
+    async def delete(self, tenant_id: str, response_id: str) -> None:
+        """Forget a finished response, here and everywhere. Raises what `load` raises."""
+        if not await self._history.delete(tenant_id, response_id):
+            raise response_not_found(response_id)
+
     async def _finished(self, tenant_id: str, response_id: str) -> bytes:
         turn = await self._history.load(tenant_id, response_id)
         if turn is None:
@@ -95,11 +107,12 @@ class ResponseStore:
     async def keep(
         self,
         tenant: Tenant,
-        resource: ResponseResource,
+        renderer: ResponseRenderer,
         generation: Generation,
         on_socket: SocketHistory | None,
     ) -> None:
         """Keep a response as it has ended."""
+        resource = renderer.resource
         prompt, failed = generation.prompt, resource.status == "failed"
         turn = Turn(
             packed_ids=b"" if failed else pack_ids(prompt.ids + generation.line.output_ids),
@@ -110,6 +123,7 @@ class ResponseStore:
             response=encode_json(resource),
             origin=prompt.origin,
             starts=prompt.starts,
+            input=renderer.input,
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)

@@ -32,6 +32,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     held: list[bytes]
     events: list[bytes | None]
     pads: bool = False
+    input: bytes = b""
 
     @classmethod
     def of(
@@ -51,6 +52,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             held=[bytes(one) for one in line.held],
             events=[*events, None],
             pads=renderer.pads,
+            input=renderer.input,
         )
 
     @classmethod
@@ -74,7 +76,9 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     def renderer(self) -> ResponseRenderer:
         """The response as it was before the restart was told."""
         logprobs = [EncodedLogprob(one) for one in self.logprobs]
-        return ResponseRenderer(self.resource, self.item_id, logprobs, pads=self.pads)
+        return ResponseRenderer(
+            self.resource, self.item_id, logprobs, pads=self.pads, input=self.input
+        )
 
     def encode(self) -> bytes:
         """As the store keeps it."""

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from app.auth import authenticate
 from app.context import Service
 from app.transport.http import json_response
+from app.wire.errors import ApiError
 
 
 async def list_models(request: Request) -> ASGIApp:
@@ -25,6 +26,14 @@ async def get_model(request: Request) -> ASGIApp:
     await authenticate(service.stores.tenants, request)
     service.names.check(request.path_params["model"])
     return json_response(_describe(service))
+
+
+async def refuse_embeddings(request: Request) -> ASGIApp:
+    """`POST /v1/embeddings`: the model has none, and clients are told so."""
+    service: Service = request.app.state.service
+    await authenticate(service.stores.tenants, request)
+    message = "This service generates text; it has no embeddings."
+    raise ApiError(404, message, code="unsupported_endpoint")
 
 
 def _describe(service: Service) -> dict[str, Any]:

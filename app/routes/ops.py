@@ -1,8 +1,9 @@
-"""What an operator's tools ask, without a key: `/healthz`, `/readyz`, and elsewhere `/metrics`."""
+"""What an operator's tools ask, without a key: probes, a version, and elsewhere `/metrics`."""
 
 from __future__ import annotations
 
 import asyncio
+from importlib import metadata
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +19,11 @@ from tenants.errors import StoreFull, StoreUnavailable
 async def healthz(_: Request) -> ASGIApp:
     """Whether the process answers."""
     return json_response({"status": "ok"})
+
+
+async def version(_: Request) -> ASGIApp:
+    """Which version of the service this is."""
+    return json_response({"version": metadata.version("partywall")})
 
 
 async def readyz(request: Request) -> ASGIApp:

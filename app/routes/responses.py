@@ -1,4 +1,4 @@
-"""`/v1/responses` over HTTP: create (JSON or SSE), retrieve, resume (SSE), cancel."""
+"""`/v1/responses` over HTTP: create (JSON or SSE), retrieve, resume (SSE), list, cancel, delete."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from app.auth import authenticate
 from app.context import Service
 from app.responses.run import ResponseRun
+from app.routes.queries import page, take_include
 from app.transport.http import json_response, read_message, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
@@ -31,6 +32,8 @@ async def create_response(request: Request) -> ASGIApp:
     run = await unless_gone(request, service.responses.start(principal, body))
     if body.stream:
         return _stream(service, run, -1)
+    if body.background:
+        return json_response(run.snapshot(), headers=run.headers)
     try:
         await unless_gone(request, _read_all(run))
     finally:
@@ -43,16 +46,34 @@ async def create_response(request: Request) -> ASGIApp:
 async def get_response(request: Request) -> ASGIApp:
     """`GET /v1/responses/{response_id}`: the response, or its events after `starting_after`.
 
-    The query is `stream` ("true" or "false") and, for a stream, `starting_after`.
+    The query is `stream` ("true" or "false") and, for a stream, `starting_after`; all that could be
+    asked for with `include` is there.
     """
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
     response_id = request.path_params["response_id"]
     after = _starting_after(request)
     if after is None:
-        return json_response(await service.responses.retrieve(principal.tenant, response_id))
+        return json_response(await service.responses.retrieve(principal, response_id))
     run = await service.responses.resume(principal, response_id, after)
     return _stream(service, run, after)
+
+
+async def delete_response(request: Request) -> ASGIApp:
+    """`DELETE /v1/responses/{response_id}`: it ends, if it runs, and is forgotten everywhere."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    response_id = request.path_params["response_id"]
+    await service.responses.delete(tenant, response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def list_input_items(request: Request) -> ASGIApp:
+    """`GET /v1/responses/{response_id}/input_items`: what the request brought by itself."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    items = await service.responses.input_items(tenant, request.path_params["response_id"])
+    return json_response(page(request, msgspec.json.decode(items)))
 
 
 async def cancel_response(request: Request) -> ASGIApp:
@@ -64,7 +85,7 @@ async def cancel_response(request: Request) -> ASGIApp:
 
 def _starting_after(request: Request) -> int | None:
     """The event after which a stream is asked for, -1 for all of it; `None` without a stream."""
-    query = dict(request.query_params)
+    query = dict(take_include(request.query_params.multi_items()))
     stream = query.pop("stream", "false")
     if stream not in ("true", "false"):
         raise invalid_request("'stream' is 'true' or 'false'.", "stream")

@@ -10,7 +10,8 @@ Codes, by status:
   `websocket_stream_limit_reached`, `websocket_connection_limit_reached`, `unknown_message_type`,
   `message_too_large`
 - 401 `invalid_api_key`; 403 `tenant_disabled`, `origin_not_allowed`
-- 404 `model_not_found`, `response_not_found`, `not_found`; 405 `method_not_allowed`
+- 404 `model_not_found`, `response_not_found`, `item_not_found`, `not_found`,
+  `unsupported_endpoint`; 405 `method_not_allowed`
 - 408 `request_timeout`; 409 `response_runs_elsewhere`; 413 `body_too_large`;
   431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or

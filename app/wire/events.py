@@ -128,7 +128,7 @@ class ResponseResource(Sent, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: None = None
     store: bool
-    background: bool = False
+    background: bool
     service_tier: Tier
     metadata: dict[str, str]
     user: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
@@ -11,7 +11,6 @@ from app.wire.common import (
     CacheControl,
     CacheKey,
     Declined,
-    DeclinedFlag,
     DeclinedList,
     Identifier,
     Metadata,
@@ -27,6 +26,9 @@ from app.wire.common import (
 from app.wire.errors import ApiError, invalid_request
 
 LOGPROBS = "message.output_text.logprobs"
+Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+INCLUDABLE: frozenset[str] = frozenset(get_args(Includable))
+"""What a response can be asked to have besides. A model that does not reason has no reasoning."""
 
 
 def _type_tag(value: Any, default: str = "") -> str:
@@ -97,18 +99,41 @@ class CompactionItem(Wire):
     id: Identifier | None = None
 
 
+class ItemReference(Wire):
+    """An item of an earlier response, its input or its output, by id."""
+
+    type: Literal["item_reference"] | None = None
+    id: Identifier
+
+
 def _item_tag(value: Any) -> str:
+    if isinstance(value, dict) and value.get("type") is None and value.keys() <= {"id", "type"}:
+        return "@item_reference"
     return _type_tag(value, "message")
 
 
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("@message")] | Annotated[CompactionItem, Tag("@compaction")],
-    Discriminator(
-        _item_tag,
-        custom_error_type="unsupported_value",
-        custom_error_message="only items of type message and compaction are served",
-    ),
+_item = Discriminator(
+    _item_tag,
+    custom_error_type="unsupported_value",
+    custom_error_message="only items of type message, compaction and item_reference are served",
+)
+ResolvedItem = Annotated[
+    Annotated[MessageItem, Tag("@message")] | Annotated[CompactionItem, Tag("@compaction")], _item
 ]
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("@message")]
+    | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[ItemReference, Tag("@item_reference")],
+    _item,
+]
+
+
+class ResolvedInput(Wire):
+    """An item as it was kept."""
+
+    item: ResolvedItem
+
+
 Input = Annotated[
     Annotated[str, Tag("@text")]
     | Annotated[
@@ -118,9 +143,13 @@ Input = Annotated[
 ]
 
 
-def _items(value: str | list[MessageItem | CompactionItem]) -> list[MessageItem | CompactionItem]:
-    """Input as items; a bare string is one user message."""
-    return [MessageItem(role="user", content=value)] if isinstance(value, str) else value
+CompactInput = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[
+        list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("@list")
+    ],
+    Discriminator(text_or_list),
+]
 
 
 class PromptReference(Wire):
@@ -160,9 +189,7 @@ class CreateBody(SamplingFields):
     prompt: PromptReference | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: (
-        Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None
-    ) = None
+    include: Annotated[list[Includable], Field(fail_fast=True)] | None = None
     metadata: Metadata | None = None
     store: bool | None = None
     stream: bool | None = None
@@ -172,7 +199,7 @@ class CreateBody(SamplingFields):
     tools: DeclinedList = None
     tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
     truncation: Literal["auto", "disabled"] | None = None
-    background: DeclinedFlag = None
+    background: bool | None = None
     generate: Annotated[Any, AfterValidator(declining(True))] = None
     conversation: Declined = None
     context_management: DeclinedList = None
@@ -190,16 +217,18 @@ class CreateBody(SamplingFields):
         return self.include is not None and LOGPROBS in self.include
 
     @property
-    def items(self) -> list[MessageItem | CompactionItem]:
-        """The input as items."""
-        return _items(self.input)
+    def items(self) -> list[InputItem]:
+        """The input as items; a bare string is one user message."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input
 
 
 class CompactBody(Wire):
     """The body of `POST /v1/responses/compact`."""
 
     model: Identifier
-    input: Input | None = None
+    input: CompactInput | None = None
     previous_response_id: Identifier | None = None
     instructions: str | None = None
     prompt_cache_key: CacheKey | None = None
@@ -208,9 +237,11 @@ class CompactBody(Wire):
     service_tier: ServiceTier = None
 
     @property
-    def items(self) -> list[MessageItem | CompactionItem]:
+    def items(self) -> list[ResolvedItem]:
         """The input as items; none where a previous response is compacted as it is."""
-        return [] if self.input is None else _items(self.input)
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input or []
 
 
 class CreateMessage(CreateBody):

@@ -160,6 +160,12 @@ async def status_in_time(ask: Callable[[], Awaitable[httpx.Response]], status: s
             await asyncio.sleep(0.02)
 
 
+async def answered_in_time(ask: Callable[[], Awaitable[httpx.Response]], status: int) -> None:
+    async with asyncio.timeout(10):
+        while (await ask()).status_code != status:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def test_a_running_response_is_shown_and_cancelled_by_any_process(
     urls: list[str], store_server: EmbeddedStore
 ) -> None:
@@ -192,3 +198,7 @@ async def test_a_running_response_is_shown_and_cancelled_by_any_process(
         for process in deployment.processes:
             assert (await process.get(path)).json() == cancelled.json()
             assert (await process.post(f"{path}/cancel")).json() == cancelled.json()
+        assert (await other.delete(path)).json()["deleted"]
+        for process in deployment.processes:  # the other one hears of it
+            await answered_in_time(lambda process=process: process.get(path), 404)
+            assert (await process.get(f"{path}/input_items")).status_code == 404

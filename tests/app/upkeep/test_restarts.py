@@ -222,3 +222,21 @@ async def test_an_abandoned_stream_is_suspended_like_any_other(
         pass
     async with another(world, store_server) as after, http_of(after) as http:
         assert text_of(await rest_by_sse(http, response_id)) == "You said: one"
+
+
+async def test_a_background_response_goes_on_when_it_is_asked_for(
+    world: World, store_server: EmbeddedStore
+) -> None:
+    world.engine.answer = "a b c d e f g h"
+    before = await suspended(world, 5, background=True)
+    path = f"/v1/responses/{before[-1]['response']['id']}"
+    async with another(world, store_server) as after, http_of(after) as http:
+        found = (await http.get(path)).json()
+        async with asyncio.timeout(10):
+            while found["status"] != "completed":
+                assert found["incomplete_details"] is None, "it runs"
+                found = (await http.get(path)).json()
+        assert found["output"][0]["content"][0]["text"] == "a b c d e f g h"
+        assert len(after.engine.requests) == 1
+        listed = (await http.get(f"{path}/input_items")).json()["data"]
+        assert [item["content"][0]["text"] for item in listed] == ["Say it."]
