@@ -220,7 +220,8 @@ static void count_costs(pw_plan *plan) {
     }
 }
 
-static void attend_item(const pw_plan *plan, const pw_run *run, int64_t index, float *scratch) {
+/* Item `index` of a run, with its place for results. */
+static pw_item placed_item(const pw_plan *plan, const pw_run *run, int64_t index) {
     const pw_attention *call = plan->call;
     pw_item item = item_of(call, run, index);
     if (run->first_partial >= 0) {
@@ -229,14 +230,19 @@ static void attend_item(const pw_plan *plan, const pw_run *run, int64_t index, f
         item.sums = plan->sums + (run->first_partial + place) * call->head_dim;
         item.statistics = plan->statistics + (run->first_partial + place) * 2;
     }
-    if (item.begin < item.end) {
-        plan->code->attend[call->type](&item, scratch);
+    return item;
+}
+
+static void attend_item(const pw_plan *plan, const pw_item *item, float *scratch) {
+    const pw_attention *call = plan->call;
+    if (item->begin < item->end) {
+        plan->code->attend[call->type](item, scratch);
         return;
     }
-    memset(item.sums, 0, (size_t)(item.num_rows * call->head_dim) * sizeof *item.sums);
-    for (int64_t row = 0; row < item.num_rows; row++) {
-        item.statistics[2 * row] = -INFINITY;
-        item.statistics[2 * row + 1] = 0.0f;
+    memset(item->sums, 0, (size_t)(item->num_rows * call->head_dim) * sizeof *item->sums);
+    for (int64_t row = 0; row < item->num_rows; row++) {
+        item->statistics[2 * row] = -INFINITY;
+        item->statistics[2 * row + 1] = 0.0f;
     }
 }
 
@@ -252,25 +258,47 @@ static float *scratch_of_thread(size_t bytes) {
     return memory;
 }
 
+/* The first item before which others have cost at least `cost`. */
+static int64_t item_at(const pw_plan *plan, int64_t cost) {
+    int64_t low = 0, high = plan->num_items;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (plan->costs[middle] < cost) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
 /* The items whose first cost lies in this part's share of the whole; the last ones, which see the
  * most keys, first. */
 static void attend_part(void *context, int part, int num_parts) {
     pw_plan *plan = context;
     part = num_parts - 1 - part;
     const int64_t total = plan->costs[plan->num_items];
-    const int64_t from = total * part / num_parts, until = total * (part + 1) / num_parts;
+    const int64_t begin = item_at(plan, total * part / num_parts);
+    const int64_t end = part == num_parts - 1 ? plan->num_items
+                                              : item_at(plan, total * (part + 1) / num_parts);
     float *scratch = scratch_of_thread((size_t)ceiling(pw_scratch(plan->call, plan->tiles), 16) * 64);
     if (scratch == NULL) {
         plan->failed = 1;
         return;
     }
-    for (int64_t r = 0; r < plan->num_runs; r++) {
-        const pw_run *run = &plan->runs[r];
-        for (int64_t i = 0; i < num_items(plan->call, run); i++) {
-            const int64_t cost = plan->costs[run->first_item + i];
-            if (cost >= from && (cost < until || part == num_parts - 1)) {
-                attend_item(plan, run, i, scratch);
+    const pw_run *run = plan->runs;
+    pw_item items[2]; /* in turns the one that is attended to and the one that comes next */
+    for (int64_t i = begin; i <= end; i++) {
+        pw_item *item = &items[(i + 1) % 2], *next = i < end ? &items[i % 2] : NULL;
+        if (next) {
+            while (i >= run->first_item + num_items(plan->call, run)) {
+                run++;
             }
+            *next = placed_item(plan, run, i - run->first_item);
+        }
+        if (i > begin) {
+            item->next = next;
+            attend_item(plan, item, scratch);
         }
     }
 }

@@ -67,7 +67,7 @@ typedef struct {
 } pw_run;
 
 /* Some rows of one KV head, and the keys that they attend to. */
-typedef struct {
+typedef struct pw_item {
     const pw_attention *call;
     const pw_run *run;
     int64_t head; /* of KV */
@@ -75,6 +75,7 @@ typedef struct {
     int64_t row, num_rows;
     float *sums;       /* [num_rows, head_dim], or NULL: store the result */
     float *statistics; /* [num_rows, 2]: highest score, sum of weights */
+    const struct pw_item *next; /* what this thread attends to then, or NULL */
 } pw_item;
 
 static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int64_t query) {

@@ -35,6 +35,13 @@ static inline void prefetch(const void *start, int64_t bytes) {
     }
 }
 
+/* Into the second cache, for what is read some microseconds later. */
+static inline void fetch(const void *start, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch((const char *)start + i, 0, 2);
+    }
+}
+
 /* The offsets beyond the last key: those which loops that read in larger steps, or look ahead, see. */
 static inline void look_ahead(int64_t *offsets, int64_t num_keys, int64_t shift) {
     for (int i = 0; i < 2 * AHEAD; i++) {
@@ -57,6 +64,23 @@ static inline void key_offsets(const pw_item *item, int64_t begin, int64_t end, 
         }
     }
     look_ahead(offsets, end - begin, 0);
+}
+
+/* The offsets of as many keys of the next item as this one has, which has them in `offsets`. */
+static inline const int64_t *offsets_of_next(const pw_item *item, const int64_t *offsets,
+                                             int64_t *next_offsets) {
+    const pw_item *next = item->next;
+    const int64_t wanted = item->end - item->begin;
+    if (!next || next->begin == next->end) {
+        return offsets;
+    }
+    const int64_t found = next->end - next->begin < wanted ? next->end - next->begin : wanted;
+    key_offsets(next, next->begin, next->begin + found, next_offsets);
+    for (int64_t key = found; key < wanted; key++) {
+        next_offsets[key] = next_offsets[key - 1];
+    }
+    look_ahead(next_offsets, wanted, 0);
+    return next_offsets;
 }
 
 static inline vf form_scores(const pw_attention *call, vf products) {

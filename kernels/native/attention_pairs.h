@@ -6,32 +6,38 @@
 
 #define PAIRED 32 /* elements of a vector */
 
-/* scores[row][key] = query[row] . key */
+/* scores[row][key] = query[row] . key. Meanwhile the values, `shift` elements behind the keys, are
+ * fetched, so that memory is never idle. */
 static inline __attribute__((always_inline)) void score_pairs(
     const pw_bf16 *query, int num_rows, int64_t dim, const pw_bf16 *base, const int64_t *offsets,
-    int64_t num_keys, float *scores) {
+    int64_t shift, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
-        const pw_bf16 *keys[AT_ONCE];
         vf sums[FEW][AT_ONCE];
-        for (int k = 0; k < AT_ONCE; k++) {
-            keys[k] = base + offsets[key + k];
-            for (int row = 0; row < num_rows; row++) {
+#pragma GCC unroll 4
+        for (int row = 0; row < num_rows; row++) {
+#pragma GCC unroll 4
+            for (int k = 0; k < AT_ONCE; k++) {
                 sums[row][k] = v_set(0.0f);
             }
-            prefetch(base + offsets[key + k + AHEAD], dim * (int64_t)sizeof *base);
         }
         for (int64_t i = 0; i < dim; i += PAIRED) {
             __m512bh loaded[AT_ONCE];
+#pragma GCC unroll 4
             for (int k = 0; k < AT_ONCE; k++) {
-                loaded[k] = (__m512bh)_mm512_loadu_si512(keys[k] + i);
+                loaded[k] = (__m512bh)_mm512_loadu_si512(base + offsets[key + k] + i);
+                prefetch(base + offsets[key + k + AHEAD] + i, 64);
+                fetch(base + offsets[key + k] + shift + i, 64);
             }
+#pragma GCC unroll 4
             for (int row = 0; row < num_rows; row++) {
                 const __m512bh part = (__m512bh)_mm512_loadu_si512(query + row * dim + i);
+#pragma GCC unroll 4
                 for (int k = 0; k < AT_ONCE; k++) {
                     sums[row][k] = _mm512_dpbf16_ps(sums[row][k], part, loaded[k]);
                 }
             }
         }
+#pragma GCC unroll 4
         for (int row = 0; row < num_rows; row++) {
             v_sum_four(sums[row], scores + row * PW_SPLIT + key);
         }
@@ -39,10 +45,12 @@ static inline __attribute__((always_inline)) void score_pairs(
 }
 
 /* output[row] = the sum of weights[row][key] * value, for `width` vectors of the head. Where the
- * number of keys is odd, the weight behind the last is 0, and the last value is read again. */
+ * number of keys is odd, the weight behind the last is 0, and the last value is read again. What lies
+ * at the next offsets is fetched meanwhile: the keys that are read then. */
 static inline __attribute__((always_inline)) void add_pairs(
     const pw_bf16 *weights, int num_rows, int width, int64_t dim, const pw_bf16 *base,
-    const int64_t *offsets, int64_t num_keys, float *output) {
+    const int64_t *offsets, const pw_bf16 *next, const int64_t *next_offsets, int64_t num_keys,
+    float *output) {
     vf low[FEW][2], high[FEW][2];
     for (int row = 0; row < num_rows; row++) {
         for (int w = 0; w < width; w++) {
@@ -52,6 +60,8 @@ static inline __attribute__((always_inline)) void add_pairs(
     for (int64_t key = 0; key < num_keys; key += 2) {
         prefetch(base + offsets[key + AHEAD], width * 64);
         prefetch(base + offsets[key + AHEAD + 1], width * 64);
+        fetch(next + next_offsets[key], width * 64);
+        fetch(next + next_offsets[key + 1], width * 64);
         __m512bh lows[2], highs[2];
         for (int w = 0; w < width; w++) {
             const __m512i even = _mm512_loadu_si512(base + offsets[key] + w * PAIRED);
@@ -83,13 +93,15 @@ static inline __attribute__((always_inline)) void add_pairs(
 
 static inline __attribute__((always_inline)) void add_all_pairs(
     const pw_bf16 *weights, int num_rows, int64_t dim, const pw_bf16 *base, const int64_t *offsets,
-    int64_t num_keys, float *output) {
+    const pw_bf16 *next, const int64_t *next_offsets, int64_t num_keys, float *output) {
     int64_t i = 0;
     for (; i + 2 * PAIRED <= dim; i += 2 * PAIRED) {
-        add_pairs(weights, num_rows, 2, dim, base + i, offsets, num_keys, output + i);
+        add_pairs(weights, num_rows, 2, dim, base + i, offsets, next + i, next_offsets, num_keys,
+                  output + i);
     }
     if (i < dim) {
-        add_pairs(weights, num_rows, 1, dim, base + i, offsets, num_keys, output + i);
+        add_pairs(weights, num_rows, 1, dim, base + i, offsets, next + i, next_offsets, num_keys,
+                  output + i);
     }
 }
 
@@ -99,10 +111,12 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
     const int64_t num_keys = item->end - item->begin;
     float *sums = scratch, *scores = sums + FEW * dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
-    pw_bf16 *weights = (pw_bf16 *)(offsets + PW_SPLIT + 2 * AHEAD);
+    int64_t *next_offsets = offsets + PW_SPLIT + 2 * AHEAD;
+    pw_bf16 *weights = (pw_bf16 *)(next_offsets + PW_SPLIT + 2 * AHEAD);
     pw_bf16 *query = weights + FEW * PW_SPLIT;
     const pw_bf16 *base = call->kv, *values = base + call->kv_value;
     key_offsets(item, item->begin, item->end, offsets);
+    const int64_t *soon = offsets_of_next(item, offsets, next_offsets);
     for (int64_t first = 0; first < item->num_rows; first += FEW) {
         const int rows = item->num_rows - first < FEW ? (int)(item->num_rows - first) : FEW;
         for (int row = 0; row < rows; row++) {
@@ -110,7 +124,7 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
             memcpy(query + row * dim, source, (size_t)dim * sizeof *query);
         }
         look_ahead(offsets, num_keys, call->kv_value);
-#define SCORE(n) score_pairs(query, n, dim, base, offsets, num_keys, scores)
+#define SCORE(n) score_pairs(query, n, dim, base, offsets, call->kv_value, num_keys, scores)
         FOR_ROWS(rows, SCORE)
 #undef SCORE
         look_ahead(offsets, num_keys, 0);
@@ -124,7 +138,7 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
                 v_store_bf16(weights + row * PW_SPLIT + key, v_load_f32(of_row + key));
             }
         }
-#define ADD(n) add_all_pairs(weights, n, dim, values, offsets, num_keys, sums)
+#define ADD(n) add_all_pairs(weights, n, dim, values, offsets, base, soon, num_keys, sums)
         FOR_ROWS(rows, ADD)
 #undef ADD
         for (int row = 0; row < rows; row++) {
