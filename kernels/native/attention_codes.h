@@ -43,10 +43,11 @@ static inline __m128 sum_four_words(const __m512i x[4]) {
                                          _mm256_extracti128_si256(half, 1)));
 }
 
-/* scores[row][key] = units[row] * (query[row] . key) */
+/* scores[row][key] = units[row] * (query[row] . key). The values, `shift` behind the keys, are asked
+ * for as well: their scales are needed before the first of them is. */
 static inline __attribute__((always_inline)) void score_codes(
     const int16_t *query, const float *units, int num_rows, int64_t dim, const pw_i8 *base,
-    const int64_t *offsets, int64_t num_keys, float *scores) {
+    int64_t shift, const int64_t *offsets, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
         const pw_i8 *keys[AT_ONCE];
         __m512i sums[FEW][AT_ONCE];
@@ -56,6 +57,7 @@ static inline __attribute__((always_inline)) void score_codes(
                 sums[row][k] = _mm512_setzero_si512();
             }
             prefetch(base + offsets[key + k + AHEAD], dim);
+            prefetch(base + offsets[key + k] + shift, dim);
         }
         for (int64_t i = 0; i < dim; i += CODES) {
             __m512i loaded[AT_ONCE];
@@ -89,8 +91,6 @@ static inline __attribute__((always_inline)) void add_codes(
         }
     }
     for (int64_t key = 0; key < num_keys; key += 2) {
-        prefetch(base + offsets[key + AHEAD], width * CODES);
-        prefetch(base + offsets[key + AHEAD + 1], width * CODES);
         __m512i lows[2], highs[2];
         for (int w = 0; w < width; w++) {
             const __m512i even = load_codes(base + offsets[key] + w * CODES);
@@ -153,11 +153,9 @@ static void attend_few_codes(const pw_item *item, float *scratch) {
             widen_bf16(query_row_bf16(item, first + row), wide, dim, dim);
             units[row] = round_row(wide, dim, LARGEST_QUERY, query + row * dim);
         }
-        look_ahead(offsets, num_keys, call->kv_value);
-#define SCORE(n) score_codes(query, units, n, dim, base, offsets, num_keys, scores)
+#define SCORE(n) score_codes(query, units, n, dim, base, call->kv_value, offsets, num_keys, scores)
         FOR_ROWS(rows, SCORE)
 #undef SCORE
-        look_ahead(offsets, num_keys, 0);
         scale_rows(call, 0, offsets, num_keys, rows, scores);
         for (int row = 0; row < rows; row++) {
             const int64_t position = item->run->first_position + (item->row + first + row) / group;

@@ -101,6 +101,13 @@ def test_nested_groups_are_right(shape: tuple[int, int, int]) -> None:
     assert_right("native", shared(torch.bfloat16, *shape))
 
 
+@pytest.mark.parametrize("head_dim", [16, 64, 96])
+def test_attention_to_codes_is_right(head_dim: int) -> None:
+    example = paged(LENGTHS, 9, 3, head_dim, dtype=torch.bfloat16).quantized()
+    assert_right("native", example)
+    assert_right("native", shared(torch.bfloat16, 16, 1, head_dim).quantized())
+
+
 @pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1)])
 def test_right_tiles_pass_the_trial_before_they_are_used(
     heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
