@@ -3,8 +3,9 @@ namespace.
 
 Where the last tokens have occurred before, what followed them then may follow now (prompt lookup
 decoding: Saxena, 2023; Yang et al., "Inference with reference", arXiv 2304.04487). The longest
-match counts, and the newest of those. It is searched for anew at each step, by comparing
-arrays: a few microseconds for a thousand tokens, and nothing to keep in order.
+match counts, and the newest of those. It is searched for by comparing arrays, a few microseconds
+for a thousand tokens with nothing to keep in order; and only where the last match does not go on
+with the tokens that have come since.
 """
 
 from __future__ import annotations
@@ -66,16 +67,17 @@ class PromptLookup:
         known = self._known.get(sequence)
         if known is None:
             known = self._known[sequence] = _Known()
-        tokens = known.follow(sequence.token_ids)
-        length, end = longest_match(tokens, tokens[:-1])
+        token_ids = sequence.token_ids
+        length, end = known.follow(token_ids)
         # Where this comes to its own end it goes on with itself: what repeats, repeats.
-        found = tokens[end : end + most].tolist()
+        found = token_ids[end : end + most]
         found = (found * most)[:most] if len(found) < most else found
-        if sequence.table.cache and length < _LONGEST_MATCH:
+        if length < _LONGEST_MATCH and sequence.table.cache:
             earlier = self._history.of(sequence.request.namespaces.private_key)
-            other, end = longest_match(tokens, earlier[:-1])
-            if other > length:
-                length, found = other, _before_border(earlier[end : end + most].tolist())
+            if len(earlier):
+                other, end = longest_match(known.tokens, earlier[:-1])
+                if other > length:
+                    length, found = other, _before_border(earlier[end : end + most].tolist())
         if not length:
             return NO_DRAFT
         levels = range(length - 1, length - 1 + len(found))
@@ -83,22 +85,48 @@ class PromptLookup:
 
 
 class _Known:
-    """A sequence's tokens as an array, which grows as they do."""
+    """The newest tokens of a sequence as an array, which grows as they do, and their match."""
 
     def __init__(self) -> None:
         self._array = NOTHING
-        self._length = 0
+        self._first = self._length = 0
+        """Of the sequence's tokens: where the array begins, and how many are known."""
+        self._match = 0, 0
 
-    def follow(self, token_ids: list[int]) -> Tokens:
-        """The newest tokens; they hold until the next call."""
-        length = len(token_ids)
-        if length > len(self._array):
-            grown = np.empty(length + length // 2 + _LEAST_SPARE, np.int64)
-            grown[: self._length] = self._array[: self._length]
+    @property
+    def tokens(self) -> Tokens:
+        """Those that are searched; they hold until the next call of `follow`."""
+        return self._array[max(0, self._num_kept - _WINDOW) : self._num_kept]
+
+    def follow(self, token_ids: list[int]) -> tuple[int, int]:
+        """How long the longest ending is that has occurred before, and where it was followed."""
+        new = token_ids[self._length :]
+        length, end = self._match
+        self._keep(token_ids)
+        # No ending can match better than the last one did and the new tokens with it.
+        if length and token_ids[end : end + len(new)] == new:
+            self._match = length + len(new), end + len(new)
+        else:
+            tokens = self.tokens
+            length, end = longest_match(tokens, tokens[:-1])
+            self._match = length, end + self._length - len(tokens)
+        return self._match
+
+    @property
+    def _num_kept(self) -> int:
+        return self._length - self._first
+
+    def _keep(self, token_ids: list[int]) -> None:
+        """Take over the tokens that are new, of a long prompt the last ones."""
+        if not self._length:
+            self._first = max(0, len(token_ids) - _WINDOW)
+        before = max(self._first, self._length) - self._first
+        self._length = len(token_ids)
+        if self._num_kept > len(self._array):
+            grown = np.empty(self._num_kept + self._num_kept // 2 + _LEAST_SPARE, np.int64)
+            grown[:before] = self._array[:before]
             self._array = grown
-        self._array[self._length : length] = token_ids[self._length :]
-        self._length = length
-        return self._array[max(0, length - _WINDOW) : length]
+        self._array[before : self._num_kept] = token_ids[self._first + before :]
 
 
 def longest_match(tokens: Tokens, source: Tokens) -> tuple[int, int]:
@@ -107,13 +135,14 @@ def longest_match(tokens: Tokens, source: Tokens) -> tuple[int, int]:
     Returns its length, of a long one as much as was compared, and where `source` goes on behind it;
     (0, 0) if even the last token has never occurred.
     """
-    ends = np.flatnonzero(source == tokens[-1])
+    *before, last = tokens[-_LONGEST_MATCH:].tolist()
+    ends = np.flatnonzero(source == last)
     if not len(ends):
         return 0, 0
     length = 1
-    for back in range(1, min(_LONGEST_MATCH, len(tokens))):
-        longer = ends[ends >= back]
-        longer = longer[source[longer - back] == tokens[-1 - back]]
+    for back, token in enumerate(reversed(before), 1):
+        longer = ends[1:] if ends[0] < back else ends  # only the first may begin with the source
+        longer = longer[source[longer - back] == token]
         if not len(longer):
             break
         ends, length = longer, length + 1
