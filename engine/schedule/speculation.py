@@ -66,15 +66,12 @@ class Speculation:
     ) -> dict[Sequence, tuple[int, ...]]:
         """The drafts of a step beside `prefill`, with the blocks that they need."""
         self._learn_awaited(decoding)
-        wanted = [
-            (sequence, most)
-            for sequence in decoding
-            if not sequence.num_drawn and (most := self._most(sequence)) > 0
-        ]
-        market = self._market(decoding, sum(chunk.count for chunk in prefill)) if wanted else None
+        known = [sequence for sequence in decoding if not sequence.num_drawn]
+        market = self._market(decoding, sum(chunk.count for chunk in prefill)) if known else None
         if market is None:
             return {}
         start = perf_counter()
+        wanted = self._wanted(known, 0)
         planned: dict[Sequence, tuple[int, ...]] = {}
         for sequence, draft, length in self._choose(wanted, market):
             count = self._extend(sequence, length) if length else 0
@@ -82,7 +79,7 @@ class Speculation:
                 planned[sequence] = draft.token_ids[:count]
                 self._under_way[sequence] = Draft(planned[sequence], draft.levels[:count])
         if not planned:  # else it is a part of what the step takes
-            self._balances.add(len(decoding), (start - perf_counter()) / market.step)
+            self._balances.looked_in_vain(len(decoding), (perf_counter() - start) / market.step)
         return planned
 
     def _choose(
@@ -114,14 +111,15 @@ class Speculation:
         without drafts it is no measure of what they are compared with.
         """
         self._num_compared = 0
-        count, num_rows = len(plan.chunks), plan.num_tokens
-        if count > plan.num_decoding or (ran_dry and num_rows == count):
+        count = plan.num_decoding
+        has_drafts = any(chunk.drafts for chunk in plan.chunks[:count])
+        if count and not has_drafts:
+            self._balances.allow(count)
+        if len(plan.chunks) > count or (ran_dry and not has_drafts):
             return
         num_keys = sum(chunk.start + 1 for chunk in plan.chunks)
-        longer = self._times.observe(count, num_rows, num_keys, seconds)
-        if num_rows == count:
-            self._balances.allow(count)
-        else:
+        longer = self._times.observe(count, plan.num_tokens, num_keys, seconds)
+        if has_drafts:
             self._balances.add(count, -log1p(longer))
             self._num_compared = count
 
@@ -139,14 +137,12 @@ class Speculation:
 
         The first guess for a sequence is what that token is thought to be.
         """
-        hidden = [
-            (sequence, most + 1)
-            for sequence in decoding
-            if sequence.num_drawn and (most := self._most(sequence)) > 0
-        ]
-        market = self._market(decoding, 0) if hidden else None
+        drawn = [sequence for sequence in decoding if sequence.num_drawn]
+        market = self._market(decoding, 0) if drawn else None
         if market is None:
             return False
+        start = perf_counter()
+        hidden = self._wanted(drawn, 1)
         drafts = self._drafter.propose(hidden, market.token)
         chances = [
             self._acceptance(sequence).chances(draft.levels)[1:]
@@ -156,6 +152,7 @@ class Speculation:
         lengths = market.lengths(chances, keys)
         expected = sum(sum(of[:count]) for of, count in zip(chances, lengths, strict=True))
         if expected < _WORTH_WAITING * len(decoding):
+            self._balances.looked_in_vain(len(decoding), (perf_counter() - start) / market.step)
             return False
         for (sequence, _), draft in zip(hidden, drafts, strict=True):
             if draft.levels:
@@ -176,6 +173,11 @@ class Speculation:
         if learned is None:
             learned = self._learned[sequence] = Acceptance(self._drafter.priors)
         return learned
+
+    def _wanted(self, sequences: list[Sequence], more: int) -> list[tuple[Sequence, int]]:
+        """Those that may have drafts, with how many tokens each and `more`."""
+        counts = ((sequence, self._most(sequence)) for sequence in sequences)
+        return [(sequence, most + more) for sequence, most in counts if most > 0]
 
     def _most(self, sequence: Sequence) -> int:
         """Tokens that may be drafted for a sequence: none behind its last one, none of other KV."""

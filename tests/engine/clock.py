@@ -1,4 +1,5 @@
-"""Steps that take simulated time: so much for themselves, and more by each token of a prompt."""
+"""Steps that take simulated time: so much for themselves, and more by each token of a prompt
+or a draft."""
 
 from __future__ import annotations
 
@@ -17,17 +18,23 @@ class Clock:
 
 
 def with_clock(
-    core: EngineCore, monkeypatch: pytest.MonkeyPatch, decoding: float, token: float
+    core: EngineCore,
+    monkeypatch: pytest.MonkeyPatch,
+    decoding: float,
+    token: float = 0.0,
+    draft: float = 0.0,
 ) -> Clock:
-    """Let steps take so many seconds, and so many more for each token of a prompt."""
+    """Let steps take so many seconds, and so many more for each token of a prompt or a draft."""
     clock = Clock()
     execute = core._runner.execute
 
     def timed(plan: StepPlan) -> Sampled:
         clock.plans.append(plan)
-        clock.now += decoding + token * plan.num_prompt_tokens
+        drafts = sum(len(chunk.drafts) for chunk in plan.chunks)
+        clock.now += decoding + token * plan.num_prompt_tokens + draft * drafts
         return execute(plan)
 
-    monkeypatch.setattr("engine.run.steps.perf_counter", lambda: clock.now)
+    for module in ("engine.run.steps", "engine.schedule.speculation"):
+        monkeypatch.setattr(f"{module}.perf_counter", lambda: clock.now)
     monkeypatch.setattr(core._runner, "execute", timed)
     return clock

@@ -1,6 +1,7 @@
 """Drafts change how many tokens a step draws, and nothing else: neither tokens nor books."""
 
 import random
+from collections.abc import Sequence as Ordered
 from typing import cast
 
 import pytest
@@ -8,18 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import BeamParams, TenantShare
-from engine.draft.drafter import Drafter
+from engine.config import Speculation
+from engine.draft.drafter import Draft, Drafter
 from engine.draft.history import AnswerHistory
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import RowCosts
 from engine.schedule.plan import Sampled, StepPlan
+from engine.schedule.sequence import Sequence
 from engine.serve.core import EngineCore
 from tests.effort import scaled
+from tests.engine.clock import Clock, with_clock
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import RunAheadMachine, prompt_that_goes_on, prompt_that_stops
 from tests.engine.schedule.test_any_order import SchedulerMachine
 from tests.engine.simulation import (
     EOS,
+    LateRunner,
     SimulatedRunner,
     expected_hypotheses,
     expected_output,
@@ -173,9 +178,12 @@ def test_guesses_that_cost_more_than_they_save_are_not_made() -> None:
     assert core.stats().drafted_tokens == 0
 
 
-def test_a_drafter_that_is_never_right_is_hardly_asked_to_prove_it() -> None:
+def test_a_drafter_that_is_never_right_is_hardly_asked_to_prove_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slightly = RowCosts(((1, 1.0), (2, 1.1)))
     core = speculating(right=0.0, row_costs=slightly)
+    with_clock(core, monkeypatch, decoding=1.0, draft=0.1)
     core.submit(make_request("r", prompt_that_goes_on(5, 400), 400))
     drafted = []
     while not core.is_idle:
@@ -183,6 +191,51 @@ def test_a_drafter_that_is_never_right_is_hardly_asked_to_prove_it() -> None:
         drafted.append(core.stats().drafted_tokens)
     assert drafted[-1] < 60
     assert drafted[-1] - drafted[len(drafted) // 2] < 10
+
+
+class Searcher(Seer):
+    """Takes a fiftieth of a step to find out that there is nothing, until it knows the answers."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(4), right=1.0)
+        self.clock: Clock | None = None
+        self.knows = False
+        self.num_looks = 0
+
+    def propose(self, wanted: Ordered[tuple[Sequence, int]], seconds: float, /) -> list[Draft]:
+        self.num_looks += 1
+        assert self.clock is not None
+        self.clock.now += 0.02
+        return super().propose(wanted, seconds) if self.knows else [Draft()] * len(wanted)
+
+
+def test_looks_in_vain_are_few_until_they_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher = Searcher()
+    core = simulated_core(200, drafter=searcher, row_costs=RowCosts(((1, 1.0), (2, 1.1))))
+    searcher.clock = with_clock(core, monkeypatch, decoding=1.0, draft=0.1)
+    core.submit(make_request("r", prompt_that_goes_on(5, 600), 600))
+    for _ in range(400):
+        core.step()
+    # What is there at the start pays for three of them, and then each step for a quarter.
+    assert 3 <= searcher.num_looks <= 3 + 400 // 4
+    searcher.knows = True
+    while not core.stats().accepted_tokens:
+        core.step()
+    assert core.stats().steps < 410
+    searcher.knows, before = False, searcher.num_looks
+    for _ in range(10):
+        core.step()
+    assert searcher.num_looks == before + 10, "drafts have gained what these cost"
+
+
+@pytest.mark.parametrize("speculation", ["off", "lookup"])
+def test_steps_are_launched_ahead_where_there_is_nothing_to_guess(speculation: Speculation) -> None:
+    core = simulated_core(200, speculation=speculation, runs_ahead=True)
+    core.submit(make_request("r", prompt_that_goes_on(5, 200), 200))
+    run_to_end(core)
+    launches = cast("LateRunner", core._runner).launches
+    assert launches[1:-1] == [1] * (len(launches) - 2)
+    assert core.stats().drafted_tokens == 0
 
 
 def test_beams_are_searched_without_guesses() -> None:

@@ -104,6 +104,28 @@ def test_drafts_that_lose_pause_until_a_trial_is_paid_for() -> None:
     assert balances.may_draft(5), "the next trial comes, whatever was lost"
 
 
+def test_looks_in_vain_are_paid_from_an_allowance_and_from_what_drafts_gained() -> None:
+    balances = Balances()
+    looks = 0
+    for _ in range(1000):
+        if balances.may_draft(40):
+            balances.looked_in_vain(40, 0.03)
+            looks += 1
+        balances.allow(40)
+    assert 1000 * 0.005 / 0.03 - 1 <= looks <= 1000 * 0.005 / 0.03 + 3
+    assert balances.may_draft(1)
+    balances.add(40, 0.5)
+    for _ in range(16):
+        assert balances.may_draft(40)
+        balances.looked_in_vain(40, 0.03)
+    balances.looked_in_vain(40, 90.0)
+    for _ in range(21):
+        balances.allow(40)
+    assert not balances.may_draft(40), "it costs the drafts' balance as well"
+    balances.add(40, 20.0)
+    assert balances.may_draft(40)
+
+
 def seconds_of(core: EngineCore, cost: Cost, num_sequences: int, rounds: int = 3) -> float:
     """What rounds of requests of 50 tokens each take, so many at once; outputs are checked."""
     now = [100.0]
