@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.config import EngineConfig
+from engine.draft.drafter import Drafter
 from engine.model.load import load_model
 from engine.run.assemble import load_core
 from engine.run.batch import Batch
@@ -19,6 +20,7 @@ from engine.schedule.plan import StepPlan
 from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
 from kernels.prefix_groups import GroupingRule
+from tests.engine.draft.test_models import Hindsight
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
 
@@ -30,7 +32,12 @@ class Watched:
     """A core with what its batches held: for every group, the members' requests and its run."""
 
     def __init__(
-        self, folder: Path, num_blocks: int, num_host_blocks: int = 0, **options: object
+        self,
+        folder: Path,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        drafter: Drafter | None = None,
+        **options: object,
     ) -> None:
         config = EngineConfig(
             model_path=str(folder),
@@ -50,6 +57,9 @@ class Watched:
                 host_memory_bytes=num_host_blocks * block_bytes,
             )
         )
+        if drafter is not None:
+            self.core = EngineCore(config, self.core.info, self.core._runner, drafter=drafter)
+        self.plans: list[StepPlan] = []
         self.steps: list[list[tuple[set[str], int, int]]] = []
         builder = self.core._runner._batches  # type: ignore[attr-defined]
         self._build = builder.build
@@ -61,9 +71,12 @@ class Watched:
 
     def _watch(self, plan: StepPlan) -> Batch:
         batch: Batch = self._build(plan)
+        self.plans.append(plan)
         groups = batch.attention.groups
         if groups is not None:
-            names = [chunk.sequence.request_id for chunk in plan.chunks]
+            names = [
+                chunk.sequence.request_id for chunk in plan.chunks for _ in (chunk, *chunk.drafts)
+            ]
             starts, members = groups.member_starts.tolist(), groups.members.tolist()
             self.steps.append(
                 [
@@ -177,6 +190,27 @@ def test_sampled_forks_are_as_they_are_without_groups(folder: Path, model: PreTr
         assert bool(watched.core.stats().spared_keys) == (not options)
     assert len(set(map(tuple, outputs[0]["r"].values()))) > 1
     assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_the_rows_of_a_draft_are_a_group_that_reads_shared_keys_once(
+    folder: Path, model: PreTrainedModel
+) -> None:
+    rng = random.Random(9)
+    prompts = {"one": random_prompt(rng, 50), "other": random_prompt(rng, 31)}
+    expected = {name: generate(model, prompt, COUNT) for name, prompt in prompts.items()}
+    drafter = Hindsight({name: {0: output} for name, output in expected.items()}, 1000)
+    watched = Watched(folder, num_blocks=60, drafter=drafter)
+    for name, prompt in prompts.items():
+        watched.core.submit(make_request(name, prompt, COUNT))
+    assert run_to_end(watched.core) == expected
+    drafting = [chunk for plan in watched.plans for chunk in plan.chunks if chunk.drafts]
+    ends = [chunk.start // BLOCK_SIZE * BLOCK_SIZE for chunk in drafting]
+    for chunk, end in zip(drafting, ends, strict=True):
+        assert ({chunk.sequence.request_id}, 0, end) in watched.groups
+    # Behind those, rows on the far side of a block's border share that block as well.
+    spared = sum(len(chunk.drafts) * end for chunk, end in zip(drafting, ends, strict=True))
+    assert 0 < spared <= watched.core.stats().spared_keys
+    assert watched.core.stats().accepted_tokens > 0
 
 
 def test_a_run_of_decode_steps_keeps_the_tensors_of_its_groups(
