@@ -24,6 +24,9 @@ _CONTEXT = 1024
 """Tokens in front of the pass that shows what attention to a longer context costs."""
 _ROWS = (1, 4, 8, 16, 32)
 """Of the steps that show what rows cost."""
+MOST_ROWS = _ROWS[-1]
+MOST_KEYS = _CONTEXT
+"""Behind which they are timed."""
 _FEW_ROWS = 8
 _FEW_KEYS = 256
 _COPIED_BYTES = 32 << 20

@@ -1,5 +1,5 @@
 """How this machine computes: which way kernels multiply, in tiles and steps of which size, with
-how many threads.
+how many threads, and what more rows add to a step.
 
 All are as configured, as kept, or as measured. What was measured is kept in the cache folder with
 all it depends on: the processor, the threads that it may run, and the library. So the engine that
@@ -22,6 +22,7 @@ import torch
 from msgspec import structs
 
 from engine.config import EngineConfig
+from engine.draft.worth import RowCosts
 from engine.run.threads import thread_counts
 from kernels.native import library, measuring, paths
 from kernels.native.paths import TileSize
@@ -38,6 +39,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int
     step_tokens: dict[str, int] = {}
     """Of steps of prompts, by model: its folder, and the type of its weights."""
+    row_costs: dict[str, RowCosts] = {}
+    """Of steps that decode, by model: the same, and what else they hang on."""
 
 
 _decode = msgspec.json.Decoder(dict[str, Choice]).decode
@@ -75,6 +78,17 @@ def measured_step_tokens(config: EngineConfig, dtype: str, measure: Callable[[],
     tokens = choice.step_tokens[model]
     _log.info("prompts by %d tokens a step (%s)", tokens, source)
     return tokens
+
+
+def measured_row_costs(
+    config: EngineConfig, model: str, measure: Callable[[], RowCosts]
+) -> RowCosts:
+    """What rows of steps that decode with `model` take: as found before, or by `measure`; kept."""
+    choice, _ = _kept_or_measured(config)
+    if model not in choice.row_costs:
+        choice = structs.replace(choice, row_costs=choice.row_costs | {model: measure()})
+        _keep(config, choice)
+    return choice.row_costs[model]
 
 
 def described(choice: Choice) -> str:

@@ -20,6 +20,8 @@ from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.model.calibration import (
+    MOST_KEYS,
+    MOST_ROWS,
     calibrate,
     calibrate_replay,
     calibrate_rows,
@@ -28,7 +30,11 @@ from engine.model.calibration import (
 from engine.model.draft import load_draft
 from engine.model.fingerprint import model_fingerprint
 from engine.model.fused_layers import FusedDecoder
-from engine.model.kernel_paths import choose_kernel_paths, measured_step_tokens
+from engine.model.kernel_paths import (
+    choose_kernel_paths,
+    measured_row_costs,
+    measured_step_tokens,
+)
 from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
@@ -73,7 +79,8 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
     parts = load_parts(config, tell)
     tell("memory")
     runner, graphs = make_runner(parts)
-    row_costs = FREE_ROWS if config.speculation == "off" else _row_costs(parts, graphs)
+    guesses = config.speculation != "off"
+    row_costs = _row_costs(parts, graphs, config.model_path) if guesses else FREE_ROWS
     drafter = make_drafter(parts)
     return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter)
 
@@ -127,16 +134,22 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
         runner,
         own.info,
         info.vocab_size,
-        _row_costs(own, graphs),
+        _row_costs(own, graphs, config.draft_model_path or ""),
         _step_size(config).tokens,
         config.itl_target_ms / 2000,
     )
 
 
-def _row_costs(parts: Parts, graphs: DecodeGraphs | None) -> RowCosts:
-    """What decode steps take, by their rows."""
-    info, replay = parts.info, graphs.replay_smallest if graphs else None
-    return calibrate_rows(parts.model, info.max_running_sequences, info.max_context_tokens, replay)
+def _row_costs(parts: Parts, graphs: DecodeGraphs | None, path: str) -> RowCosts:
+    """What decode steps of the model in the folder `path` take, by their rows."""
+    config, info, model = parts.config, parts.info, parts.model
+    rows, keys = min(info.max_running_sequences, MOST_ROWS), min(info.max_context_tokens, MOST_KEYS)
+    replay = graphs.replay_smallest if graphs else None
+    measure = partial(calibrate_rows, model, rows, keys, replay)
+    if model.device.type != "cpu":
+        return measure()
+    name = f"{path} {info.dtype} {config.quantize} {config.kv_dtype} {config.block_size}"
+    return measured_row_costs(config, f"{name} {rows} {keys}", measure)
 
 
 def _draft_limit(config: EngineConfig, info: EngineInfo, draft: PagedModel) -> int:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.model import kernel_paths
 from engine.model.kernel_paths import (
     Choice,
     choose_kernel_paths,
     known_choice,
+    measured_row_costs,
     measured_step_tokens,
 )
 from kernels.native import library, measuring, paths
@@ -119,6 +121,20 @@ def test_how_long_steps_are_is_measured_once_for_each_model(tmp_path: Path) -> N
     assert tokens("one", "bfloat16") == 768
     assert notes == ["one", "two", "one"]
     assert choose(tmp_path).paths == SLOW.paths, "and nothing else is lost"
+
+
+def test_what_rows_cost_is_measured_once_for_each_model_and_kept_beside_the_rest(
+    tmp_path: Path,
+) -> None:
+    found = RowCosts(((1, 0.008), (8, 0.0104)), per_key=1e-9)
+    config = EngineConfig(model_path="", cache_dir=str(tmp_path), threads=2)
+    assert measured_step_tokens(config, "float32", lambda: 512) == 512
+    assert measured_row_costs(config, "one", lambda: found) == found
+    kernel_paths._measured.clear()
+    assert measured_row_costs(config, "one", lambda: pytest.fail("again")) == found
+    assert measured_row_costs(config, "two", lambda: FREE_ROWS) == FREE_ROWS
+    assert choose(tmp_path).row_costs == {"one": found, "two": FREE_ROWS}
+    assert measured_step_tokens(config, "float32", lambda: pytest.fail("again")) == 512
 
 
 @pytest.mark.parametrize("path", paths.PATHS)
