@@ -18,6 +18,7 @@ from app.admin.token import AdminToken
 from app.context import Service
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
+from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
@@ -58,13 +59,14 @@ def create_app(
     tokenizer: PreTrainedTokenizerBase,
     model_id: str,
     bounds: Bounds,
+    tool_format: ToolFormat = "auto",
 ) -> Starlette:
-    """What the tenants reach.
+    """What the tenants reach. `tool_format` is how the model writes the functions that it calls.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
-    service = _assembled(engine, stores, tokenizer, model_id, bounds)
+    service = _assembled(engine, stores, tokenizer, model_id, bounds, tool_format)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -80,11 +82,12 @@ def _assembled(
     tokenizer: PreTrainedTokenizerBase,
     model_id: str,
     bounds: Bounds,
+    tool_format: ToolFormat,
 ) -> Service:
     """Every part with the parts that it works with."""
     metrics, workers = Metrics(), Workers()
     names = ModelNames(model_id)
-    template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens)
+    template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens, tool_format)
     registered = RegisteredPrompts(stores.prompts, template)
     history = History(
         stores.conversations, bounds.response_ttl_seconds, bounds.history_cache_tokens
@@ -95,6 +98,7 @@ def _assembled(
         engine=engine,
         tokenizer=tokenizer,
         names=names,
+        template=template,
         prompts=PromptBuilder(template, registered),
         history=history,
         gate=gate,

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.generate.tool_formats.formats import ToolFormat
 from app.setting_kinds import (
     LAST_PORT,
     AutoCount,
@@ -282,6 +283,11 @@ class Settings(BaseSettings):
     default_max_output_tokens: AutoCount = Field(
         None,
         description="Output limit of requests that name none; auto is the rest of the context.",
+    )
+    tool_format: ToolFormat = Field(
+        "auto",
+        description="How the model writes the functions that it calls; auto is what its chat "
+        "template does.",
     )
     max_queued_requests: Count = Field(
         1024, description="Requests of all tenants that wait for their first token; more get 429."

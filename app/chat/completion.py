@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from msgspec import UNSET
 
@@ -23,10 +25,13 @@ from app.wire.chat import (
     Choice,
     ChoiceLogprobs,
     ChunkChoice,
+    FinishReason,
     PromptTokensDetails,
+    SentCall,
+    SentFunction,
 )
 from app.wire.errors import ApiError, internal_error
-from app.wire.events import EncodedLogprob, encode_json, padding
+from app.wire.events import EncodedLogprob, encode_json, made_id, padding
 
 
 class Completion:
@@ -51,6 +56,8 @@ class Completion:
         self._model_id = model_id
         self._metrics = metrics
         self._created = int(time.time())
+        self._calls: Counter[int] = Counter()
+        """Calls so far, by their lines."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -99,8 +106,10 @@ class Completion:
                 if not piece.is_empty:
                     yield self._chunk(self._growth(piece))
                 if piece.end is not None:
-                    end = ChunkChoice(index=piece.index, delta={}, finish_reason=piece.end)
-                    yield self._chunk(end)
+                    reason = _finish_reason(self._generation.lines[piece.index])
+                    yield self._chunk(
+                        ChunkChoice(index=piece.index, delta={}, finish_reason=reason)
+                    )
         try:
             self._finish()
         except ApiError as error:
@@ -111,21 +120,41 @@ class Completion:
         yield SSE_DONE
 
     def _choice(self, index: int, line: Line, logprobs: list[EncodedLogprob]) -> Choice:
-        assert line.end is not None
+        calls = [
+            SentCall(
+                id=self._call_id(line, number),
+                function=SentFunction(name=call.name or "", arguments=call.text),
+            )
+            for number, call in enumerate(line.calls)
+        ]
+        content = line.text or None if calls else line.text
         return Choice(
             index=index,
-            message=AnswerMessage(content=line.text),
+            message=AnswerMessage(content=content, tool_calls=calls or UNSET),
             logprobs=self._logprobs(logprobs),
-            finish_reason=line.end,
+            finish_reason=_finish_reason(line),
             score=UNSET if line.score is None else line.score,
         )
 
     def _growth(self, piece: Piece) -> ChunkChoice:
-        return ChunkChoice(
-            index=piece.index,
-            delta={"content": piece.text},
-            logprobs=self._logprobs(piece.logprobs),
-        )
+        if piece.kind == "text":
+            return ChunkChoice(
+                index=piece.index,
+                delta={"content": piece.text},
+                logprobs=self._logprobs(piece.logprobs),
+            )
+        if piece.kind == "call":
+            self._calls[piece.index] += 1
+        number = self._calls[piece.index] - 1
+        call: dict[str, Any] = {"index": number, "function": {"arguments": piece.text}}
+        if piece.kind == "call":
+            line = self._generation.lines[piece.index]
+            call |= {"id": self._call_id(line, number), "type": "function"}
+            call["function"] = {"name": piece.text, "arguments": ""}
+        return ChunkChoice(index=piece.index, delta={"tool_calls": [call]})
+
+    def _call_id(self, line: Line, number: int) -> str:
+        return made_id("call_", self._generation.request.request_id, line.index, number)
 
     def _logprobs(self, logprobs: list[EncodedLogprob]) -> ChoiceLogprobs | None:
         return ChoiceLogprobs(content=logprobs) if self._shows_logprobs else None
@@ -167,3 +196,8 @@ def _best(lines: Sequence[Line], candidates: Candidates) -> Sequence[Line]:
     if not candidates.ranks:
         return lines
     return heapq.nlargest(candidates.num_choices, lines, key=lambda line: line.mean_logprob)
+
+
+def _finish_reason(line: Line) -> FinishReason:
+    assert line.end is not None
+    return "tool_calls" if line.end == "stop" and line.calls else line.end

@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 
 from app.generate.request import Candidates, FieldNames, GenerationRequest
-from app.prompt.template import Message
+from app.prompt.tools import FunctionCall, Message
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
+from app.wire.tools import asked_tools
 from engine.api import BeamParams
 
 _NEUTRAL: dict[str, object] = {
@@ -44,23 +45,43 @@ def generation_request(body: ChatBody) -> GenerationRequest:
     maximum = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return GenerationRequest(
         id=f"chatcmpl-{secrets.token_hex(16)}",
-        items=[message_item(message) for message in body.messages],
+        items=[
+            message_item(message, f"messages[{index}]")
+            for index, message in enumerate(body.messages)
+        ],
         names=FieldNames(items="messages", max_tokens=maximum),
         sampling=body,
         model=body.model,
         max_tokens=getattr(body, maximum),
         logprobs=body.top_logprobs or 0 if body.logprobs or candidates.ranks else None,
         candidates=candidates,
+        tools=asked_tools(
+            [tool.function for tool in body.tools or ()],
+            body.tool_choice,
+            body.parallel_tool_calls,
+        ),
     )
 
 
-def message_item(message: ChatMessage) -> Message:
-    """A message as templates take it."""
-    role = "system" if message.role == "developer" else message.role
-    item: Message = {"role": role, "content": message.text}
+def message_item(message: ChatMessage, param: str) -> Message:
+    """A message as what was said. Raises `ApiError` for fields that its role has not, or lacks."""
+    role = message.role
+    if message.tool_calls and role != "assistant":
+        raise invalid_request("Only an assistant's message has calls.", f"{param}.tool_calls")
+    if (message.tool_call_id is not None) != (role == "tool"):
+        text = "A message of role 'tool', and no other, has a 'tool_call_id'."
+        raise invalid_request(text, f"{param}.tool_call_id")
+    said: Message = {"role": "system" if role == "developer" else role, "content": message.text}
     if message.name is not None:
-        item["name"] = message.name
-    return item
+        said["name"] = message.name
+    if message.tool_call_id is not None:
+        said["call_id"] = message.tool_call_id
+    if message.tool_calls:
+        said["calls"] = [
+            FunctionCall(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls
+        ]
+    return said
 
 
 def _sampled(body: ChatBody) -> Candidates:

@@ -10,12 +10,15 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Gate, Ticket
+from app.generate.answer_reader import AnswerReader
 from app.generate.engine_request import engine_request, renewed
 from app.generate.generation import Asked, Generation
 from app.generate.logprob_room import LogprobRoom
 from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
+from app.prompt.template import ChatTemplate
+from app.prompt.tools import Tools
 from app.responses.items import resolved
 from app.upkeep.connections import Connections
 from app.upkeep.metrics import Metrics
@@ -47,6 +50,7 @@ class Generations:
         engine: EngineClient,
         tokenizer: PreTrainedTokenizerBase,
         names: ModelNames,
+        template: ChatTemplate,
         prompts: PromptBuilder,
         history: History,
         gate: Gate,
@@ -58,6 +62,7 @@ class Generations:
         self._engine = engine
         self._tokenizer = tokenizer
         self._names = names
+        self._template = template
         self._prompts = prompts
         self._history = history
         self._gate = gate
@@ -89,6 +94,7 @@ class Generations:
                 prompt=prompt,
                 stop=request.sampling.stop_strings,
                 engine_kind=info.hash_extras,
+                tools=request.tools,
             )
             return await self._start(principal, asked, ticket)
 
@@ -129,6 +135,8 @@ class Generations:
     async def _prompt(
         self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
     ) -> Prompt:
+        if request.tools.names:
+            self._template.tools.check()
         items = await resolved(request.items, principal.tenant.id, self._history, on_socket)
         request = replace(request, items=items)
         if request.previous_response_id is None:
@@ -144,10 +152,21 @@ class Generations:
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
         generation = Generation(
-            self._engine, self._tokenizer, self._metrics, asked, ticket, self._logprob_room, deltas
+            self._engine,
+            self._tokenizer,
+            self._metrics,
+            asked,
+            ticket,
+            self._logprob_room,
+            deltas,
+            self._new_reader,
         )
         generation.end_with(self._connections.stream(principal, generation.fail))
         return generation
+
+    def _new_reader(self, tools: Tools) -> AnswerReader | None:
+        """What finds the calls in one answer; `None` where there can be none."""
+        return self._template.tools.reader(tools) if tools.names else None
 
 
 @asynccontextmanager

@@ -20,17 +20,21 @@ class Detokenizer:
     """Decodes one sequence incrementally.
 
     Text is held back while it ends in an incomplete UTF-8 character or in what may become a stop
-    string. Special tokens (the end of a turn among them) are not part of the text. What the first
-    `min_tokens` spell stops nothing.
+    string. Special tokens (the end of a turn among them) are not part of the text, but those that
+    are to be `shown`. What the first `min_tokens` spell stops nothing.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), min_tokens: int = 0
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        shown: tuple[str, ...] = (),
     ) -> None:
         self.stopped = False
         """Whether a stop string was seen; neither it nor what follows is ever emitted."""
-        table = token_bytes(tokenizer)
-        self._decoder: _Decoder = _Window(tokenizer) if table is None else _Bytes(table)
+        table = token_bytes(tokenizer, shown)
+        self._decoder: _Decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
         self._stop = tuple(stop)
         self._longest_stop = max((len(text) for text in stop), default=0)
         self._unstopped_tokens = min_tokens
@@ -119,8 +123,9 @@ class _Window:
     start of a text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Sequence[str]) -> None:
         self._tokenizer = tokenizer
+        self._hidden = _hidden(tokenizer, shown) if shown else None
         self._ids: list[int] = []
         """The tokens before, and those not decoded yet."""
         self._num_before = 0
@@ -146,4 +151,13 @@ class _Window:
         return whole[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        if self._hidden is None:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        seen = [one for one in ids if one not in self._hidden]
+        return str(self._tokenizer.decode(seen, skip_special_tokens=False))
+
+
+def _hidden(tokenizer: PreTrainedTokenizerBase, shown: Sequence[str]) -> frozenset[int]:
+    """The special tokens that are not shown."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(one for one, token in added if token.special and token.content not in shown)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Ticket
+from app.generate.answer_reader import AnswerReader
 from app.generate.lines import Line, LineEnd, Piece
 from app.generate.logprob_room import LogprobRoom
 from app.prompt.conversation import Prompt
+from app.prompt.tools import Tools
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from app.wire.events import EncodedLogprob
@@ -31,7 +33,7 @@ class Asked:
 
     `engine_kind` is what tokens and KV depend on: with another engine the answer cannot go on. A
     request with `generated` tokens goes on behind them: `cached_tokens` and `held` are then what
-    an earlier generation of its only line was left with.
+    an earlier generation of its only line was left with. `tools` may be called in it.
     """
 
     request: EngineRequest
@@ -40,6 +42,7 @@ class Asked:
     engine_kind: bytes
     cached_tokens: int = 0
     held: Sequence[EncodedLogprob] = ()
+    tools: Tools = field(default_factory=Tools)
 
 
 class Generation:
@@ -60,6 +63,7 @@ class Generation:
         ticket: Ticket,
         logprob_room: LogprobRoom,
         deltas: AsyncGenerator[TokenDelta, None],
+        new_reader: Callable[[Tools], AnswerReader | None],
     ) -> None:
         request = self.request = asked.request
         self.prompt = asked.prompt
@@ -71,12 +75,14 @@ class Generation:
                 asked.stop,
                 request.generated_by(index),
                 asked.held,
+                new_reader(asked.tools),
             )
             for index in range(request.num_outputs)
         ]
         self.cached_tokens = asked.cached_tokens
         self.failure: ApiError | None = None
         self.stop = asked.stop
+        self.tools = asked.tools
         self.ticket = ticket
         self.engine_kind = asked.engine_kind
         self._leaving = ExitStack()
@@ -143,7 +149,7 @@ class Generation:
 
     def rest(self) -> list[Piece]:
         """What is held back, given that no more tokens will come. Harmless when repeated."""
-        return [piece for piece in (line.rest() for line in self.lines) if not piece.is_empty]
+        return [piece for line in self.lines for piece in line.rest()]
 
     def keep(self, logprobs: Sequence[EncodedLogprob]) -> None:
         """Its reader keeps these until its end. Where there is no room, it ends here and fails."""

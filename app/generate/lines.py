@@ -8,8 +8,10 @@ from typing import Literal
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from app.generate.answer_reader import AnswerReader
 from app.generate.detokenizer import Detokenizer
 from app.generate.logprobs import TokenTexts
+from app.generate.tool_formats.source import Kind, Part
 from app.wire.events import EncodedLogprob
 from engine.api import SamplingParams, TokenDelta
 
@@ -17,15 +19,18 @@ LineEnd = Literal["stop", "length"]
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Text that became safe to show, with the log-probabilities of its tokens where asked for.
+    """What became safe to show: text, with the log-probabilities of its tokens where asked for.
 
-    `index` is its line's. The last piece of a line says how it ended, and may add nothing else.
+    Of `kind` "call" it is the name of a function: a call begins; of "arguments" more of this call's
+    arguments. `index` is its line's. The last piece of a line says how it ended, and may add
+    nothing else.
     """
 
     text: str
     logprobs: list[EncodedLogprob] = []
     index: int = 0
     end: LineEnd | None = None
+    kind: Kind = "text"
 
     @property
     def is_empty(self) -> bool:
@@ -33,11 +38,25 @@ class Piece(msgspec.Struct, frozen=True):
         return not self.text and not self.logprobs
 
 
+class Output:
+    """A stretch of text in an answer, or the call of the function `name` with its arguments."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The text, or the arguments as JSON."""
+        return "".join(self.pieces)
+
+
 class Line:
     """What one sequence of a request has generated.
 
-    `output_ids` and `text` grow until `end` is set. `generated` and `held` are what an earlier
-    stream of the same line was left with. `score` is what a beam search gives its hypothesis.
+    `output_ids` and `outputs` grow until `end` is set. `generated` and `held` are what an earlier
+    stream of the same line was left with. `score` is what a beam search gives its hypothesis. A
+    `reader` finds the calls in the text.
     """
 
     def __init__(
@@ -48,23 +67,35 @@ class Line:
         stop: Sequence[str],
         generated: Sequence[int] = (),
         held: Sequence[EncodedLogprob] = (),
+        reader: AnswerReader | None = None,
     ) -> None:
         self.index = index
         self.output_ids = list(generated)
         self.end: LineEnd | None = None
         self.score: float | None = None
+        self.outputs: list[Output] = []
         self._sampling = sampling
         self._texts = None if sampling.logprobs is None else TokenTexts(tokenizer)
-        self._detokenizer = Detokenizer(tokenizer, stop, sampling.min_tokens)
-        self._detokenizer.push(generated)
+        self._reader = reader
+        shown = () if reader is None else reader.markers
+        self._detokenizer = Detokenizer(tokenizer, stop, sampling.min_tokens, shown)
         self._one_by_one = bool(stop) or sampling.logprobs is not None
-        self._held = list(held)
+        self._held: list[EncodedLogprob] = []
         self._logprob_sum = 0.0
+        told = self._detokenizer.push(generated)
+        if told:
+            self._release(told)  # what an earlier stream has shown
+        self._held = list(held)
 
     @property
     def text(self) -> str:
-        """Everything shown so far."""
-        return self._detokenizer.text
+        """Everything said so far: what is no call."""
+        return "".join(one.text for one in self.outputs if one.name is None)
+
+    @property
+    def calls(self) -> list[Output]:
+        """The calls so far."""
+        return [one for one in self.outputs if one.name is not None]
 
     @property
     def held(self) -> list[EncodedLogprob]:
@@ -87,19 +118,19 @@ class Line:
                 self._note_logprobs(ids[0], delta, start, self._texts)
             text = self._detokenizer.push(ids)
             if text:
-                pieces.append(self._release(text))
-            if self._detokenizer.stopped:
+                pieces += self._release(text)
+            if self._detokenizer.stopped or (self._reader is not None and self._reader.is_over):
                 self._held.clear()
                 self.end = "stop"
-                return [*pieces, self._release("")]
+                return pieces + self._last("")
         if delta.finish_reason == "stop" or delta.finish_reason == "length":
             self.end, self.score = delta.finish_reason, delta.score
-            pieces.append(self._release(self._detokenizer.finish()))
+            pieces += self._last(self._detokenizer.finish())
         return pieces
 
-    def rest(self) -> Piece:
-        """What is held back, given that no more tokens will come. Empty when repeated."""
-        return self._release(self._detokenizer.finish())
+    def rest(self) -> list[Piece]:
+        """What is held back, given that no more tokens will come. Nothing when repeated."""
+        return [piece for piece in self._last(self._detokenizer.finish()) if not piece.is_empty]
 
     def _note_logprobs(
         self, token_id: int, delta: TokenDelta, position: int, texts: TokenTexts
@@ -113,6 +144,37 @@ class Line:
         top = self._sampling.logprobs or 0
         self._held.append(texts.describe(token_id, logprobs, top))
 
-    def _release(self, text: str) -> Piece:
-        held, self._held = self._held, []
-        return Piece(text, held, self.index, self.end)
+    def _last(self, text: str) -> list[Piece]:
+        """The last text as pieces, the last of which says how the line ended."""
+        if self._reader is None:
+            return self._release(text)
+        parts = [*self._reader.push(text), *self._reader.finish()]
+        return [*self._pieces(parts), Piece("", [], self.index, self.end)]
+
+    def _release(self, text: str) -> list[Piece]:
+        """More text as pieces."""
+        if self._reader is None:
+            return self._pieces([Part("text", text)])
+        return self._pieces(self._reader.push(text))
+
+    def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
+        """Log-probabilities go with text; those of calls are not told."""
+        pieces: list[Piece] = []
+        for part in parts:
+            held, self._held = self._held, []
+            logprobs = held if part.kind == "text" else []
+            if part.text or logprobs:
+                self._note(part)
+            end = self.end if self._reader is None else None
+            pieces.append(Piece(part.text, logprobs, self.index, end, part.kind))
+        return pieces
+
+    def _note(self, part: Part) -> None:
+        """Have `outputs` grow."""
+        if part.kind == "call":
+            self.outputs.append(Output(part.text))
+            return
+        is_text = part.kind == "text"
+        if is_text and (not self.outputs or self.outputs[-1].name is not None):
+            self.outputs.append(Output())
+        self.outputs[-1].pieces.append(part.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from app.prompt.template import Message
+from app.prompt.tools import Message, Tools, num_characters
 from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
@@ -20,7 +20,7 @@ class SealedSummary:
 
 
 Item = Message | SealedSummary
-"""Something that was said; developers speak as the system."""
+"""Something that was said, called or answered; developers speak as the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class GenerationRequest:
     logprobs: int | None = None
     truncates: bool = False
     candidates: Candidates = field(default_factory=Candidates)
+    tools: Tools = field(default_factory=Tools)
 
     @property
     def longest_field(self) -> str:
@@ -105,4 +106,4 @@ def _length(item: Item | ItemName) -> int:
     """Characters that a request has for an item."""
     if isinstance(item, ItemName):
         return len(item.id)
-    return len(item.sealed if isinstance(item, SealedSummary) else item["content"])
+    return len(item.sealed) if isinstance(item, SealedSummary) else num_characters(item)

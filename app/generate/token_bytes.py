@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 from tokenizers import Tokenizer, decoders, models
@@ -9,12 +10,21 @@ from transformers import PreTrainedTokenizerBase
 
 
 class TokenBytes(dict[int, bytes]):
-    """What each token adds to the bytes of a text, looked up once; special tokens add nothing."""
+    """What each token adds to the bytes of a text, looked up once.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Special tokens add nothing, but those that are `shown`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        super().__init__({token_id: b"" for token_id, token in added.items() if token.special})
+        super().__init__(
+            {
+                token_id: token.content.encode() if token.content in shown else b""
+                for token_id, token in added.items()
+                if token.special
+            }
+        )
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id) or ""
@@ -23,8 +33,10 @@ class TokenBytes(dict[int, bytes]):
         return self[token_id]
 
 
-@lru_cache(maxsize=2)
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes | None:
+@lru_cache(maxsize=4)
+def token_bytes(
+    tokenizer: PreTrainedTokenizerBase, shown: tuple[str, ...] = ()
+) -> TokenBytes | None:
     """The table of a byte-level BPE; `None` for any other tokenizer.
 
     With it a text is its tokens' bytes joined, whatever stands beside them. Elsewhere a token may
@@ -38,7 +50,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes | None:
         or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     ):
         return None
-    return TokenBytes(backend)
+    return TokenBytes(backend, shown)
 
 
 def spelled_bytes(token: str) -> bytes | None:

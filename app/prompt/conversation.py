@@ -11,7 +11,8 @@ from app.generate.request import GenerationRequest, Item, ItemName, SealedSummar
 from app.prompt.history import Turn
 from app.prompt.sealing import PromptOrigin, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
-from app.prompt.template import ChatTemplate, Message
+from app.prompt.template import ChatTemplate
+from app.prompt.tools import Message, check_results
 from app.prompt.truncation import without_middle_ids
 from app.wire.errors import ContextExceeded, invalid_request
 from tenants.records import Principal, Tenant
@@ -28,7 +29,7 @@ class Prompt:
 
     `shared_owner` is whose prompt that is, see `SystemText`, `end_user` whom the conversation
     belongs to, and `origin` the registered prompt that it is under. At `starts` later requests of
-    the conversation have begun.
+    the conversation have begun. `tools` tells which functions it describes.
     """
 
     ids: list[int]
@@ -38,6 +39,7 @@ class Prompt:
     end_user: str | None = None
     origin: PromptOrigin | None = None
     starts: list[int] = field(default_factory=list)
+    tools: bytes = b""
 
 
 class PromptBuilder:
@@ -55,6 +57,7 @@ class PromptBuilder:
         the leading system message. Raises `ApiError` naming the field at fault.
         """
         messages, recalled = await self._messages(principal, request.items)
+        check_results(messages, (), request.names.items)
         system: SystemText | None = None
         if request.prompt is not None:
             if request.instructions is not None:
@@ -75,11 +78,13 @@ class PromptBuilder:
         ids = await self._first_ids(principal.tenant, request, messages)
         end_user = request.sampling.end_user
         if system is None:
-            return Prompt(ids, end_user=end_user)
+            return Prompt(ids, end_user=end_user, tools=request.tools.digest)
         shared = await self._registered.shared_tokens(system, ids)
         # A prompt that is named replaces the one that a summary was made under.
         origin = (system if request.prompt is not None else recalled or system).origin
-        return Prompt(ids, shared, system.owner, system.text, end_user, origin)
+        return Prompt(
+            ids, shared, system.owner, system.text, end_user, origin, tools=request.tools.digest
+        )
 
     async def next_turn(
         self, principal: Principal, request: GenerationRequest, previous: Turn
@@ -98,14 +103,21 @@ class PromptBuilder:
                 "A continued conversation keeps its system text; start a new one to change it."
             )
             raise invalid_request(message, param)
+        if request.tools.told and request.tools.digest != previous.tools:
+            message = "A continued conversation keeps its tools; start a new one to change them."
+            raise invalid_request(message, "tools")
         messages, recalled = await self._messages(principal, request.items)
+        calls = previous.calls
+        check_results(messages, calls, request.names.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
         earlier = previous.ids
         ids = await self._template.continuation_ids(
-            principal.tenant.id, earlier, messages, request.names.items
+            principal.tenant.id, earlier, messages, request.names.items, calls
         )
-        starts, room = [*previous.starts, len(earlier)], self._room(principal.tenant, request)
+        # A call's result belongs to the turn of the call: there is no cut between the two.
+        begun = [] if "call_id" in messages[0] else [len(earlier)]
+        starts, room = [*previous.starts, *begun], self._room(principal.tenant, request)
         if request.truncates and len(ids) > room:
             ids, starts = without_middle_ids(ids, starts, room, self._template.special_ids)
         return Prompt(
@@ -116,6 +128,7 @@ class PromptBuilder:
             request.sampling.end_user or previous.end_user,
             previous.origin,
             starts,
+            previous.tools,
         )
 
     async def _first_ids(
@@ -130,6 +143,7 @@ class PromptBuilder:
             tenant.id,
             param=request.names.items,
             longest=request.longest_field,
+            tools=request.tools,
         )
         room = left = self._room(tenant, request)
         for _ in range(_TRUNCATIONS if request.truncates and room > 0 else 0):
@@ -160,7 +174,7 @@ class PromptBuilder:
         for index, item in enumerate(items):
             assert not isinstance(item, ItemName), "names are looked up before"
             if not isinstance(item, SealedSummary):
-                messages.append(item)
+                _say(messages, item)
                 continue
             param = f"input[{index}].encrypted_content"
             summary = unseal(principal.tenant, item.sealed)
@@ -176,3 +190,12 @@ class PromptBuilder:
             text = f"Summary of the conversation so far: {summary.text}"
             messages.append({"role": "system", "content": text})
         return messages, recalled
+
+
+def _say(messages: list[Message], message: Message) -> None:
+    """Add a message; one of calls alone belongs to the answer that it stands behind."""
+    calls, before = message.get("calls"), messages[-1] if messages else None
+    if calls and not message["content"] and before is not None and before["role"] == "assistant":
+        messages[-1] = {**before, "calls": [*before.get("calls", ()), *calls]}
+    else:
+        messages.append(message)

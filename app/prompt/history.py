@@ -13,6 +13,7 @@ from collections import OrderedDict
 import msgspec
 
 from app.prompt.sealing import PromptOrigin
+from app.prompt.tools import FunctionCall
 from app.wire.errors import ApiError
 from tenants.conversations import Conversations
 from tenants.errors import StoreUnavailable, TooLargeToStore
@@ -30,7 +31,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
     its share group. `system` is the text of the system message that begins the conversation, and
     `origin` the registered prompt that it is the text of. At `starts` later requests of the
-    conversation have begun. `input` are the items of the request, as JSON.
+    conversation have begun. `input` are the items of the request, as JSON. `tools` tells which
+    functions the prompt describes.
     """
 
     packed_ids: bytes
@@ -42,11 +44,35 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     origin: PromptOrigin | None = None
     starts: list[int] = []
     input: bytes = b""
+    tools: bytes = b""
+
+    @property
+    def calls(self) -> list[FunctionCall]:
+        """The calls of the response."""
+        shown = msgspec.json.decode(self.response, type=_Shown)
+        return [
+            FunctionCall(item.call_id, item.name, item.arguments)
+            for item in shown.output
+            if item.type == "function_call"
+        ]
 
     @property
     def ids(self) -> list[int]:
         """The token ids."""
         return array("I", self.packed_ids).tolist()
+
+
+class _ShownItem(msgspec.Struct):
+    """An item of a response, as far as it is a call."""
+
+    type: str
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class _Shown(msgspec.Struct):
+    output: list[_ShownItem]
 
 
 def pack_ids(ids: list[int]) -> bytes:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import NotRequired, TypedDict
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.plain_text import PlainText, TooManyTokens
+from app.prompt.tool_style import REFUSALS, ToolStyle, marked, tool_style
+from app.prompt.tools import Function, FunctionCall, Message, Tools, num_characters
 from app.prompt.truncation import without_middle
 from app.upkeep.workers import Workers
 from app.wire.errors import ContextExceeded, invalid_request
@@ -27,15 +30,7 @@ _SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
 """What no client can write, being unable to guess it."""
 
 
-class Message(TypedDict):
-    """One message as templates take it; developer messages are system messages to a template.
-
-    Few templates write a speaker's `name`.
-    """
-
-    role: str
-    content: str
-    name: NotRequired[str]
+_NO_TOOLS = Tools()
 
 
 class ChatTemplate:
@@ -49,11 +44,18 @@ class ChatTemplate:
         tokenizer: PreTrainedTokenizerBase,
         workers: Workers,
         context_tokens: int,
+        tool_format: ToolFormat = "auto",
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = PlainText(tokenizer)
         self._workers = workers
         self._context_tokens = context_tokens
+        self._tool_format = tool_format
+
+    @cached_property
+    def tools(self) -> ToolStyle:
+        """How functions reach the model; found out once a request has some."""
+        return tool_style(self._tokenizer, self._tool_format)
 
     @property
     def context_tokens(self) -> int:
@@ -67,7 +69,7 @@ class ChatTemplate:
 
     def check_length(self, messages: Sequence[Message], param: str) -> None:
         """Raise `ApiError` naming `param` for more text than `check_characters` lets through."""
-        self.check_characters(sum(len(message["content"]) for message in messages), param)
+        self.check_characters(sum(map(num_characters, messages)), param)
 
     def check_characters(self, characters: int, param: str) -> None:
         """Raise `ApiError` naming `param` for more than any tokens of the context spell."""
@@ -76,16 +78,24 @@ class ChatTemplate:
             raise ContextExceeded(context, f"{characters} characters are more than that.", param)
 
     async def prompt_ids(
-        self, tenant: str, messages: Sequence[Message], param: str, longest: str | None = None
+        self,
+        tenant: str,
+        messages: Sequence[Message],
+        param: str,
+        longest: str | None = None,
+        tools: Tools = _NO_TOOLS,
     ) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
         Raises `ApiError` naming `param` where the template refuses the messages, and `longest`, if
-        given, where the context cannot hold them.
+        given, where the context cannot hold them; or `tools`, where these are too long.
         """
         longest = longest or param
         self.check_length(messages, longest)
-        return await self._ids(tenant, messages, longest, partial(self._render, param))
+        size = tools.num_characters
+        self.check_characters(size, "tools")
+        render = partial(self._render, param, tools.told)
+        return await self._ids(tenant, messages, longest, render, size=size)
 
     async def text_ids(
         self, tenant: str, text: str, param: str, *, add_special: bool = True
@@ -124,25 +134,31 @@ class ChatTemplate:
         return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
 
     async def continuation_ids(
-        self, tenant: str, previous: Sequence[int], messages: Sequence[Message], param: str
+        self,
+        tenant: str,
+        previous: Sequence[int],
+        messages: Sequence[Message],
+        param: str,
+        calls: Sequence[FunctionCall] = (),
     ) -> list[int]:
         """The ids of a conversation whose turns so far are `previous`, answer included.
 
-        The text between the last answer and the new messages comes from the template; the turn's
-        end token is dropped from it where the answer ended with that token already. Raises
-        `ApiError` as `prompt_ids` does.
+        `calls` are those of the answer. The text between it and the new messages comes from the
+        template; the turn's end token is dropped from it where the answer ended with that token
+        already. Raises `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        render = partial(self._render_after, previous[-1], param)
+        render = partial(self._render_after, previous[-1], param, calls)
         return await self._ids(tenant, messages, param, render, previous)
 
     async def shortened(self, tenant: str, messages: Sequence[Message], room: int) -> list[Message]:
         """The messages without so many turns that about `room` tokens are left."""
 
         def count(message: Message) -> int:
-            marked = self._marked(message)
+            [one], _ = self._marked([message])
             try:
-                return len(self._texts.encode(marked["content"], max(0, room)))
+                text = f"{one['content']}{one.get('tool_calls', '')}"
+                return len(self._texts.encode(text, max(0, room)))
             except TooManyTokens as error:
                 return int(error.args[0])
 
@@ -177,11 +193,12 @@ class ChatTemplate:
         param: str,
         render: Callable[[Sequence[Message]], str],
         previous: Sequence[int] = (),
+        size: int = 0,
     ) -> list[int]:
         """`previous` and what `render` makes of the messages, tokenized.
 
         What takes a while is done on a worker; so is what only has much before it, for that comes
-        one by one to where all these ids are looked at.
+        one by one to where all these ids are looked at. `size` is what else there is to render.
         """
         context = self._context_tokens
 
@@ -191,19 +208,20 @@ class ChatTemplate:
             except TooManyTokens as error:
                 raise self._too_many(error, param) from None
 
-        characters = sum(len(message["content"]) for message in messages)
-        size = characters + len(previous)
+        size += sum(map(num_characters, messages)) + len(previous)
         if size <= _INLINE_CHARACTERS and len(messages) <= _INLINE_MESSAGES:
             return work()
         return await self._workers.run(tenant, work)
 
-    def _render(self, param: str, messages: Sequence[Message]) -> str:
-        marked = [self._marked(message) for message in messages]
+    def _render(
+        self, param: str, functions: Sequence[Function], messages: Sequence[Message]
+    ) -> str:
+        given, described = self._marked(messages, functions)
         try:
             text = self._tokenizer.apply_chat_template(
-                marked, tokenize=False, add_generation_prompt=True
+                given, tools=described, tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:
+        except REFUSALS as error:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
         return str(text)
@@ -211,27 +229,50 @@ class ChatTemplate:
     def _too_many(self, error: TooManyTokens, param: str) -> ContextExceeded:
         return ContextExceeded(self._context_tokens, f"The prompt has {error} or more.", param)
 
-    def _marked(self, message: Message) -> Message:
-        role = message["role"]
-        marked: Message = {"role": role, "content": self._texts.mark(message["content"], role)}
-        if "name" in message:
-            marked["name"] = self._texts.mark(message["name"], "user")
-        return marked
+    def _marked(
+        self, messages: Sequence[Message], functions: Sequence[Function] = ()
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Messages and functions as the template takes them."""
+        mark = self._texts.mark
+        if functions or any("calls" in one or "call_id" in one for one in messages):
+            return self.tools.rendered(messages, functions, mark)
+        return [marked(message, mark) for message in messages], None
 
-    def _render_after(self, last: int, param: str, messages: Sequence[Message]) -> str:
+    def _render_after(
+        self,
+        last: int,
+        param: str,
+        calls: Sequence[FunctionCall],
+        messages: Sequence[Message],
+    ) -> str:
         """What the template writes behind an answer whose last token is `last`."""
-        answered: list[Message] = [
-            {"role": "user", "content": "."},
-            {"role": "assistant", "content": _SENTINEL},
-        ]
-        rendered = self._render(param, [*answered, *messages])
+        is_end = last in self._tokenizer.all_special_ids
+        end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
+        tail = None
+        if calls and self.tools.native:
+            tail = self._tail_of_calls(param, calls, messages, end)
+        if tail is None:
+            tail = self._tail(param, {"role": "assistant", "content": _SENTINEL}, messages)
+        return tail.removeprefix(end)
+
+    def _tail_of_calls(
+        self, param: str, calls: Sequence[FunctionCall], messages: Sequence[Message], end: str
+    ) -> str | None:
+        """What follows an answer of calls, from its end token on; `None` where there is none."""
+        same = [replace(call, arguments="{}") for call in calls]
+        same[-1] = replace(same[-1], arguments=f'{{"{_SENTINEL}": ""}}')
+        tail = self._tail(param, {"role": "assistant", "content": "", "calls": same}, messages)
+        at = tail.find(end or str(self._tokenizer.eos_token))
+        return None if at < 0 else tail[at:]
+
+    def _tail(self, param: str, answer: Message, messages: Sequence[Message]) -> str:
+        """What the template writes behind the sentinel in an answer."""
+        asked: Message = {"role": "user", "content": "."}
+        rendered = self._render(param, (), [asked, answer, *messages])
         _, found, tail = rendered.partition(_SENTINEL)
         if not found:
             message = "This model's chat template cannot continue a conversation."
             raise invalid_request(message, "previous_response_id", "unsupported_value")
-        if last in self._tokenizer.all_special_ids:
-            end = str(self._tokenizer.decode([last], skip_special_tokens=False))
-            tail = tail.removeprefix(end)
         return tail
 
 

@@ -21,7 +21,12 @@ from app.wire.responses import CreateBody, InputItem, ItemReference, MessageItem
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 _MAX_NAMED_RESPONSES = 64
 """Responses that the references of one request may lie in."""
-_PREFIXES = {"message": "msg", "compaction": "cmp"}
+_PREFIXES = {
+    "message": "msg",
+    "compaction": "cmp",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
 
 
 def output_item_id(kind: str, response_id: str, index: int) -> str:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from app.generate.engine_request import or_default
 from app.generate.request import FieldNames, GenerationRequest, Item, ItemName, SealedSummary
+from app.prompt.tools import FunctionCall
 from app.wire.errors import invalid_request
 from app.wire.events import ResponseResource
 from app.wire.responses import LOGPROBS, CompactionItem, CreateBody, ItemReference, ResolvedItem
+from app.wire.tools import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionTool,
+    ToolChoice,
+    asked_tools,
+)
 from tenants.records import Tenant
 
 _NAMES = FieldNames(items="input", max_tokens="max_output_tokens")
@@ -36,6 +45,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
         truncates=body.truncation == "auto",
+        tools=asked_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls),
     )
 
 
@@ -45,8 +55,13 @@ def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
 
 
 def _item(item: ResolvedItem) -> Item:
+    if isinstance(item, FunctionCallItem):
+        call = FunctionCall(item.call_id, item.name, item.arguments)
+        return {"role": "assistant", "content": "", "calls": [call]}
     if isinstance(item, CompactionItem):
         return SealedSummary(item.encrypted_content)
+    if isinstance(item, FunctionCallOutputItem):
+        return {"role": "tool", "content": item.text, "call_id": item.call_id}
     return {"role": "system" if item.role == "developer" else item.role, "content": item.text}
 
 
@@ -67,7 +82,8 @@ def new_response(
         prompt=body.prompt.model_dump() if body.prompt else None,
         truncation=body.truncation or "disabled",
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        tool_choice=body.tool_choice or "auto",
+        tools=[_tool(tool) for tool in body.tools or ()],
+        tool_choice=_choice(body.tool_choice),
         temperature=or_default(body.temperature, 1.0),
         top_p=or_default(body.top_p, 1.0),
         presence_penalty=or_default(body.presence_penalty, 0.0),
@@ -82,3 +98,13 @@ def new_response(
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
     )
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    """A function as the response shows it, with the fields that a client may look for."""
+    empty = {"description": None, "parameters": None, "strict": None}
+    return empty | tool.model_dump(exclude_unset=True, by_alias=True)
+
+
+def _choice(choice: ToolChoice | None) -> str | dict[str, Any]:
+    return choice or "auto" if choice is None or isinstance(choice, str) else choice.model_dump()

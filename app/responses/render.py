@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
 from app.generate.generation import Generation, Outcome
-from app.generate.lines import Piece
+from app.generate.lines import Output, Piece
 from app.responses.items import output_item_id
 from app.wire.events import (
+    ArgumentsDelta,
+    ArgumentsDone,
     EncodedLogprob,
     Event,
+    FunctionCall,
     IncompleteDetails,
     InputTokensDetails,
     ItemEvent,
+    ItemStatus,
     LifecycleEvent,
     LifecycleKind,
+    OutputItem,
     OutputMessage,
     PartEvent,
     ResponseFailure,
@@ -28,6 +34,7 @@ from app.wire.events import (
     TextDone,
     TextPart,
     Usage,
+    made_id,
     padding,
 )
 
@@ -47,18 +54,18 @@ _EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
 
 
 class ResponseRenderer:
-    """One response and its only output message, which grow with a generation.
+    """One response and its output items, which grow with a generation.
 
-    `item_id` and `logprobs` are given where an earlier stream has begun the message already. One
-    that `pads` adds text to its deltas, so that their lengths say less. Its first event names the
-    `ignored` fields of the request, whose items are `input`, as JSON.
+    `logprobs` has a list for each item that has begun, those of a message's text. It is given where
+    an earlier stream has begun some. One that `pads` adds text to its deltas, so that their lengths
+    say less. Its first event names the `ignored` fields of the request, whose items are `input`, as
+    JSON.
     """
 
     def __init__(
         self,
         resource: ResponseResource,
-        item_id: str | None = None,
-        logprobs: Sequence[EncodedLogprob] = (),
+        logprobs: Sequence[Sequence[EncodedLogprob]] = (),
         *,
         pads: bool = False,
         ignored: Sequence[str] = (),
@@ -68,9 +75,7 @@ class ResponseRenderer:
         self._ignored = list(ignored)
         self.pads = pads
         self.input = input
-        self.logprobs = list(logprobs)
-        self.item_id = item_id
-        """The message's id, once it has begun."""
+        self.logprobs = [list(of_item) for of_item in logprobs]
 
     def opening(self) -> list[Event]:
         """How a stream begins."""
@@ -80,32 +85,48 @@ class ResponseRenderer:
             LifecycleEvent(type="response.in_progress", response=self.resource),
         ]
 
-    def growth(self, piece: Piece) -> list[Event]:
-        """More text, if the piece has some."""
+    def growth(self, piece: Piece, generation: Generation) -> list[Event]:
+        """More of an item, or the next one, if the piece has something."""
         if piece.is_empty:
             return []
-        self.logprobs.extend(piece.logprobs)
-        events, item_id = self._message_opening()
-        delta = TextDelta(
-            item_id=item_id,
-            delta=piece.text,
-            logprobs=piece.logprobs,
-            obfuscation=padding(piece.text) if self.pads else UNSET,
-        )
-        return [*events, delta]
+        index = len(self.logprobs) - 1
+        is_call = piece.kind != "text"
+        if index < 0 or piece.kind == "call" or is_call != self._is_call(index, generation):
+            events = [*self._item_done(generation, "completed"), *self._item_begun(generation)]
+            index += 1
+        else:
+            events = []
+        self.logprobs[index].extend(piece.logprobs)
+        item_id = self._item_id(index, generation)
+        obfuscation = padding(piece.text) if self.pads else UNSET
+        if piece.kind == "arguments":
+            events.append(
+                ArgumentsDelta(
+                    item_id=item_id,
+                    output_index=index,
+                    delta=piece.text,
+                    obfuscation=obfuscation,
+                )
+            )
+        elif piece.kind == "text":
+            events.append(
+                TextDelta(
+                    item_id=item_id,
+                    output_index=index,
+                    delta=piece.text,
+                    logprobs=piece.logprobs,
+                    obfuscation=obfuscation,
+                )
+            )
+        return events
 
     def closing(self, generation: Generation) -> list[Event]:
-        """The message is as long as it will be; there is none if the engine never began."""
-        if self.item_id is None and generation.outcome == "error":
-            return []
-        events, item_id = self._message_opening()
-        message = self._message(item_id, generation)
-        part = message.content[0]
+        """The items are as long as they will be; there is none if the engine never began."""
+        if self.logprobs or generation.outcome == "error":
+            return self._item_done(generation, _last_status(generation))
         return [
-            *events,
-            TextDone(item_id=item_id, text=part.text, logprobs=part.logprobs),
-            PartEvent(type="response.content_part.done", item_id=item_id, part=part),
-            ItemEvent(type="response.output_item.done", item=message),
+            *self._item_begun(generation),
+            *self._item_done(generation, _last_status(generation)),
         ]
 
     def end(self, generation: Generation) -> Event:
@@ -113,7 +134,9 @@ class ResponseRenderer:
         assert generation.outcome is not None
         status = _STATUS_OF_OUTCOME[generation.outcome]
         failure = generation.failure
-        output = [] if self.item_id is None else [self._message(self.item_id, generation)]
+        output = [self._item(index, generation, "completed") for index in range(len(self.logprobs))]
+        if output:
+            output[-1].status = _last_status(generation)
         self.resource = msgspec.structs.replace(
             self.resource,
             status=status,
@@ -125,23 +148,81 @@ class ResponseRenderer:
         )
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 
-    def _message_opening(self) -> tuple[list[Event], str]:
-        if self.item_id is not None:
-            return [], self.item_id
-        self.item_id = output_item_id("msg", self.resource.id, 0)
-        item = OutputMessage(id=self.item_id, status="in_progress", content=[])
-        part = TextPart(text="")
-        return [
-            ItemEvent(type="response.output_item.added", item=item),
-            PartEvent(type="response.content_part.added", item_id=self.item_id, part=part),
-        ], self.item_id
+    def _item_begun(self, generation: Generation) -> list[Event]:
+        """The next item begins: the message or call that the answer has there."""
+        index = len(self.logprobs)
+        self.logprobs.append([])
+        item = self._item(index, generation, "in_progress")
+        if isinstance(item, FunctionCall):
+            item.arguments = ""
+        else:
+            item.content = []
+        events: list[Event] = [
+            ItemEvent(type="response.output_item.added", output_index=index, item=item)
+        ]
+        if isinstance(item, OutputMessage):
+            part = TextPart(text="")
+            events.append(_part_event("response.content_part.added", item.id, index, part))
+        return events
 
-    def _message(self, item_id: str, generation: Generation) -> OutputMessage:
-        part = TextPart(text=generation.line.text, logprobs=self.logprobs)
-        whole = generation.outcome == "stop"
-        return OutputMessage(
-            id=item_id, status="completed" if whole else "incomplete", content=[part]
-        )
+    def _item_done(self, generation: Generation, status: ItemStatus) -> list[Event]:
+        """The last item that has begun is whole; nothing where none has."""
+        index = len(self.logprobs) - 1
+        if index < 0:
+            return []
+        item = self._item(index, generation, status)
+        events: list[Event]
+        if isinstance(item, FunctionCall):
+            events = [
+                ArgumentsDone(
+                    item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
+                )
+            ]
+        else:
+            [part] = item.content
+            done = TextDone(
+                item_id=item.id, output_index=index, text=part.text, logprobs=part.logprobs
+            )
+            events = [done, _part_event("response.content_part.done", item.id, index, part)]
+        done_item = ItemEvent(type="response.output_item.done", output_index=index, item=item)
+        return [*events, done_item]
+
+    def _item(self, index: int, generation: Generation, status: ItemStatus) -> OutputItem:
+        """An item of the answer so far."""
+        outputs = generation.line.outputs
+        output = outputs[index] if index < len(outputs) else Output()
+        item_id = self._item_id(index, generation)
+        if output.name is not None:
+            return FunctionCall(
+                id=item_id,
+                call_id=made_id("call_", self.resource.id, index),
+                name=output.name,
+                arguments=output.text,
+                status=status,
+            )
+        part = TextPart(text=output.text, logprobs=self.logprobs[index])
+        return OutputMessage(id=item_id, status=status, content=[part])
+
+    def _item_id(self, index: int, generation: Generation) -> str:
+        kind = "fc" if self._is_call(index, generation) else "msg"
+        return output_item_id(kind, self.resource.id, index)
+
+    def _is_call(self, index: int, generation: Generation) -> bool:
+        outputs = generation.line.outputs
+        return index < len(outputs) and outputs[index].name is not None
+
+
+def _part_event(
+    kind: Literal["response.content_part.added", "response.content_part.done"],
+    item_id: str,
+    index: int,
+    part: TextPart,
+) -> PartEvent:
+    return PartEvent(type=kind, item_id=item_id, output_index=index, part=part)
+
+
+def _last_status(generation: Generation) -> ItemStatus:
+    return "completed" if generation.outcome == "stop" else "incomplete"
 
 
 def _details(outcome: Outcome) -> IncompleteDetails | None:

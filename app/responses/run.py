@@ -178,10 +178,11 @@ class ResponseRun:
     async def _generate(self) -> None:
         if not self._stream.next_number:
             self._append(*self._renderer.opening())
-        self._generation.keep(self._renderer.logprobs)
+        for of_item in self._renderer.logprobs:
+            self._generation.keep(of_item)
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                self._append(*self._renderer.growth(piece))
+                self._append(*self._renderer.growth(piece, self._generation))
                 self._generation.keep(piece.logprobs)
 
     async def _finish(self) -> None:
@@ -192,7 +193,7 @@ class ResponseRun:
         # A message that will go on elsewhere is not closed: nobody sees it end twice.
         if not suspended:
             for piece in generation.rest():
-                self._append(*self._renderer.growth(piece))
+                self._append(*self._renderer.growth(piece, self._generation))
             self._append(*self._renderer.closing(generation))
         terminal = self._renderer.end(generation)
         self._metrics.requests.labels("responses", self.resource.status).inc()

@@ -124,6 +124,7 @@ class ResponseStore:
             origin=prompt.origin,
             starts=prompt.starts,
             input=renderer.input,
+            tools=prompt.tools,
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)

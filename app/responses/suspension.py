@@ -8,6 +8,7 @@ import msgspec
 
 from app.generate.generation import Asked, Generation
 from app.prompt.conversation import Prompt
+from app.prompt.tools import Tools
 from app.responses.render import ResponseRenderer
 from app.wire.events import EncodedLogprob, ResponseResource
 from engine.api import EngineRequest
@@ -25,10 +26,10 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     request: EngineRequest
     prompt: Prompt
     stop: list[str]
+    tools: Tools
     cached_tokens: int
     resource: ResponseResource
-    item_id: str | None
-    logprobs: list[bytes]
+    logprobs: list[list[bytes]]
     held: list[bytes]
     events: list[bytes | None]
     pads: bool = False
@@ -45,10 +46,10 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             request=msgspec.structs.replace(generation.request, generated=[line.output_ids]),
             prompt=generation.prompt,
             stop=list(generation.stop),
+            tools=generation.tools,
             cached_tokens=generation.cached_tokens,
             resource=renderer.resource,
-            item_id=renderer.item_id,
-            logprobs=[bytes(one) for one in renderer.logprobs],
+            logprobs=[[bytes(one) for one in of_item] for of_item in renderer.logprobs],
             held=[bytes(one) for one in line.held],
             events=[*events, None],
             pads=renderer.pads,
@@ -70,15 +71,14 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             engine_kind=self.engine,
             cached_tokens=self.cached_tokens,
             held=[EncodedLogprob(one) for one in self.held],
+            tools=self.tools,
         )
 
     @property
     def renderer(self) -> ResponseRenderer:
         """The response as it was before the restart was told."""
-        logprobs = [EncodedLogprob(one) for one in self.logprobs]
-        return ResponseRenderer(
-            self.resource, self.item_id, logprobs, pads=self.pads, input=self.input
-        )
+        logprobs = [[EncodedLogprob(one) for one in of_item] for of_item in self.logprobs]
+        return ResponseRenderer(self.resource, logprobs, pads=self.pads, input=self.input)
 
     def encode(self) -> bytes:
         """As the store keeps it."""

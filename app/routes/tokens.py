@@ -30,7 +30,10 @@ async def tokenize(request: Request) -> ASGIApp:
     service.names.check(body.model)
     async with service.generations.counted(principal):
         if body.messages is not None:
-            items = [message_item(message) for message in body.messages]
+            items = [
+                message_item(message, f"messages[{index}]")
+                for index, message in enumerate(body.messages)
+            ]
             work = service.template.prompt_ids(principal.tenant.id, items, "messages")
         else:
             work = service.template.text_ids(

@@ -24,6 +24,13 @@ from app.wire.common import (
     text_or_list,
 )
 from app.wire.events import EncodedLogprob, Sent
+from app.wire.tools import (
+    MAX_FUNCTIONS,
+    CallId,
+    ChatToolChoice,
+    ChatTools,
+    FunctionName,
+)
 
 MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
@@ -52,10 +59,29 @@ Part = Annotated[
 ]
 
 
-class ChatMessage(Wire):
-    """One message of the conversation; an answer's message fits unchanged."""
+class CalledFunction(Wire):
+    """A function and the arguments that it is called with, as JSON."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Wire):
+    """A call that the model has made."""
+
+    id: CallId
+    type: Literal["function"]
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Wire):
+    """One message of the conversation; an answer's message fits unchanged.
+
+    An assistant's that calls functions needs no content. One of role "tool" is a call's result.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[
             Annotated[str, Tag("@text")]
@@ -63,12 +89,15 @@ class ChatMessage(Wire):
             Discriminator(text_or_list),
         ]
         | None
-    )
+    ) = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_FUNCTIONS)] | None
+    ) = None
+    tool_call_id: CallId | None = None
     name: Identifier | None = None
     refusal: Declined = None
     audio: Declined = None
     annotations: DeclinedList = None
-    tool_calls: DeclinedList = None
     function_call: Declined = None
 
     @model_validator(mode="after")
@@ -135,8 +164,8 @@ class ChatBody(SamplingFields):
     store: DeclinedFlag = None
     metadata: Annotated[Any, AfterValidator(declining({}))] = None
     modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
-    tools: DeclinedList = None
-    tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    tools: ChatTools | None = None
+    tool_choice: ChatToolChoice | None = None
     functions: DeclinedList = None
     function_call: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
     audio: Declined = None
@@ -184,15 +213,31 @@ class ChoiceLogprobs(Sent, kw_only=True):
     refusal: None = None
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class SentFunction(Sent, kw_only=True):
+    """A function that is called."""
+
+    name: str
+    arguments: str
+
+
+class SentCall(Sent, kw_only=True):
+    """A call."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: SentFunction
 
 
 class AnswerMessage(Sent, kw_only=True):
-    """The assistant's message."""
+    """The assistant's message: what is said, and the functions that are called."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[SentCall] | UnsetType = UNSET
 
 
 class Choice(Sent, kw_only=True):
@@ -225,7 +270,7 @@ class ChunkChoice(Sent, kw_only=True):
     """What one chunk adds to one answer; `delta` holds only the keys that are new."""
 
     index: int
-    delta: dict[str, str]
+    delta: dict[str, Any]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: FinishReason | None = None
 

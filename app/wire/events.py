@@ -8,6 +8,7 @@ has no terminal event of its own for it, and clients wait for one of the three t
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ _PADDED_BYTES = 16
 """Padded texts have multiples of it."""
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class Sent(msgspec.Struct):
@@ -52,14 +54,26 @@ class TextPart(Sent, kw_only=True):
     logprobs: list[EncodedLogprob] = []
 
 
-class OutputMessage(Sent, kw_only=True):
+class OutputMessage(Sent, kw_only=True, tag_field="type", tag="message"):
     """The assistant's message."""
 
-    type: Literal["message"] = "message"
     id: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     role: Literal["assistant"] = "assistant"
     content: list[TextPart]
+
+
+class FunctionCall(Sent, kw_only=True, tag_field="type", tag="function_call"):
+    """A function that the model calls, with arguments as JSON."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | FunctionCall
 
 
 class InputTokensDetails(Sent, kw_only=True):
@@ -112,9 +126,9 @@ class ResponseResource(Sent, kw_only=True):
     previous_response_id: str | None
     instructions: str | None
     prompt: dict[str, Any] | None
-    output: list[OutputMessage] = []
+    output: list[OutputItem] = []
     tools: list[dict[str, Any]] = []
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Any = "auto"
     truncation: Literal["auto", "disabled"]
     parallel_tool_calls: bool = True
     text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
@@ -200,7 +214,7 @@ class ItemEvent(Event, kw_only=True):
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int = 0
-    item: OutputMessage
+    item: OutputItem
 
 
 class PartEvent(Event, kw_only=True):
@@ -240,6 +254,34 @@ def padding(text: str) -> str:
     """Letters for an `obfuscation` field: with it, lengths tell little of what a text is."""
     missing = -len(text.encode()) % _PADDED_BYTES
     return secrets.token_hex(_PADDED_BYTES // 2)[:missing]
+
+
+class ArgumentsDelta(Event, kw_only=True):
+    """More of a call's arguments."""
+
+    type: Literal["response.function_call_arguments.delta"] = (
+        "response.function_call_arguments.delta"
+    )
+    item_id: str
+    output_index: int
+    delta: str
+    obfuscation: str | UnsetType = UNSET
+
+
+class ArgumentsDone(Event, kw_only=True):
+    """A call's arguments are whole."""
+
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+def made_id(prefix: str, request_id: str, *place: int) -> str:
+    """The id of a part of an answer: the same whenever it is asked for."""
+    name = f"{request_id}/{place}".encode()
+    return prefix + blake2b(name, digest_size=16).hexdigest()
 
 
 encode_json = msgspec.json.Encoder().encode

@@ -24,6 +24,7 @@ from app.wire.common import (
     text_or_list,
 )
 from app.wire.errors import ApiError, invalid_request
+from app.wire.tools import FunctionCallItem, FunctionCallOutputItem, Functions, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -115,14 +116,23 @@ def _item_tag(value: Any) -> str:
 _item = Discriminator(
     _item_tag,
     custom_error_type="unsupported_value",
-    custom_error_message="only items of type message, compaction and item_reference are served",
+    custom_error_message=(
+        "only items of type message, function_call, function_call_output, compaction and "
+        "item_reference are served"
+    ),
 )
 ResolvedItem = Annotated[
-    Annotated[MessageItem, Tag("@message")] | Annotated[CompactionItem, Tag("@compaction")], _item
+    Annotated[MessageItem, Tag("@message")]
+    | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[FunctionCallItem, Tag("@function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("@function_call_output")],
+    _item,
 ]
 InputItem = Annotated[
     Annotated[MessageItem, Tag("@message")]
     | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[FunctionCallItem, Tag("@function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("@function_call_output")]
     | Annotated[ItemReference, Tag("@item_reference")],
     _item,
 ]
@@ -196,8 +206,8 @@ class CreateBody(SamplingFields):
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
 
-    tools: DeclinedList = None
-    tool_choice: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    tools: Functions | None = None
+    tool_choice: ToolChoice | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     generate: Annotated[Any, AfterValidator(declining(True))] = None

@@ -19,8 +19,9 @@ from typing import Final
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from app.prompt.template import ChatTemplate, Message, common_prefix
+from app.prompt.template import ChatTemplate, common_prefix
 from app.prompt.tokenizer import load_tokenizer
+from app.prompt.tools import Message
 from app.upkeep.workers import Workers
 from bench.common.mt_bench import DEFAULT_QUESTIONS, Conversation, conversations
 from bench.common.workload import passage

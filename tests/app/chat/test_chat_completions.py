@@ -82,7 +82,7 @@ async def test_length_is_reported(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
@@ -91,7 +91,7 @@ async def test_length_is_reported(world: World) -> None:
         ({"max_tokens": 5000}, "max_tokens"),
         ({"store": True}, "store"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"extra_body": {"colour": 1}}, "colour"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

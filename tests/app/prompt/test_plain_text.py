@@ -22,7 +22,8 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.prompt.plain_text import MARK, PlainText
-from app.prompt.template import ChatTemplate, Message
+from app.prompt.template import ChatTemplate
+from app.prompt.tools import Message
 from tests.app.conftest import CHATML, World, byte_tokenizer, chat_template
 from tests.effort import scaled
 

@@ -62,7 +62,7 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
         ({"service_tier": "scale"}, "invalid_value", "service_tier"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"max_output_tokens": 4096}, "context_length_exceeded", "max_output_tokens"),
-        ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0]"),
         ({"background": True, "store": False}, "invalid_value", "background"),
         ({"reasoning": {"effort": "low"}}, "unsupported_value", "reasoning"),
         ({"text": {"format": {"type": "json_object"}}}, "invalid_value", "text.format.type"),

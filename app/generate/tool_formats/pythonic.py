@@ -1,0 +1,122 @@
+"""Llama 3.2 and 4: an answer that is a list of calls as Python writes them, `[f(a=1), g()]`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from app.generate.tool_formats.format import Format
+from app.generate.tool_formats.json_calls import Call
+from app.generate.tool_formats.source import Reading, Source
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+_NAME = re.compile(r"[\w.-]*")
+_PLAIN = re.compile(r"[^\"'()\[\]{}]*")
+_QUOTED = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def _read(source: Source) -> Reading[None]:
+    source.mark()
+    yield from source.skip_space()
+    yield from source.take(_START)
+    yield from _read_list(source)
+    while (yield from source.text_until(_START)):
+        yield from _read_list(source)
+
+
+def _read_list(source: Source) -> Reading[None]:
+    yield from source.skip_space()
+    if (yield from source.take("[")):
+        while (yield from _read_call(source)):
+            source.mark()
+            yield from source.skip_space()
+            if not (yield from source.take(",")):
+                yield from source.take("]")
+                yield from source.take(_END)
+                return
+            yield from source.skip_space()
+    source.as_text()
+
+
+def _read_call(source: Source) -> Reading[bool]:
+    name = yield from source.run(_NAME)
+    if name not in source.functions or not (yield from source.take("(")):
+        return False
+    text = yield from _inside(source)
+    arguments = None if text is None else _arguments(text)
+    if arguments is None:
+        return False
+    source.begin_call(name)
+    source.emit("arguments", arguments)
+    return True
+
+
+def _inside(source: Source) -> Reading[str | None]:
+    """What stands up to the parenthesis that matches the one before; `None` without that."""
+    taken: list[str] = []
+    depth = 0
+    while character := (yield from source.peek()):
+        if character in _QUOTED:
+            taken.append((yield from _quoted(source, character)))
+        elif character not in "()[]{}":
+            taken.append(source.some(_PLAIN))
+        else:
+            yield from source.take(character)
+            if character in ")]}" and depth == 0:
+                return "".join(taken) if character == ")" else None
+            depth += 1 if character in "([{" else -1
+            taken.append(character)
+    return None
+
+
+def _quoted(source: Source, quote: str) -> Reading[str]:
+    taken = [(yield from source.take(quote))]
+    while character := (yield from source.peek()):
+        if character == quote:
+            taken.append((yield from source.take(quote)))
+            break
+        if character == "\\":
+            taken.append((yield from source.take("\\")))
+            taken.append((yield from source.take((yield from source.peek()))))
+        else:
+            taken.append(source.some(_QUOTED[quote]))
+    return "".join(taken)
+
+
+def _arguments(text: str) -> str | None:
+    """What stands between the parentheses as a JSON object; `None` for what is no list of them."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        values = {one.arg: _value(one.value) for one in call.keywords if one.arg is not None}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal's value, as Python or JSON spells it. Raises `ValueError` for anything else."""
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(one) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [ast.literal_eval(key) if key is not None else None for key in node.keys]
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    return ast.literal_eval(node)
+
+
+def _write(calls: Sequence[Call]) -> str:
+    each = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    )
+    return f"[{', '.join(each)}]"
+
+
+PYTHONIC = Format(_read, _write, (_START, _END))

@@ -1,0 +1,160 @@
+"""The text of an answer as it comes, for readers that are written as if it were all there.
+
+A reader is a generator: it yields where the text so far does not tell how to go on, and is resumed
+once there is more of it. What it makes of a text does not depend on how the text was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+Kind = Literal["text", "call", "arguments"]
+
+_SPACE = re.compile(r"\s*")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """More text; or a call that begins, by its function's name; or more of its arguments' JSON."""
+
+    kind: Kind
+    text: str
+
+
+class Source:
+    """What has come and was not read yet.
+
+    `functions` are those that may be called, each by name with the JSON schema of its parameters.
+    `parts` is what was made of the text, for whoever feeds it to take.
+    """
+
+    def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
+        self.functions = functions
+        self.parts: list[Part] = []
+        self._text = ""
+        self._at = 0
+        self._marked: int | None = None
+        self._ended = False
+
+    def feed(self, text: str) -> None:
+        """There is more text."""
+        keep = self._at if self._marked is None else self._marked
+        self._text = self._text[keep:] + text
+        self._at -= keep
+        if self._marked is not None:
+            self._marked = 0
+
+    def end(self) -> None:
+        """There will be no more."""
+        self._ended = True
+
+    def emit(self, kind: Kind, text: str) -> None:
+        """Make a part."""
+        if text:
+            self.parts.append(Part(kind, text))
+
+    def mark(self) -> None:
+        """What is read from here on may turn out to be plain text: `as_text` gives it back."""
+        self._marked = self._at
+
+    def begin_call(self, name: str) -> None:
+        """What was read since `mark` is a call of this function."""
+        self._marked = None
+        self.emit("call", name)
+
+    def as_text(self) -> None:
+        """What was read since `mark` is plain text."""
+        assert self._marked is not None
+        self.emit("text", self._text[self._marked : self._at])
+        self._marked = None
+
+    def peek(self) -> Reading[str]:
+        """The next character, which stays; none at the end."""
+        while self._at == len(self._text):
+            if self._ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def take(self, *literals: str) -> Reading[str]:
+        """Read the first of these that comes next; none, and nothing is read, if no one does."""
+        for literal in literals:
+            while True:
+                there = self._text[self._at : self._at + len(literal)]
+                if there == literal:
+                    self._at += len(literal)
+                    return literal
+                if self._ended or not literal.startswith(there):
+                    break
+                yield
+        return ""
+
+    def run(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Read as many characters as `pattern`, a repeated class of them, matches."""
+        taken: list[str] = []
+        while (yield from self.peek()):
+            taken.append(self.some(pattern))
+            if self._at < len(self._text):
+                break
+        return "".join(taken)
+
+    def some(self, pattern: re.Pattern[str]) -> str:
+        """Read what `pattern` matches of the text that is there."""
+        found = pattern.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+        return found.group()
+
+    def skip_space(self) -> Reading[str]:
+        """Read white space; returns the character behind it, which stays."""
+        yield from self.run(_SPACE)
+        return (yield from self.peek())
+
+    def until(self, *literals: str) -> Reading[tuple[str, str]]:
+        """Read the text before the first of these, and itself; all there is, and none, at the end.
+
+        None of them may begin with another.
+        """
+        taken: list[str] = []
+        while True:
+            text, literal = self._before(literals)
+            taken.append(text)
+            if literal or self._ended:
+                return "".join(taken), literal
+            yield
+
+    def text_until(self, *literals: str) -> Reading[str]:
+        """The same, with the text before made parts as it comes; the one that it was is marked."""
+        while True:
+            text, literal = self._before(literals)
+            self.emit("text", text)
+            if literal:
+                self._marked = self._at - len(literal)
+            if literal or self._ended:
+                return literal
+            yield
+
+    def _before(self, literals: Sequence[str]) -> tuple[str, str]:
+        """Read up to the first of `literals` and itself, or what certainly stands before it."""
+        start = self._at
+        found = [(at, one) for one in literals if (at := self._text.find(one, start)) >= 0]
+        if found:
+            at, literal = min(found)
+            self._at = at + len(literal)
+            return self._text[start:at], literal
+        self._at = len(self._text) - (0 if self._ended else self._begun(literals))
+        return self._text[start : self._at], ""
+
+    def _begun(self, literals: Sequence[str]) -> int:
+        """Length of the longest end of the text that one of `literals` begins with."""
+        longest = max(map(len, literals), default=1) - 1
+        for length in range(min(len(self._text) - self._at, longest), 0, -1):
+            end = self._text[-length:]
+            if any(one.startswith(end) for one in literals):
+                return length
+        return 0

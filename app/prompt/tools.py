@@ -1,0 +1,124 @@
+"""The functions that a model may call, its calls and their results, in words of no API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+
+from app.wire.errors import invalid_request
+
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a client describes; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """It as chat templates take it."""
+        function: dict[str, Any] = {"name": self.name, "description": self.description or ""}
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call that a model has made: `arguments` is JSON as it wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a request says of functions: all there are, and the names of those that may be called.
+
+    Without any name the answer is text. Several calls in one answer have to be `parallel`.
+    """
+
+    functions: Sequence[Function] = ()
+    names: Sequence[str] = ()
+    parallel: bool = True
+
+    @property
+    def told(self) -> Sequence[Function]:
+        """What the model is told of: nothing, where it may call nothing."""
+        return self.functions if self.names else ()
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The functions that may be called, by name, with their parameters."""
+        return {
+            one.name: one.parameters or {} for one in self.functions if one.name in set(self.names)
+        }
+
+    @property
+    def digest(self) -> bytes:
+        """What tells one set of described functions from another; empty for none."""
+        if not self.told:
+            return b""
+        described = [function.described for function in self.told]
+        data = msgspec.json.encode(described, order="sorted")
+        return blake2b(data, digest_size=16).digest()
+
+    @property
+    def num_characters(self) -> int:
+        """How long their descriptions are."""
+        return sum(len(msgspec.json.encode(function.described)) for function in self.told)
+
+
+class Message(TypedDict):
+    """One message of a conversation; developer messages are system messages to a template.
+
+    An assistant's may have calls; one of role "tool" is the result of the call `call_id`. Few
+    templates write a speaker's `name`.
+    """
+
+    role: str
+    content: str
+    name: NotRequired[str]
+    calls: NotRequired[list[FunctionCall]]
+    call_id: NotRequired[str]
+
+
+def check_results(messages: Sequence[Message], calls: Sequence[FunctionCall], param: str) -> None:
+    """Raise `ApiError` naming `param` for a result of no call in `messages`, or in `calls` before.
+
+    A result may be there once.
+    """
+    waiting = {call.id for call in calls}
+    for message in messages:
+        waiting.update(call.id for call in message.get("calls", ()))
+        if "call_id" not in message:
+            continue
+        call_id = message["call_id"]
+        if call_id not in waiting:
+            raise invalid_request(f"There is no call '{call_id}' that has no result yet.", param)
+        waiting.remove(call_id)
+
+
+def num_characters(message: Message) -> int:
+    """How long a message is, with the calls in it."""
+    calls = message.get("calls", ())
+    return len(message["content"]) + sum(len(one.name) + len(one.arguments) for one in calls)
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether a JSON value is nested so deeply that a template might not bear it."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for several in inner for one in several if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True

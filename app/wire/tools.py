@@ -1,0 +1,239 @@
+"""Functions on the wire: how both APIs describe them, and say which of them may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic_core import PydanticCustomError
+
+from app.prompt.tools import Function, Tools, is_too_deep
+from app.wire.common import Declined, DeclinedFlag, Wire
+from app.wire.errors import invalid_request
+
+MAX_FUNCTIONS = 128
+"""Functions of one request, at most, as OpenAI has it."""
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def _shallow(value: dict[str, Any]) -> dict[str, Any]:
+    if is_too_deep(value):
+        raise PydanticCustomError("invalid_value", "it is nested too deeply")
+    return value
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_shallow)]
+
+
+def type_tag(value: Any) -> str:
+    """The tag of a value by its `type`; tags do not show in error paths."""
+    if isinstance(value, str):
+        return "@text"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"@{kind}"
+
+
+class FunctionFields(Wire):
+    """A function; with `strict` its arguments follow the schema as far as the model does."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+    @property
+    def function(self) -> Function:
+        """It in words of no API."""
+        return Function(self.name, self.description, self.parameters)
+
+
+class FunctionTool(FunctionFields):
+    """A function as the Responses API describes it."""
+
+    type: Literal["function"]
+    output_schema: Schema | None = None
+    allowed_callers: Annotated[Any, AfterValidator(lambda value: _direct(value))] = None
+    defer_loading: DeclinedFlag = None
+    is_async: DeclinedFlag = Field(None, alias="async")
+
+
+def _direct(value: object) -> object:
+    if value in (None, [], ["direct"]):
+        return value
+    raise PydanticCustomError("unsupported_value", "this service does not support it")
+
+
+class ChatTool(Wire):
+    """A function as chat completions describe it."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+
+_tool = Discriminator(
+    type_tag,
+    custom_error_type="unsupported_value",
+    custom_error_message="only tools of type function are served",
+)
+Functions = Annotated[
+    list[Annotated[Annotated[FunctionTool, Tag("@function")], _tool]],
+    Field(fail_fast=True, max_length=MAX_FUNCTIONS),
+]
+ChatTools = Annotated[
+    list[Annotated[Annotated[ChatTool, Tag("@function")], _tool]],
+    Field(fail_fast=True, max_length=MAX_FUNCTIONS),
+]
+
+
+class NamedFunction(Wire):
+    """One function, by its name."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class _Name(Wire):
+    name: FunctionName
+
+
+class ChatNamedFunction(Wire):
+    """One function as chat completions name it."""
+
+    type: Literal["function"]
+    function: _Name
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.function.name
+
+
+Mode = Literal["auto", "required"]
+
+
+class AllowedTools(Wire):
+    """Some of the functions, any of which may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Mode
+    tools: Annotated[
+        list[NamedFunction], Field(fail_fast=True, min_length=1, max_length=MAX_FUNCTIONS)
+    ]
+
+
+class _ChatAllowed(Wire):
+    mode: Mode
+    tools: Annotated[
+        list[ChatNamedFunction], Field(fail_fast=True, min_length=1, max_length=MAX_FUNCTIONS)
+    ]
+
+
+class ChatAllowedTools(Wire):
+    """The same in chat completions."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: _ChatAllowed
+
+    @property
+    def mode(self) -> Mode:
+        """Whether one of them has to be called."""
+        return self.allowed_tools.mode
+
+    @property
+    def tools(self) -> list[ChatNamedFunction]:
+        """The functions."""
+        return self.allowed_tools.tools
+
+
+_Word = Annotated[Literal["none", "auto", "required"], Tag("@text")]
+_choice = Discriminator(
+    type_tag,
+    custom_error_type="unsupported_value",
+    custom_error_message='it is "none", "auto", "required", a function or allowed_tools',
+)
+ToolChoice = Annotated[
+    _Word
+    | Annotated[NamedFunction, Tag("@function")]
+    | Annotated[AllowedTools, Tag("@allowed_tools")],
+    _choice,
+]
+ChatToolChoice = Annotated[
+    _Word
+    | Annotated[ChatNamedFunction, Tag("@function")]
+    | Annotated[ChatAllowedTools, Tag("@allowed_tools")],
+    _choice,
+]
+
+
+class FunctionCallItem(Wire):
+    """A call that the model has made; an output item of an earlier response fits unchanged."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: FunctionName
+    arguments: str
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+
+class OutputText(Wire):
+    """A text part of a result."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class FunctionCallOutputItem(Wire):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Annotated[
+        Annotated[str, Tag("@text")]
+        | Annotated[
+            list[OutputText], Field(fail_fast=True, max_length=MAX_FUNCTIONS), Tag("@list")
+        ],
+        Discriminator(lambda value: "@text" if isinstance(value, str) else "@list"),
+    ]
+    id: CallId | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    name: str | None = None
+    namespace: Declined = None
+    caller: Declined = None
+
+    @property
+    def text(self) -> str:
+        """The result as one string."""
+        if isinstance(self.output, str):
+            return self.output
+        return "".join(part.text for part in self.output)
+
+
+def asked_tools(
+    functions: Sequence[FunctionFields],
+    choice: ToolChoice | ChatToolChoice | None,
+    parallel: bool | None,
+) -> Tools:
+    """What a request says of functions. Raises `ApiError` naming a field that needs another."""
+    described = [one.function for one in functions]
+    names = [one.name for one in described]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise invalid_request(f"There are two functions '{name}'.", f"tools[{index}]")
+    if choice is None or isinstance(choice, str):
+        mode = choice or "auto"
+    else:
+        mode = "required" if isinstance(choice, NamedFunction | ChatNamedFunction) else choice.mode
+    if mode == "required":
+        message = "A model cannot be made to call a function here: leave it to it with 'auto'."
+        raise invalid_request(message, "tool_choice", "unsupported_value")
+    if isinstance(choice, AllowedTools | ChatAllowedTools):
+        names = [one.name for one in choice.tools]
+        for name in names:
+            if all(name != one.name for one in described):
+                raise invalid_request(f"There is no function '{name}' in 'tools'.", "tool_choice")
+    return Tools(described, [] if mode == "none" else names, parallel is not False)

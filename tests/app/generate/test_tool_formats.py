@@ -1,0 +1,201 @@
+"""Calls in every format: written, read again however their text is cut, and told from text."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.generate.answer_reader import AnswerReader
+from app.generate.tool_formats.formats import FORMATS
+from app.generate.tool_formats.json_calls import Call
+from tests.effort import scaled
+
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+    "now": {},
+}
+WHOLE_ANSWERS = ("llama", "pythonic")
+"""Formats whose calls are the whole answer."""
+Read = list[tuple[str, str]]
+
+
+def read(name: Any, pieces: list[str] | str, **options: bool) -> Read:
+    """The parts of a text that comes in `pieces`, neighbours of a kind as one."""
+    reader = AnswerReader(FORMATS[name], FUNCTIONS, **options)
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    merged: list[list[str]] = []
+    for part in [*parts, *reader.finish(), *reader.finish()]:
+        if merged and merged[-1][0] == part.kind != "call":
+            merged[-1][1] += part.text
+        else:
+            merged.append([part.kind, part.text])
+    return [(kind, text) for kind, text in merged]
+
+
+def calls_of(parts: Read) -> list[Call]:
+    names = [text for kind, text in parts if kind == "call"]
+    arguments = [json.loads(text) for kind, text in parts if kind == "arguments"]
+    return list(zip(names, arguments, strict=True))
+
+
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\"'\\{}[]<>|,:"),
+    max_size=12,
+)
+AWKWARD = st.sampled_from(
+    [
+        "</tool_call>",
+        '"}}',
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        'it\'s \\ "it"',
+        "]",
+        "<｜tool▁sep｜>",
+    ]
+)
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+)
+VALUES = st.recursive(
+    SCALARS | TEXTS | AWKWARD,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"\A[a-z]{1,3}\Z"), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {"city": TEXTS | AWKWARD, "days": st.integers()}, optional={"more": VALUES}
+)
+CALLS = st.lists(
+    st.tuples(st.just("get_weather"), ARGUMENTS) | st.just(("now", {})), min_size=1, max_size=3
+)
+
+
+def can_say(name: str, calls: list[Call]) -> bool:
+    """Whether a format has a way to write these values: some have no escapes."""
+    written = repr(calls)
+    if name == "xml":
+        texts = [one for _, arguments in calls for one in arguments.values()]
+        plain = all(isinstance(one, str | int) and not isinstance(one, bool) for one in texts)
+        return plain and "</parameter>" not in written
+    return name != "gemma" or "<escape>" not in written
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(calls=CALLS, before=st.sampled_from(["", "Let me see. \n", " < [ {"]), data=st.data())
+@settings(max_examples=scaled(20))
+def test_calls_are_read_as_they_were_written_wherever_they_are_cut(
+    name: Any, calls: list[Call], before: str, data: st.DataObject
+) -> None:
+    if not can_say(name, calls):
+        return
+    text = FORMATS[name].write(calls)
+    if name not in WHOLE_ANSWERS:
+        text = before + text
+    whole = read(name, [text])
+    assert calls_of(whole) == calls
+    said = "".join(part for kind, part in whole if kind == "text")
+    assert said == ("" if name in WHOLE_ANSWERS else before.rstrip())
+    assert read(name, list(text)) == whole
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    edges = [0, *cuts, len(text)]
+    assert read(name, [text[a:b] for a, b in pairwise(edges)]) == whole
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_text_that_ends_anywhere_tells_the_same_in_one_piece_and_in_many(name: Any) -> None:
+    text = FORMATS[name].write([("get_weather", {"city": "Köln </x> \"'", "days": 2}), ("now", {})])
+    for end in range(len(text)):
+        assert read(name, [text[:end]]) == read(name, list(text[:end]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(text=TEXTS | st.lists(AWKWARD | TEXTS, max_size=4).map("".join))
+@settings(max_examples=scaled(20))
+def test_text_without_calls_stays_as_it_is(name: Any, text: str) -> None:
+    assert "".join(part for _, part in read(name, list(text))) == text
+    assert all(kind == "text" for kind, _ in read(name, [text]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_no_function_is_called_is_text(name: Any) -> None:
+    text = FORMATS[name].write([("launch", {"at": "once"})])
+    assert read(name, list(text)) == [("text", text)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_one_call_is_made_where_they_may_not_be_parallel(name: Any) -> None:
+    text = FORMATS[name].write([("now", {}), ("get_weather", {"city": "x", "days": 1})])
+    assert calls_of(read(name, list(text), parallel=False)) == [("now", {})]
+
+
+WRITTEN: list[tuple[Any, str]] = [
+    ("hermes", '<tool_call>[{"name": "now", "arguments": {}}]</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>'),
+    ("mistral", '[TOOL_CALLS]now[ARGS]{"a": 1}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}'),
+    ("mistral", '[TOOL_CALLS]now{"a": 1}'),
+    ("llama", '<|python_tag|>{"name": "now", "parameters": {"a": 1}}'),
+    ("llama", '\n{"type": "function", "name": "now", "parameters": {"a": null}}'),
+    ("phi", '<|tool_call|>[{"name": "now", "arguments": {"a": 1}}]<|/tool_call|>'),
+    ("granite", '<|tool_call|> [{"name": "now", "arguments": {"a": 1}}]'),
+    ("pythonic", "<|python_start|>[now(a=[1, {'b': true}], c=-1.5)]<|python_end|>"),
+    ("gemma", '<|tool_call>call:now{a:<|"|>x<|"|>,b:[1,true,{c:null}]}<tool_call|>'),
+    (
+        "deepseek",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
+        '```json\n{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ),
+    (
+        "xml",
+        "<tool_call>\n<function=now>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), WRITTEN)
+def test_other_ways_to_write_a_call_are_read_too(name: Any, text: str) -> None:
+    parts = read(name, list(text))
+    assert {kind for kind, _ in parts} == {"call", "arguments"}
+    assert all(call[0] == "now" for call in calls_of(parts))
+    assert parts == read(name, [text])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "no'),
+        ("hermes", '<tool_call>\n{"name": "now", '),
+        ("pythonic", "[now(a=open('x'))]"),
+        ("pythonic", "[now(1)]"),
+        ("gemma", "<start_function_call>call:now{a:<escape>x"),
+        ("mistral", "[TOOL_CALLS]now"),
+        ("llama", '{"name": "Ada", "parameters": {}}'),
+        ("gemma", "<start_function_call>call:now" + "{a:" * 100),
+    ],
+)
+def test_what_is_no_whole_call_is_text(name: Any, text: str) -> None:
+    assert read(name, list(text)) == [("text", text)]
+
+
+def test_arguments_that_break_off_are_told_as_far_as_they_came() -> None:
+    text = '<tool_call>\n{"name": "now", "arguments": {"a": "b</tool_call> '
+    assert read("hermes", list(text)) == [("call", "now"), ("arguments", '{"a": "b</tool_call> ')]
+    text = '<tool_call>\n{"name": "now", "arguments": {"a": </tool_call> so'
+    assert read("hermes", list(text))[:2] == [("call", "now"), ("arguments", '{"a": ')]
+
+
+def test_arguments_are_told_while_they_are_written() -> None:
+    reader = AnswerReader(FORMATS["hermes"], FUNCTIONS)
+    reader.push('<tool_call>\n{"name": "now", "arguments": {"a": ')
+    assert [part.text for part in reader.push('"long te')] == ['"long te']
