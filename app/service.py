@@ -27,6 +27,7 @@ from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
+from app.routes.completions import complete_text
 from app.routes.models import get_model, list_models, refuse_embeddings
 from app.routes.ops import healthz, metrics, readyz, readyz_with_reason, version
 from app.routes.responses import (
@@ -238,6 +239,7 @@ def _routes() -> list[BaseRoute]:
             answering(create_completion, "chat_completions"),
             methods=["POST"],
         ),
+        Route("/v1/completions", answering(complete_text, "completions"), methods=["POST"]),
         Route("/v1/embeddings", answering(refuse_embeddings, "embeddings"), methods=["POST"]),
         Route("/tokenize", answering(tokenize, "tokenize"), methods=["POST"]),
         Route("/detokenize", answering(detokenize, "detokenize"), methods=["POST"]),

@@ -87,6 +87,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     With `cache` off it neither finds blocks nor leaves any. `pin` names a prompt
     (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`. Of a tenant's requests,
     those of higher `priority` are served first; between tenants it says nothing.
+
+    The output begins with `forced`, whatever the scores say, and only behind it a stop token ends
+    it: so log-probabilities of a given text are computed, a step for each token.
     """
 
     request_id: str
@@ -103,6 +106,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache: bool = True
     pin: str | None = None
     priority: int = 0
+    forced: list[int] = []
 
     @property
     def num_outputs(self) -> int:

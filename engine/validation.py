@@ -38,6 +38,7 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("only a cached prompt without output can be pinned", "pin")
     _check_lines(request, info)
     _check_generated(request, info)
+    _check_forced(request, info)
     total = len(prompt) + sampling.max_tokens
     if total > info.max_context_tokens:
         raise RequestRefused(
@@ -110,6 +111,19 @@ def _check_lines(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("beams have a score instead of log-probabilities", "logprobs")
 
 
+def _check_forced(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether an output can begin so."""
+    forced = request.forced
+    if not forced:
+        return
+    if not 0 <= min(forced) <= max(forced) < info.vocab_size:
+        raise RequestRefused("the output cannot begin with tokens that there are not", "forced")
+    if request.num_lines > 1:
+        raise RequestRefused("only a single output can have a given beginning", "forced")
+    if len(forced) > request.sampling.max_tokens:
+        raise RequestRefused("the output cannot be shorter than its beginning", "max_tokens")
+
+
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:
     """Whether an earlier run of the same request can have generated these tokens."""
     sampling = request.sampling
@@ -124,5 +138,5 @@ def _check_generated(request: EngineRequest, info: EngineInfo) -> None:
             raise RequestRefused("generated holds more than max_tokens tokens", "generated")
         if any(not 0 <= token < info.vocab_size for token in tokens):
             raise RequestRefused("generated holds token ids outside the vocabulary", "generated")
-        if any(token in sampling.stop_token_ids for token in tokens[:-1]):
+        if any(token in sampling.stop_token_ids for token in tokens[len(request.forced) : -1]):
             raise RequestRefused("generated goes on behind a stop token", "generated")

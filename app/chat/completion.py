@@ -77,7 +77,7 @@ class Completion:
                     logprobs[piece.index].extend(piece.logprobs)
                     self._generation.keep(piece.logprobs)
         self._finish()
-        chosen = _best(self._generation.lines, self._candidates)
+        chosen = best(self._generation.lines, self._candidates)
         completion = ChatCompletion(
             id=self._generation.request.request_id,
             created=self._created,
@@ -191,8 +191,8 @@ class Completion:
         )
 
 
-def _best(lines: Sequence[Line], candidates: Candidates) -> Sequence[Line]:
-    """The answer's lines, in order. Ranked ones go by the mean log-probability of a token."""
+def best(lines: Sequence[Line], candidates: Candidates) -> Sequence[Line]:
+    """An answer's lines, in order. Ranked ones go by the mean log-probability of a token."""
     if not candidates.ranks:
         return lines
     return heapq.nlargest(candidates.num_choices, lines, key=lambda line: line.mean_logprob)

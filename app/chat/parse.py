@@ -88,16 +88,20 @@ def _sampled(body: ChatBody) -> Candidates:
     for field in ("length_penalty", "early_stopping"):
         if getattr(body, field) is not None:
             raise invalid_request(f"'{field}' needs 'num_beams'.", field)
-    n = body.n or 1
-    best_of = n if body.best_of is None else body.best_of
+    return sampled(body.n or 1, body.best_of, streamed=bool(body.stream))
+
+
+def sampled(n: int, best_of: int | None, *, streamed: bool) -> Candidates:
+    """`n` answers, the best of so many. Raises `ApiError` where they cannot be chosen."""
+    field = "n" if best_of is None else "best_of"
+    best_of = n if best_of is None else best_of
     if best_of < n:
         raise invalid_request(f"'best_of' must be at least 'n', which is {n}.", "best_of")
-    if best_of > n and body.stream:
+    if best_of > n and streamed:
         message = (
             "'best_of' cannot choose among answers that are streamed; give it the value of 'n'."
         )
         raise invalid_request(message, "best_of")
-    field = "n" if body.best_of is None else "best_of"
     return Candidates(num_choices=n, num_sequences=best_of, field=field)
 
 

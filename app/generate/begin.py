@@ -135,6 +135,8 @@ class Generations:
     async def _prompt(
         self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
     ) -> Prompt:
+        if request.raw is not None:
+            return await self._prompts.raw(principal, request, request.raw)
         if request.tools.names:
             self._template.tools.check()
         items = await resolved(request.items, principal.tenant.id, self._history, on_socket)

@@ -38,13 +38,16 @@ def engine_request(
     """
     tenant, candidates = principal.tenant, request.candidates
     max_tokens = _output_budget(len(prompt.ids), request, default_max_tokens, info, tenant.limits)
-    sampling = _sampling_params(request.sampling, info, max_tokens, request.logprobs)
+    scored = prompt.ids[1:] if request.scores else []
+    sampling = _sampling_params(
+        request.sampling, info, max_tokens + len(scored), request.logprobs, len(scored)
+    )
     if candidates.beam is not None:
         sampling = msgspec.structs.replace(sampling, temperature=0.0)
     asked = EngineRequest(
         request_id=request.id,
         tenant=tenant.id,
-        prompt=prompt.ids,
+        prompt=prompt.ids[:1] if request.scores else prompt.ids,
         namespaces=_namespaces(principal, prompt, _private_key(tenant, request, prompt)),
         sampling=sampling,
         share=tenant_share(tenant),
@@ -52,6 +55,7 @@ def engine_request(
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
         priority=_PRIORITIES[request.sampling.tier],
+        forced=scored,
     )
     check_request(asked, info)
     return asked
@@ -141,7 +145,7 @@ def _output_budget(
     if asked is not None and asked > remaining:
         message = f"A prompt of {prompt_tokens} leaves {remaining}; {asked} were asked for."
         raise ContextExceeded(context, message, names.max_tokens)
-    longest = _longest(request, limits)
+    longest = _longest(request, limits, prompt_tokens)
     if asked is not None and longest is not None and asked > longest:
         what = "" if longest == limits.output_tokens else " with so many log-probabilities"
         message = f"An answer{what} may have {longest} tokens; {asked} were asked for."
@@ -160,11 +164,12 @@ def _output_budget(
     return max(1, min([remaining, *bounds]))
 
 
-def _longest(request: GenerationRequest, limits: TenantLimits) -> int | None:
+def _longest(request: GenerationRequest, limits: TenantLimits, prompt_tokens: int) -> int | None:
     """The most tokens that the tenant's answers, and their log-probabilities, may have."""
     told = None
     if request.logprobs is not None:
         told = max(1, MAX_LOGPROBS // (request.candidates.width * (1 + request.logprobs)))
+        told = max(0, told - prompt_tokens) if request.scores else told
     return min((most for most in (limits.output_tokens, told) if most is not None), default=None)
 
 
@@ -180,7 +185,11 @@ def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLi
 
 
 def _sampling_params(
-    fields: SamplingFields, info: EngineInfo, max_tokens: int, logprobs: int | None
+    fields: SamplingFields,
+    info: EngineInfo,
+    max_tokens: int,
+    logprobs: int | None,
+    num_scored: int,
 ) -> SamplingParams:
     """How the engine samples. Raises `ApiError` for token ids outside the vocabulary."""
     extra_stops = tuple(fields.stop_token_ids or ())
@@ -191,7 +200,7 @@ def _sampling_params(
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=fields.min_tokens or 0,
+        min_tokens=(fields.min_tokens or 0) + num_scored,
         temperature=or_default(fields.temperature, 1.0),
         top_p=or_default(fields.top_p, 1.0),
         top_k=fields.top_k or 0,

@@ -76,6 +76,7 @@ class Generation:
                 request.generated_by(index),
                 asked.held,
                 new_reader(asked.tools),
+                len(request.forced),
             )
             for index in range(request.num_outputs)
         ]
@@ -122,7 +123,13 @@ class Generation:
         """Tokens of all lines so far; of a search, those of all its beams."""
         if self.request.beam is not None:
             return self._searched_tokens
-        return sum(len(line.output_ids) for line in self.lines)
+        given = len(self.request.forced)
+        return sum(max(0, len(line.output_ids) - given) for line in self.lines)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, scored or not."""
+        return len(self.request.prompt) + len(self.request.forced)
 
     def end_with(self, presence: AbstractContextManager[None]) -> None:
         """Enter `presence`, and leave it at the end, when the engine no longer runs this."""
@@ -210,7 +217,7 @@ class Generation:
         output = self.output_tokens - self.request.num_generated
         owes_prompt = output > 0 or not (self._engine_failed or self.outcome == "suspended")
         first = owes_prompt and not self.request.num_generated
-        prompt = len(self.request.prompt) if first else 0
+        prompt = self.prompt_tokens if first else 0
         cached = self.cached_tokens if first else 0
         self._metrics.count_tokens(prompt, cached, output)
         await self.ticket.settle(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)

@@ -76,6 +76,9 @@ class GenerationRequest:
     names no `max_tokens` has `default_max_tokens`, or what the service and the context allow.
     `logprobs` is the number of alternatives beside each token, `None` for no log-probabilities. Of
     a conversation that is too long turns may be left out where it `truncates`.
+
+    A prompt that is no conversation is `raw`, a text or its token ids; `scores` has the
+    log-probabilities of its tokens told as well, behind the first.
     """
 
     id: str
@@ -90,6 +93,8 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     logprobs: int | None = None
     truncates: bool = False
+    raw: str | Sequence[int] | None = None
+    scores: bool = False
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)
 

@@ -49,6 +49,20 @@ class PromptBuilder:
         self._template = template
         self._registered = registered
 
+    async def raw(
+        self, principal: Principal, request: GenerationRequest, raw: str | Sequence[int]
+    ) -> Prompt:
+        """A prompt without a template. Raises `ApiError` naming what the request calls it."""
+        param, tenant = request.names.items, principal.tenant.id
+        if isinstance(raw, str):
+            ids = await self._template.text_ids(tenant, raw, param)
+        else:
+            self._template.check_ids(raw, param)
+            ids = list(raw)
+        if not ids:
+            raise invalid_request("The prompt has no tokens.", param)
+        return Prompt(ids, end_user=request.sampling.end_user)
+
     async def first_turn(self, principal: Principal, request: GenerationRequest) -> Prompt:
         """The prompt of a conversation that begins.
 

@@ -41,6 +41,8 @@ class PlainText:
         self.longest_token = max(map(len, tokenizer.get_vocab()))
         """Characters of the longest token, at most: in some alphabets it is written with more."""
         self._mark_id = tokenizer.convert_tokens_to_ids(MARK)
+        self.num_known = int(self._mark_id)
+        """Tokens that a text may have: all before the mark."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend if isinstance(backend, Tokenizer) else None
         if self._backend is not None:

@@ -118,16 +118,20 @@ class ChatTemplate:
 
     async def text_of(self, tenant: str, ids: Sequence[int], param: str) -> str:
         """What tokens spell. Raises `ApiError` naming `param` for ids that are none."""
-        known = len(self._tokenizer)
-        for index, token_id in enumerate(ids):
-            if token_id >= known:
-                message = f"Token id {token_id} is outside the vocabulary of {known}."
-                raise invalid_request(message, f"{param}[{index}]")
+        self.check_ids(ids, param)
 
         def work() -> str:
             return str(self._tokenizer.decode(list(ids)))
 
         return work() if len(ids) <= _INLINE_CHARACTERS else await self._workers.run(tenant, work)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises `ApiError` naming `param` for ids that are none."""
+        known = self._texts.num_known
+        for index, token_id in enumerate(ids):
+            if not 0 <= token_id < known:
+                message = f"Token id {token_id} is outside the vocabulary of {known}."
+                raise invalid_request(message, f"{param}[{index}]")
 
     def spelled(self, ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary has it."""

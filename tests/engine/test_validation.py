@@ -32,6 +32,9 @@ from tests.engine.simulation import EOS, make_request, simulated_core
             "min_tokens",
         ),
         ({"sampling": SamplingParams(max_tokens=9, min_tokens=10)}, "min_tokens"),
+        ({"forced": [-1]}, "forced"),
+        ({"forced": [5], "num_sequences": 2}, "forced"),
+        ({"forced": [5] * 9}, "max_tokens"),
         (
             {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
             "num_beams",

@@ -1,0 +1,1 @@
+"""Text completions: prompts that are no conversations, continued, and scored where asked for."""

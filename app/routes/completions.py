@@ -1,0 +1,25 @@
+"""`POST /v1/completions`, as JSON or as server-sent chunks."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.auth import authenticate
+from app.completions.run import CompletionRun
+from app.context import Service
+from app.transport.http import json_response, read_message, unless_gone
+from app.transport.server_sent_events import EventStream
+from app.wire.completions import CompletionBody
+
+
+async def complete_text(request: Request) -> ASGIApp:
+    """Continue texts as they are."""
+    service: Service = request.app.state.service
+    principal = await authenticate(service.stores.tenants, request)
+    body = await read_message(request, CompletionBody, service, principal)
+    run = CompletionRun(service, principal, body)
+    if not body.stream:
+        return json_response(await unless_gone(request, run.whole()), headers=run.headers)
+    answer = await unless_gone(request, run.begin())
+    return EventStream(run.chunks(answer), answer.generation.close, service.bounds, run.headers)
