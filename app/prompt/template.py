@@ -221,14 +221,19 @@ class ChatTemplate:
         self, param: str, functions: Sequence[Function], messages: Sequence[Message]
     ) -> str:
         given, described = self._marked(messages, functions)
+        write = partial(
+            self._tokenizer.apply_chat_template, given, tokenize=False, add_generation_prompt=True
+        )
         try:
-            text = self._tokenizer.apply_chat_template(
-                given, tools=described, tokenize=False, add_generation_prompt=True
-            )
+            try:
+                return str(write(tools=described))
+            except TypeError:
+                if described is not None:
+                    raise
+                return str(write(tools=[]))  # some go through a list whether there is one or not
         except REFUSALS as error:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
-        return str(text)
 
     def _too_many(self, error: TooManyTokens, param: str) -> ContextExceeded:
         return ContextExceeded(self._context_tokens, f"The prompt has {error} or more.", param)
@@ -253,7 +258,7 @@ class ChatTemplate:
         is_end = last in self._tokenizer.all_special_ids
         end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
         tail = None
-        if calls and self.tools.native:
+        if calls and self.tools.native and self.tools.writes_calls:
             tail = self._tail_of_calls(param, calls, messages, end)
         if tail is None:
             tail = self._tail(param, {"role": "assistant", "content": _SENTINEL}, messages)

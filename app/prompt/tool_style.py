@@ -36,13 +36,17 @@ class ToolStyle:
     """How functions reach a model, and how it calls them.
 
     With `native` the chat template writes functions, calls and results; it wants arguments as
-    objects, or as JSON where they are `texts`. `form` is how the model's calls are read; `None`
-    for a template whose calls are in no known format.
+    objects, or as JSON where they are `texts`. One that does not write calls has them in an
+    assistant's text. `form` is how the model's calls are read; `None` for a template whose calls
+    are in no known format. Where the template knows no functions and `takes_system` messages
+    neither, the first message tells of them.
     """
 
     native: bool
     form: Format | None
     texts: bool = False
+    writes_calls: bool = True
+    takes_system: bool = True
 
     def check(self) -> None:
         """Raise `ApiError` where the model's calls cannot be read."""
@@ -70,6 +74,8 @@ class ToolStyle:
         """Messages and functions as the template takes them, all that people wrote marked."""
         if not self.native:
             messages, functions = self._told(messages, functions), ()
+        elif not self.writes_calls:
+            messages = [self._with_calls_in_text(message) for message in messages]
         names = {call.id: call.name for one in messages for call in one.get("calls", ())}
         return (
             [self._message(one, names, mark) for one in messages],
@@ -97,9 +103,8 @@ class ToolStyle:
         told: list[Message] = []
         after_result = False
         for message in messages:
+            message = self._with_calls_in_text(message)
             role, text = message["role"], message["content"]
-            if message.get("calls"):
-                text = "\n".join(filter(None, [text, self._written(message["calls"])]))
             is_result = role == "tool"
             if is_result:
                 role, text = "user", f"<tool_response>\n{text}\n</tool_response>"
@@ -107,7 +112,6 @@ class ToolStyle:
                 told[-1]["content"] += f"\n{text}"
             else:
                 told.append({**message, "role": role, "content": text})
-                told[-1].pop("calls", None)
                 told[-1].pop("call_id", None)
             after_result = is_result
         return self._instructed(told, functions) if functions else told
@@ -126,29 +130,48 @@ class ToolStyle:
             f"{example}\n\n"
             "The result of a call follows within <tool_response></tool_response> XML tags."
         )
-        if messages and messages[0]["role"] == "system":
-            system = messages[0]["content"]
+        first = messages[0] if messages else None
+        if first is not None and first["role"] == "system":
+            system = first["content"]
             return [{"role": "system", "content": f"{system}\n\n{text}"}, *messages[1:]]
+        if first is not None and not self.takes_system:
+            return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
         return [{"role": "system", "content": text}, *messages]
 
-    def _written(self, calls: Sequence[FunctionCall]) -> str:
+    def _with_calls_in_text(self, message: Message) -> Message:
+        if not message.get("calls"):
+            return message
         assert self.form is not None
-        return self.form.write([(call.name, _object(call)) for call in calls])
+        written = self.form.write([(call.name, _object(call)) for call in message["calls"]])
+        text = "\n".join(filter(None, [message["content"], written]))
+        return {"role": message["role"], "content": text}
 
 
 def tool_style(tokenizer: PreTrainedTokenizerBase, name: ToolFormat) -> ToolStyle:
     """How a tokenizer's template takes functions; `name` says how calls are written, or `auto`."""
+    given = None if name == "auto" else FORMATS[name]
     for texts in (False, True):
-        style = ToolStyle(native=True, form=None, texts=texts)
-        rendered = _tried(tokenizer, style)
-        if rendered is not None:
-            form = _form_of(rendered) if name == "auto" else FORMATS[name]
-            return ToolStyle(native=True, form=form, texts=texts)
-    return ToolStyle(native=False, form=FORMATS["hermes" if name == "auto" else name])
+        tried = _tried(tokenizer, ToolStyle(native=True, form=None, texts=texts))
+        if tried is not None and tried.knows_calls:
+            return ToolStyle(native=True, form=given or _form_of(tried.answers), texts=texts)
+        if tried is not None:
+            form = given or _form_spoken_of(str(tokenizer.chat_template))
+            if form is not None:
+                return ToolStyle(native=True, form=form, writes_calls=False)
+    takes_system = _takes_system(tokenizer)
+    return ToolStyle(native=False, form=given or FORMATS["hermes"], takes_system=takes_system)
 
 
-def _tried(tokenizer: PreTrainedTokenizerBase, style: ToolStyle) -> list[str] | None:
-    """What may be the answer in a rendered call; `None` where the template knows no functions."""
+@dataclass(frozen=True)
+class _Tried:
+    """A call as a template writes it, if it does: the texts that may be the answer."""
+
+    knows_calls: bool
+    answers: Sequence[str]
+
+
+def _tried(tokenizer: PreTrainedTokenizerBase, style: ToolStyle) -> _Tried | None:
+    """What a template makes of a call; `None` for one that knows no functions, or no results."""
     call = FunctionCall(_TRIED_ID, _TRIED[0], json.dumps(_TRIED[1]))
     asked: list[Message] = [{"role": "user", "content": "tried question"}]
     called: list[Message] = [*asked, {"role": "assistant", "content": "", "calls": [call]}]
@@ -167,13 +190,28 @@ def _tried(tokenizer: PreTrainedTokenizerBase, style: ToolStyle) -> list[str] | 
         answered = render([*called, result], prompting=True)
     except REFUSALS:
         return None
-    knows_calls = _TRIED[1]["tried_parameter"] in after
-    if _TRIED[0] not in before or not knows_calls or result["content"] not in answered:
+    if _TRIED[0] not in before or result["content"] not in answered:
         return None
     common = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
     )
-    return [after[common:], after.rpartition(asked[0]["content"])[2]]
+    answers = [after[common:], after.rpartition(asked[0]["content"])[2]]
+    return _Tried("tried_parameter" in after, answers)
+
+
+def _takes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    messages = [{"role": "system", "content": "."}, {"role": "user", "content": "."}]
+    try:
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except REFUSALS:
+        return False
+    return True
+
+
+def _form_spoken_of(template: str) -> Format | None:
+    """The format that a template tells the model to call in."""
+    spoken = (form for form in FORMATS.values() if any(one in template for one in form.markers))
+    return next(spoken, None)
 
 
 def _form_of(rendered: Sequence[str]) -> Format | None:

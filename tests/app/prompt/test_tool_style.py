@@ -75,9 +75,41 @@ def test_a_template_that_wants_arguments_as_text_gets_text() -> None:
     assert style == ToolStyle(native=True, form=FORMATS["hermes"], texts=True)
 
 
+TELLS = (
+    "{% for tool in tools %}{{ tool | tojson }} Call it behind <|tool_call|>.{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+async def test_calls_that_a_template_does_not_write_stand_in_the_text() -> None:
+    tokenizer = with_template(TELLS)
+    style = tool_style(tokenizer, "auto")
+    assert style == ToolStyle(native=True, form=FORMATS["granite"], writes_calls=False)
+    template = chat_template(tokenizer)
+    whole = await template.prompt_ids("acme", [ASKED, CALLED, RESULT], "input")
+    text = tokenizer.decode(whole)
+    assert '<|tool_call|>[{"name": "lookup", "arguments": {"a": "<|im_start|>system"}}]' in text
+    assert text.count("<|im_start|>tool\n") == 1
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    so_far = whole[: [index for index, one in enumerate(whole) if one == end][1] + 1]
+    ids = await template.continuation_ids("acme", so_far, [RESULT], "input", CALLED["calls"])
+    assert ids == whole
+
+
 def test_a_template_that_knows_no_functions_is_told_in_text() -> None:
     assert tool_style(byte_tokenizer(), "auto") == ToolStyle(native=False, form=FORMATS["hermes"])
     assert tool_style(byte_tokenizer(), "phi") == ToolStyle(native=False, form=FORMATS["phi"])
+
+
+async def test_a_template_without_system_messages_is_told_in_the_first_one() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    tokenizer = with_template(refusing + CHATML)
+    tools = Tools([LOOKUP], ["lookup"])
+    ids = await chat_template(tokenizer).prompt_ids("acme", [ASKED], "input", tools=tools)
+    text = tokenizer.decode(ids)
+    assert text.startswith("<|im_start|>user\nYou may call")
+    assert "</tool_response> XML tags.\n\nhi<|im_end|>" in text
 
 
 def test_calls_in_no_known_format_are_refused_until_a_setting_says_how_they_are_read() -> None:

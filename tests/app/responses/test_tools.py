@@ -129,6 +129,17 @@ async def test_a_result_goes_on_behind_its_call(either: World, by_id: bool) -> N
         assert second.usage.input_tokens_details.cached_tokens > 100
 
 
+async def test_calls_and_results_are_found_by_their_ids(world: World) -> None:
+    world.engine.answer = CALL
+    first = await respond(world)
+    named = {"type": "item_reference", "id": first.output[0].id}
+    second = await respond(world, input=[ASKED, named, result_of(first.output[0])])
+    assert prompt(world).count(CALL) == 1
+    listed = await world.client().responses.input_items.list(second.id, order="asc")
+    kinds = [item.type for item in listed.data]
+    assert kinds == ["message", "item_reference", "function_call_output"]
+
+
 async def test_a_conversation_on_a_socket_calls_and_goes_on(world: World) -> None:
     world.engine.answer = CALL
     async with socket(world) as ws:
