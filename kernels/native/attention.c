@@ -18,6 +18,9 @@
 /* Pairs of a key and a row that are worth a thread's while: some 10 us. */
 #define LEAST_SHARE 2048
 
+/* So many of them that there may be shares without number: some 100 us. */
+#define FINE_SHARE 65536
+
 #define PARTS_PER_THREAD 4
 #define EVERY_KEY (1 << 23)
 
@@ -351,8 +354,8 @@ static void merge_part(void *context, int part, int num_parts) {
 
 static int num_parts(int64_t cost) {
     const int64_t worth = most(cost / LEAST_SHARE, 1);
-    const int64_t threads = pw_threads();
-    return (int)(threads == 1 ? 1 : least(worth, threads * PARTS_PER_THREAD));
+    const int64_t threads = pw_threads(), fine = most(threads * PARTS_PER_THREAD, cost / FINE_SHARE);
+    return (int)(threads == 1 ? 1 : least(worth, fine));
 }
 
 static int64_t num_memberships(const pw_attention *call) {

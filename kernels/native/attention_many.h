@@ -64,58 +64,89 @@ static inline __attribute__((always_inline)) void TYPED(pack_queries)(const pw_i
     memset(target, 0, (size_t)(ROUNDED_ROWS * many->words) * sizeof *target);
 }
 
-/* The keys of a tile as columns; zeros for those that nobody sees. */
+/* Where the keys of a tile lie, and those read beside them: as often as needed, the nearest one that
+ * is seen. What nobody sees has no weight. */
+static inline void TYPED(find_keys)(const pw_item *item, const many_rows *many, key_tile *tile) {
+    const pw_attention *call = item->call;
+    int64_t *offsets = many->offsets;
+    key_offsets(item, tile->begin + tile->first, tile->begin + tile->end, offsets + tile->first);
+    if (call->is_quantized) {
+        TYPED(widen_tile)(call, many, tile);
+    } else {
+        tile->keys = call->kv, tile->values = (const ELEMENT *)call->kv + call->kv_value;
+    }
+    for (int64_t key = tile->first / PANEL_WIDTH * PANEL_WIDTH; key < tile->first; key++) {
+        offsets[key] = offsets[tile->first];
+    }
+    for (int64_t key = tile->end; key < tile->padded + AHEAD; key++) {
+        offsets[key] = offsets[tile->end - 1];
+    }
+}
+
+/* The keys of a tile as columns. */
 static inline __attribute__((always_inline)) void TYPED(pack_keys)(const pw_attention *call,
                                                                    const many_rows *many,
                                                                    const key_tile *tile, int way) {
     const ELEMENT *base = tile->keys;
-    const int64_t words = many->words;
+    const int64_t words = many->words, bytes = call->head_dim * (int64_t)sizeof(ELEMENT);
     for (int64_t key = tile->first / PANEL_WIDTH * PANEL_WIDTH; key < tile->padded; key += LANES) {
+        const int64_t *offsets = tile->offsets + key;
         float *target = many->keys + key / PANEL_WIDTH * PANEL_WIDTH * words + key % PANEL_WIDTH;
+        for (int i = 0; i < LANES; i++) {
+            prefetch(base + offsets[i + AHEAD], bytes);
+        }
         for (int64_t word = 0; word < words; word += LANES) {
             vf rows[LANES];
             for (int i = 0; i < LANES; i++) {
-                const bool is_seen = key + i >= tile->first && key + i < tile->end;
-                rows[i] = is_seen ? TYPED(load_words)(base + tile->offsets[key + i],
-                                                      word * per_word(way), call->head_dim, way)
-                                  : v_set(0.0f);
+                rows[i] = TYPED(load_words)(base + offsets[i], word * per_word(way),
+                                            call->head_dim, way);
             }
             v_transpose(rows, target + word * PANEL_WIDTH, PANEL_WIDTH);
         }
     }
 }
 
-/* LANES columns of the value of a key; zeros for one that nobody sees. */
-static inline __attribute__((always_inline)) vf TYPED(load_value)(const pw_attention *call,
-                                                                  const key_tile *tile, int64_t key,
-                                                                  int64_t column) {
-    if (key < tile->first || key >= tile->end) {
-        return v_set(0.0f);
+/* LANES columns of the values of the keys of a word, `left` of which the head still has. */
+static inline __attribute__((always_inline)) vf TYPED(load_values)(const ELEMENT *first,
+                                                                   const ELEMENT *second,
+                                                                   int64_t left, int way) {
+    if (way == PW_BY_FLOATS) {
+        return left >= LANES ? LOAD(first) : LOAD_END(first, (int)left);
     }
-    const ELEMENT *value = (const ELEMENT *)tile->values + tile->offsets[key] + column;
-    const int64_t left = call->head_dim - column;
-    return left >= LANES ? LOAD(value) : LOAD_END(value, (int)left);
+#ifdef BF16_PAIRS
+    if (left >= LANES) {
+        return v_load_pairs((const pw_bf16 *)(const void *)first,
+                            (const pw_bf16 *)(const void *)second);
+    }
+    pw_bf16 ends[2][LANES] = {{0}};
+    memcpy(ends[0], first, (size_t)left * sizeof *first);
+    memcpy(ends[1], second, (size_t)left * sizeof *second);
+    return v_load_pairs(ends[0], ends[1]);
+#else
+    (void)second;
+    return v_set(0.0f);
+#endif
 }
 
 /* The values of a tile: words of keys by columns of the head. */
 static inline __attribute__((always_inline)) void TYPED(pack_values)(const pw_attention *call,
                                                                      const many_rows *many,
                                                                      const key_tile *tile, int way) {
+    const ELEMENT *base = tile->values;
     const int64_t width = many->width, words = tile->padded / per_word(way);
     for (int64_t panel = 0; panel < width; panel += PANEL_WIDTH) {
         const int64_t columns = width - panel < PANEL_WIDTH ? width - panel : PANEL_WIDTH;
         const int64_t first = tile->first / PANEL_WIDTH * PANEL_WIDTH / per_word(way);
         float *target = many->values + panel * words + first * columns;
         for (int64_t word = first; word < words; word++, target += columns) {
-            for (int64_t i = 0; i < columns; i += LANES) {
-                const int64_t key = word * per_word(way);
-                vf value = TYPED(load_value)(call, tile, key, panel + i);
-#ifdef BF16_PAIRS
-                if (way != PW_BY_FLOATS) {
-                    value = v_pair_bf16(value, TYPED(load_value)(call, tile, key + 1, panel + i));
-                }
-#endif
-                v_store_f32(target + i, value);
+            const int64_t *offsets = tile->offsets + word * per_word(way);
+            for (int i = 0; i < per_word(way); i++) {
+                prefetch(base + offsets[i + AHEAD] + panel, columns * (int64_t)sizeof(ELEMENT));
+            }
+            for (int64_t i = panel; i < panel + columns; i += LANES) {
+                const ELEMENT *next = base + offsets[per_word(way) - 1] + i;
+                v_store_f32(target + i - panel, TYPED(load_values)(base + offsets[0] + i, next,
+                                                                   call->head_dim - i, way));
             }
         }
     }
@@ -143,18 +174,13 @@ static inline __attribute__((always_inline)) void TYPED(attend_many)(const pw_it
         tile.first = item->begin > begin ? item->begin - begin : 0;
         tile.end = item->end - begin < size ? item->end - begin : size;
         tile.padded = (tile.end + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH;
-        key_offsets(item, begin + tile.first, begin + tile.end, many.offsets + tile.first);
-        const pw_attention *call = item->call;
-        if (call->is_quantized) {
-            TYPED(widen_tile)(call, &many, &tile);
-        } else {
-            tile.keys = call->kv, tile.values = (const ELEMENT *)call->kv + call->kv_value;
-        }
+        TYPED(find_keys)(item, &many, &tile);
         TYPED(attend_tile)(item, &many, &tile, way);
     }
     for (int64_t row = 0; row < item->num_rows; row++) {
         const float *statistics = many.statistics + 2 * row;
-        TYPED(finish)(item, row, many.sums + row * many.width, statistics[0], statistics[1]);
+        TYPED(finish)(item, row, many.sums + row * many.width, statistics[0] / LOG2_E,
+                      statistics[1]);
     }
 }
 

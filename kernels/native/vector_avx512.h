@@ -63,19 +63,28 @@ static inline void v_store_i8(pw_i8 *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
-/* e^x of a score x <= 0, which becomes the weight of a key: within 2e-7 of the weight of the highest
+/* 2^x of a score x <= 0, which becomes the weight of a key: within 2e-7 of the weight of the highest
  * score, and 0 for -inf. A polynomial of the rest of a power of 2, which rounds down. */
-#define HAS_WEIGHT
+#define HAS_WEIGHTS
 static inline vf v_weight(vf x) {
-    const vf power = _mm512_mul_ps(x, v_set(1.44269504f));
-    const vf rest = _mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF);
+    const vf rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
     vf series = v_set(1.87757665e-3f);
     series = v_fma(series, rest, v_set(8.98934016e-3f));
     series = v_fma(series, rest, v_set(5.5826318e-2f));
     series = v_fma(series, rest, v_set(0.240153617f));
     series = v_fma(series, rest, v_set(0.693153073f));
     series = v_fma(series, rest, v_set(0.999999925f));
-    return _mm512_scalef_ps(series, power);
+    return _mm512_scalef_ps(series, x);
+}
+
+/* The same for a weight that is rounded to bfloat16: within 8e-5 of itself. */
+static inline vf v_rough_weight(vf x) {
+    const vf rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
+    vf series = v_set(7.80247003e-2f);
+    series = v_fma(series, rest, v_set(0.226067424f));
+    series = v_fma(series, rest, v_set(0.695833147f));
+    series = v_fma(series, rest, v_set(0.999925315f));
+    return _mm512_scalef_ps(series, x);
 }
 
 /* target[column][row] = rows[row][column] */
@@ -110,10 +119,11 @@ static inline void v_transpose(const vf *rows, float *target, int64_t target_row
 }
 
 #ifdef BF16_PAIRS
-/* Words of pairs of bfloat16, which both are floats without their lower halves. */
-static inline vf v_pair_bf16(vf first, vf second) {
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
-    return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(second)));
+/* Words of pairs of bfloat16. */
+static inline vf v_load_pairs(const pw_bf16 *first, const pw_bf16 *second) {
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)first));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)second));
+    return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 #endif
 

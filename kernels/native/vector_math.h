@@ -23,8 +23,9 @@ static inline vf v_exp(vf x) {
     return v_where_ge(x, v_set(-87.0f), v_scale(series, power), v_set(0.0f));
 }
 
-#ifndef HAS_WEIGHT
-static inline vf v_weight(vf x) { return v_exp(x); }
+#ifndef HAS_WEIGHTS
+static inline vf v_weight(vf x) { return v_exp(v_mul(x, v_set(0.693147181f))); }
+static inline vf v_rough_weight(vf x) { return v_weight(x); }
 #endif
 
 #ifndef HAS_TRANSPOSE
