@@ -4,7 +4,8 @@
  * As attention_pairs.h does it, in whole numbers: codes are widened to 16 bits, queries and weights
  * rounded to as many, by the largest of a row. No sum can overflow, so nothing but that is rounded. */
 
-#define CODES 32               /* elements of a vector */
+#define CODES 32 /* elements of a vector */
+#define SCALE (int64_t)sizeof(float) /* bytes behind the codes of a row, often on a line of their own */
 #define LARGEST_QUERY 16383.0f /* times 127, of up to 1,024 dimensions: less than 2^31 */
 #define LARGEST_WEIGHT 32767.0f /* times 127, of PW_SPLIT keys: the same */
 
@@ -25,6 +26,12 @@ static inline float round_row(const float *source, int64_t length, float most, i
     return largest / most;
 }
 
+static inline float scale_of(const pw_i8 *row, int64_t dim) {
+    float scale;
+    memcpy(&scale, row + dim, sizeof scale);
+    return scale;
+}
+
 static inline __m512i load_codes(const pw_i8 *p) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -43,47 +50,58 @@ static inline __m128 sum_four_words(const __m512i x[4]) {
                                          _mm256_extracti128_si256(half, 1)));
 }
 
-/* scores[row][key] = units[row] * (query[row] . key). The values, `shift` behind the keys, are asked
- * for as well: their scales are needed before the first of them is. */
+/* scores[row][key] = units[row] * (query[row] . key) * the key's scale. Meanwhile the values, `shift`
+ * behind the keys, are fetched: their scales are read before the first of them. */
 static inline __attribute__((always_inline)) void score_codes(
     const int16_t *query, const float *units, int num_rows, int64_t dim, const pw_i8 *base,
-    int64_t shift, const int64_t *offsets, int64_t num_keys, float *scores) {
+    const int64_t *offsets, int64_t shift, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
-        const pw_i8 *keys[AT_ONCE];
         __m512i sums[FEW][AT_ONCE];
-        for (int k = 0; k < AT_ONCE; k++) {
-            keys[k] = base + offsets[key + k];
-            for (int row = 0; row < num_rows; row++) {
+#pragma GCC unroll 4
+        for (int row = 0; row < num_rows; row++) {
+#pragma GCC unroll 4
+            for (int k = 0; k < AT_ONCE; k++) {
                 sums[row][k] = _mm512_setzero_si512();
             }
+        }
+        for (int k = 0; k < AT_ONCE; k++) {
             prefetch(base + offsets[key + k + AHEAD], dim);
-            prefetch(base + offsets[key + k] + shift, dim);
+            fetch(base + offsets[key + k] + shift, dim + SCALE);
         }
         for (int64_t i = 0; i < dim; i += CODES) {
             __m512i loaded[AT_ONCE];
+#pragma GCC unroll 4
             for (int k = 0; k < AT_ONCE; k++) {
-                loaded[k] = load_codes(keys[k] + i);
+                loaded[k] = load_codes(base + offsets[key + k] + i);
             }
+#pragma GCC unroll 4
             for (int row = 0; row < num_rows; row++) {
                 const __m512i part = _mm512_loadu_si512(query + row * dim + i);
+#pragma GCC unroll 4
                 for (int k = 0; k < AT_ONCE; k++) {
                     sums[row][k] = _mm512_dpwssd_epi32(sums[row][k], part, loaded[k]);
                 }
             }
         }
+        const __m128 scales = _mm_setr_ps(
+            scale_of(base + offsets[key], dim), scale_of(base + offsets[key + 1], dim),
+            scale_of(base + offsets[key + 2], dim), scale_of(base + offsets[key + 3], dim));
+#pragma GCC unroll 4
         for (int row = 0; row < num_rows; row++) {
-            const __m128 products = sum_four_words(sums[row]);
+            const __m128 factors = _mm_mul_ps(scales, _mm_set1_ps(units[row]));
             _mm_storeu_ps(scores + row * PW_SPLIT + key,
-                          _mm_mul_ps(products, _mm_set1_ps(units[row])));
+                          _mm_mul_ps(sum_four_words(sums[row]), factors));
         }
     }
 }
 
 /* output[row] = units[row] * the sum of weights[row][key] * value, for `width` vectors of the head.
- * Where the number of keys is odd, the weight behind the last is 0. */
+ * Where the number of keys is odd, the weight behind the last is 0. What lies at the next offsets is
+ * fetched meanwhile: the keys that are read then. */
 static inline __attribute__((always_inline)) void add_codes(
     const int16_t *weights, const float *units, int num_rows, int width, int64_t dim,
-    const pw_i8 *base, const int64_t *offsets, int64_t num_keys, float *output) {
+    const pw_i8 *base, const int64_t *offsets, const pw_i8 *next, const int64_t *next_offsets,
+    int64_t num_keys, float *output) {
     __m512i low[FEW][2], high[FEW][2];
     for (int row = 0; row < num_rows; row++) {
         for (int w = 0; w < width; w++) {
@@ -91,6 +109,8 @@ static inline __attribute__((always_inline)) void add_codes(
         }
     }
     for (int64_t key = 0; key < num_keys; key += 2) {
+        fetch(next + next_offsets[key], width * CODES + SCALE);
+        fetch(next + next_offsets[key + 1], width * CODES + SCALE);
         __m512i lows[2], highs[2];
         for (int w = 0; w < width; w++) {
             const __m512i even = load_codes(base + offsets[key] + w * CODES);
@@ -125,13 +145,16 @@ static inline __attribute__((always_inline)) void add_codes(
 
 static inline __attribute__((always_inline)) void add_all_codes(
     const int16_t *weights, const float *units, int num_rows, int64_t dim, const pw_i8 *base,
-    const int64_t *offsets, int64_t num_keys, float *output) {
+    const int64_t *offsets, const pw_i8 *next, const int64_t *next_offsets, int64_t num_keys,
+    float *output) {
     int64_t i = 0;
     for (; i + 2 * CODES <= dim; i += 2 * CODES) {
-        add_codes(weights, units, num_rows, 2, dim, base + i, offsets, num_keys, output + i);
+        add_codes(weights, units, num_rows, 2, dim, base + i, offsets, next + i, next_offsets,
+                  num_keys, output + i);
     }
     if (i < dim) {
-        add_codes(weights, units, num_rows, 1, dim, base + i, offsets, num_keys, output + i);
+        add_codes(weights, units, num_rows, 1, dim, base + i, offsets, next + i, next_offsets,
+                  num_keys, output + i);
     }
 }
 
@@ -142,10 +165,12 @@ static void attend_few_codes(const pw_item *item, float *scratch) {
     const int64_t num_weights = (num_keys + LANES - 1) / LANES * LANES;
     float *sums = scratch, *wide = sums + FEW * dim, *scores = wide + dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
-    int16_t *weights = (int16_t *)(offsets + PW_SPLIT + 2 * AHEAD);
+    int64_t *next_offsets = offsets + PW_SPLIT + 2 * AHEAD;
+    int16_t *weights = (int16_t *)(next_offsets + PW_SPLIT + 2 * AHEAD);
     int16_t *query = weights + FEW * PW_SPLIT;
     const pw_i8 *base = call->kv, *values = base + call->kv_value;
     key_offsets(item, item->begin, item->end, offsets);
+    const int64_t *soon = offsets_of_next(item, offsets, next_offsets);
     for (int64_t first = 0; first < item->num_rows; first += FEW) {
         const int rows = item->num_rows - first < FEW ? (int)(item->num_rows - first) : FEW;
         float units[FEW], statistics[FEW][2];
@@ -153,10 +178,9 @@ static void attend_few_codes(const pw_item *item, float *scratch) {
             widen_bf16(query_row_bf16(item, first + row), wide, dim, dim);
             units[row] = round_row(wide, dim, LARGEST_QUERY, query + row * dim);
         }
-#define SCORE(n) score_codes(query, units, n, dim, base, call->kv_value, offsets, num_keys, scores)
+#define SCORE(n) score_codes(query, units, n, dim, base, offsets, call->kv_value, num_keys, scores)
         FOR_ROWS(rows, SCORE)
 #undef SCORE
-        scale_rows(call, 0, offsets, num_keys, rows, scores);
         for (int row = 0; row < rows; row++) {
             const int64_t position = item->run->first_position + (item->row + first + row) / group;
             statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
@@ -167,7 +191,8 @@ static void attend_few_codes(const pw_item *item, float *scratch) {
             int16_t *rounded = weights + row * PW_SPLIT;
             units[row] = round_row(scores + row * PW_SPLIT, num_weights, LARGEST_WEIGHT, rounded);
         }
-#define ADD(n) add_all_codes(weights, units, n, dim, values, offsets, num_keys, sums)
+#define ADD(n) \
+    add_all_codes(weights, units, n, dim, values, offsets, base, soon, num_keys, sums)
         FOR_ROWS(rows, ADD)
 #undef ADD
         for (int row = 0; row < rows; row++) {
