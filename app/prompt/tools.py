@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NotRequired, TypedDict
 
@@ -12,15 +12,28 @@ import msgspec
 from app.wire.errors import invalid_request
 
 MAX_DEPTH = 64
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a client describes; `parameters` is the JSON schema of its arguments."""
+    """A function that a client describes; `parameters` is the JSON schema of its arguments.
+
+    `size` and `digest` are those of its description, see `measured`.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    size: int = 0
+    digest: bytes = b""
+
+    @property
+    def measured(self) -> Function:
+        """It with its size and digest: what takes a while where the schema is long."""
+        data = msgspec.json.encode(self.described, order="sorted")
+        digest = blake2b(data, digest_size=_DIGEST_BYTES).digest()
+        return replace(self, size=len(data), digest=digest)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -67,14 +80,13 @@ class Tools:
         """What tells one set of described functions from another; empty for none."""
         if not self.told:
             return b""
-        described = [function.described for function in self.told]
-        data = msgspec.json.encode(described, order="sorted")
-        return blake2b(data, digest_size=16).digest()
+        data = b"".join(function.digest for function in self.told)
+        return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
     @property
     def num_characters(self) -> int:
         """How long their descriptions are."""
-        return sum(len(msgspec.json.encode(function.described)) for function in self.told)
+        return sum(function.size for function in self.told)
 
 
 class Message(TypedDict):

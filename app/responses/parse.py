@@ -102,8 +102,11 @@ def new_response(
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:
     """A function as the response shows it, with the fields that a client may look for."""
-    empty = {"description": None, "parameters": None, "strict": None}
-    return empty | tool.model_dump(exclude_unset=True, by_alias=True)
+    # Not dumped: that goes through all of a schema, which is JSON as it stands.
+    given = {name: getattr(tool, name) for name in tool.model_fields_set}
+    if "is_async" in given:
+        given["async"] = given.pop("is_async")
+    return {"type": "function", "description": None, "parameters": None, "strict": None} | given
 
 
 def _choice(choice: ToolChoice | None) -> str | dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
 from app.prompt.tools import Function, Tools, is_too_deep
@@ -42,11 +42,16 @@ class FunctionFields(Wire):
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
+    _function: Function = PrivateAttr()
+
+    def model_post_init(self, _: Any) -> None:
+        """Measure it here, where long bodies hold nobody up."""
+        self._function = Function(self.name, self.description, self.parameters).measured
 
     @property
     def function(self) -> Function:
         """It in words of no API."""
-        return Function(self.name, self.description, self.parameters)
+        return self._function
 
 
 class FunctionTool(FunctionFields):

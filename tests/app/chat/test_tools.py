@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from tests.app.conftest import MODEL, World
@@ -79,6 +80,35 @@ async def test_the_stream_helper_assembles_calls(world: World) -> None:
     calls = final.choices[0].message.tool_calls
     assert [call.function.parsed_arguments for call in calls] == [{"city": "Bonn"}] * 2
     assert calls[0].id != calls[1].id
+
+
+class GetWeather(pydantic.BaseModel):
+    """The weather of a city."""
+
+    city: str
+
+
+async def test_the_clients_own_models_are_functions(world: World) -> None:
+    world.engine.answer = CALL.replace("get_weather", "GetWeather")
+    client = world.client()
+    completion = await client.chat.completions.parse(
+        model=MODEL, messages=[ASKED], tools=[openai.pydantic_function_tool(GetWeather)]
+    )
+    [call] = completion.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == GetWeather(city="Bonn")
+    response = await client.responses.parse(
+        model=MODEL,
+        input=[ASKED],
+        tools=[openai.pydantic_function_tool(GetWeather)["function"] | {"type": "function"}],
+    )
+    assert json.loads(response.output[0].arguments) == {"city": "Bonn"}
+
+
+async def test_beams_call_functions_too(world: World) -> None:
+    world.engine.answers = [CALL, "no"]
+    extra = {"num_beams": 2}
+    choices = (await complete(world, n=2, extra_body=extra)).choices
+    assert [choice.finish_reason for choice in choices] == ["tool_calls", "stop"]
 
 
 async def test_every_answer_of_several_has_its_own_calls(world: World) -> None:

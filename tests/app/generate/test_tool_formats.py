@@ -126,6 +126,31 @@ def test_text_without_calls_stays_as_it_is(name: Any, text: str) -> None:
     assert all(kind == "text" for kind, _ in read(name, [text]))
 
 
+WORDS = [
+    *"{}[]()\"',:;=\\ \n",
+    *('"name"', '"arguments"', '"parameters"', '{"name": "now"}', "now", "call:now", "a=1", "null"),
+    *("<function=now>", "</function>", "<parameter=a>", "</parameter>", "```json", "functools"),
+    '{"name": "now", "arguments": {"a": 1}}',
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data(), parallel=st.booleans())
+@settings(max_examples=scaled(20))
+def test_whatever_models_write_is_read_the_same_wherever_it_is_cut(
+    name: Any, data: st.DataObject, parallel: bool
+) -> None:
+    markers = FORMATS[name].markers or ("now",)
+    words = st.sampled_from(WORDS) | st.sampled_from(markers)
+    text = "".join(data.draw(st.lists(words, max_size=20)))
+    cut = data.draw(st.integers(0, len(text)))
+    whole = read(name, [text], parallel=parallel)
+    assert read(name, list(text), parallel=parallel) == whole
+    assert read(name, [text[:cut], text[cut:]], parallel=parallel) == whole
+    kinds = [kind for kind, _ in whole]
+    assert all(before == "call" for before, kind in pairwise(kinds) if kind == "arguments")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_no_function_is_called_is_text(name: Any) -> None:
     text = FORMATS[name].write([("launch", {"at": "once"})])
