@@ -120,7 +120,7 @@ class Settings(BaseSettings):
         "was measured to suit it, 1024 to 8192 on a GPU, by its processors.",
     )
     itl_target_ms: float = Field(
-        25.0,
+        60.0,
         ge=0,
         allow_inf_nan=False,
         description="Prompts may draw out the step of running streams to this, or to twice its "

@@ -49,7 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_token_budget: int | None = None
     """Tokens computed in one step, prefill and decode together; `None`: see
     `engine.model.step_size`."""
-    itl_target_ms: float = 25.0
+    itl_target_ms: float = 60.0
     """A step that decodes takes no more of prompts than lets it end in this time, or in twice what
     decoding alone takes; 0: as much as the budget holds."""
     max_running_requests: int | None = None

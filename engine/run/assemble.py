@@ -136,7 +136,7 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
         info.vocab_size,
         _row_costs(own, graphs, config.draft_model_path or ""),
         _step_size(config).tokens,
-        config.itl_target_ms / 2000,
+        config.itl_target_ms / 4000,
     )
 
 

@@ -9,11 +9,17 @@ tenant that begins to wait is lifted to the smallest counter among those that wa
 virtual time: the counter of the tenant admitted last, as it was just before. So idleness banks no
 credit, and the counters of two waiting tenants differ by no more than what one of them may be
 served between two admissions. Between equal counters, as lifting makes them, whoever runs fewer
-requests goes first. Of prompts that have been admitted, those of tenants that run fewer requests
-are computed first: they have been charged, so that only their latency is at stake. A step is kept
-short for those who wait for its end, streams that decode and whoever comes next (`engine.schedule.
-pace`); but a tenant with nothing in its queue, which so asks for no more than it gets, computes its
-prompts as fast as it can beside streams of tenants that have more waiting.
+requests goes first. Prompts that have been admitted are charged, so that only their latency is at
+stake. Each is due when, from its admission on, prompts of twice its length have been computed, and
+twice that for the tenant's second request, three times for the third; what is due first is computed
+first. So a short prompt does not wait for a long one, nor a tenant that runs little for one that
+runs much, and yet none is overtaken for ever.
+
+A step is kept short for those who wait for its end, streams that decode and whoever comes next
+(`engine.schedule.pace`). How short depends on who asks for more than it gets, which is a tenant
+with more in its queue than the prompt that is next. Others compute their prompts as fast as they
+can beside streams of such tenants alone. And prompts of such tenants alone, beside a stream of
+another one, have in the long run no more of the time than decoding has.
 
 The paper never takes back what it has admitted. Here a tenant that waits while others fill every
 slot or the memory makes over-served tenants yield, the most over-served first, each one's newest
@@ -43,6 +49,9 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.schedule.accounts import Account
 from engine.schedule.group import SequenceGroup
+
+_STRETCH = 2.0
+"""Prompts wait for others of so many times their own length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +91,11 @@ class Fairness(Protocol):
         """Tenants of lower rank are admitted first and preempted last."""
         ...
 
-    def prefill_rank(self, account: Account, num_running: int) -> tuple[float, float]:
-        """Prompts of lower rank are computed first, where the tenant is to run `num_running`."""
+    def patience(self, account: Account, num_before: int, num_tokens: int) -> float:
+        """Tokens of prompts after which one of `num_tokens` is due that is admitted now.
+
+        Its tenant runs `num_before` other requests that go before it.
+        """
         ...
 
     def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:
@@ -91,6 +103,13 @@ class Fairness(Protocol):
 
         `num_queued` requests of its tenant wait to be admitted, itself not counted; sequences of
         `streams` decode in the step.
+        """
+        ...
+
+    def must_pay(self, asking: Iterable[Account], streams: Collection[Account]) -> bool:
+        """Whether prompts have to wait until they owe nothing to sequences that decode.
+
+        They are those of `asking`; sequences of `streams` decode in the step.
         """
         ...
 
@@ -124,17 +143,26 @@ class FirstCome:
         """See `Fairness`."""
         return 0.0, 0.0
 
-    def prefill_rank(
+    def patience(
         self,
         account: Account,  # noqa: ARG002
-        num_running: int,  # noqa: ARG002
-    ) -> tuple[float, float]:
-        """See `Fairness`."""
-        return 0.0, 0.0
+        num_before: int,  # noqa: ARG002
+        num_tokens: int,  # noqa: ARG002
+    ) -> float:
+        """See `Fairness`; they are due in the order of their admissions."""
+        return 0.0
 
     def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:  # noqa: ARG002
         """See `Fairness`; streams alone are known to wait."""
         return not streams
+
+    def must_pay(
+        self,
+        asking: Iterable[Account],  # noqa: ARG002
+        streams: Collection[Account],  # noqa: ARG002
+    ) -> bool:
+        """See `Fairness`; nobody is known to ask for more than it gets."""
+        return False
 
     def yielding(
         self,
@@ -171,17 +199,18 @@ class VirtualTokenCounters:
         """See `Fairness`; between equals, as lifting makes them, whoever runs less goes first."""
         return account.counter, len(account.running) / account.share.weight
 
-    def prefill_rank(self, account: Account, num_running: int) -> tuple[float, float]:
-        """See `Fairness`; whoever runs less goes first, counters come second.
-
-        A tenant has been charged for its whole prompt already: by counters alone a flood would
-        overtake it after its first chunk.
-        """
-        return num_running / account.share.weight, account.counter
+    def patience(self, account: Account, num_before: int, num_tokens: int) -> float:
+        """See `Fairness` and the module's docstring."""
+        return _STRETCH * num_tokens * (num_before + 1) / account.share.weight
 
     def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:
         """See `Fairness`; who asks for no more than it gets does not heed who asks for more."""
         return not num_queued and all(stream.waiting for stream in streams)
+
+    def must_pay(self, asking: Iterable[Account], streams: Collection[Account]) -> bool:
+        """See `Fairness`; who asks for more than it gets heeds who asks for no more."""
+        heeded = any(not stream.waiting for stream in streams)
+        return heeded and all(len(account.waiting) > 1 for account in asking)
 
     def yielding(
         self,

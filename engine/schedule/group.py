@@ -50,6 +50,8 @@ class SequenceGroup:
     Each may build on blocks of those before it. One that equals its predecessor shares all of its
     blocks, has nothing to compute, and draws from the predecessor's last row.
     """
+    prefill_due: float = 0.0
+    """When they should be computed, by the tokens of prompts in all steps until then."""
     search: BeamSearch | None = None
     """What the sequences are the live beams of, in its order."""
     candidates: dict[Sequence, list[Candidate]] = field(default_factory=dict)

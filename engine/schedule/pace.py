@@ -6,6 +6,10 @@ is under way, which should be no longer than it has to be to be efficient. What 
 differs between machines, models and contexts, so it is learned from the steps themselves: a step
 takes something however little it computes, and more by every sequence that decodes and every token
 of a prompt.
+
+While prompts wait they so have most of the time, since a pause below the target is not noticed and
+a first token that is late is. What they have taken beyond half of it is remembered as a debt to
+those that decode; whose prompts wait until it is paid, `engine.schedule.fairness` says.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ _LEAST_SHARE = 0.1
 """Of a step that is its prompts', whatever decoding seems to take; or fixed, whatever rows do."""
 _FIXED_SHARE = 0.05
 """Of an efficient step, for what it takes however little it computes: weights are read once."""
-_FEW_TOKENS = 16
-"""Fewer say little about what a token takes; nor is a step cut down to fewer."""
+_MOST_DEBT = 0.5
+"""Seconds; what was taken long ago is forgiven."""
+FEW_TOKENS = 16
+"""Fewer say little about what a token takes; nor is a prompt cut into fewer."""
 
 
 class Pace:
@@ -34,6 +40,13 @@ class Pace:
         """Seconds more for each token of a prompt."""
         self._fixed: float | None = None
         """Seconds of a step that does next to nothing."""
+        self._debt = 0.0
+        """Seconds by which prompts have had more than decoding."""
+
+    @property
+    def is_in_debt(self) -> bool:
+        """Whether prompts have lately had more time than the sequences that decoded beside them."""
+        return self._debt > 0
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -45,14 +58,14 @@ class Pace:
             return None
         decoding = self._decode_step or 0.0
         left = max(self._target, 2 * decoding) - decoding
-        return max(_FEW_TOKENS, int(left / self._prompt_token))
+        return max(FEW_TOKENS, int(left / self._prompt_token))
 
     @property
     def efficient_tokens(self) -> int | None:
         """Of prompts alone: a longer step would be hardly more efficient. `None`: not known yet."""
         if not self._target or self._fixed is None or self._prompt_token is None:
             return None
-        return max(_FEW_TOKENS, int(self._fixed / (_FIXED_SHARE * self._prompt_token)))
+        return max(FEW_TOKENS, int(self._fixed / (_FIXED_SHARE * self._prompt_token)))
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step has been computed."""
@@ -61,9 +74,15 @@ class Pace:
             if self._prompt_token is not None:  # a row takes about as much
                 left = max(seconds - num_decoding * self._prompt_token, _LEAST_SHARE * seconds)
                 self._fixed = _averaged(self._fixed, left)
-        elif num_prompt_tokens >= _FEW_TOKENS:
+        elif num_prompt_tokens >= FEW_TOKENS:
             left = max(seconds - (self._decode_step or 0.0), _LEAST_SHARE * seconds)
             self._prompt_token = _averaged(self._prompt_token, left / num_prompt_tokens)
+        self._account(num_decoding > 0 and num_prompt_tokens > 0, seconds)
+
+    def _account(self, is_shared: bool, seconds: float) -> None:
+        """Prompts owe what they have taken of a shared step; any other time pays as much back."""
+        decoding = min(seconds, self._decode_step or 0.0) if is_shared else seconds
+        self._debt = min(max(self._debt + seconds - 2 * decoding, 0.0), _MOST_DEBT)
 
 
 def _averaged(average: float | None, observed: float) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.blocks.pins import Pins
-from engine.schedule.accounts import Account
 from engine.schedule.admission import Admission, ComputeAdmission
 from engine.schedule.empty_ahead import EmptyAllowance
 from engine.schedule.group import SequenceGroup
@@ -16,6 +15,7 @@ from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.pace import Pace
 from engine.schedule.plan import ScheduledChunk
 from engine.schedule.preemption import victims_of_admission
+from engine.schedule.room import Room
 from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
 
@@ -41,28 +41,6 @@ class Prefill:
         self.is_preparing |= attempt.is_preparing
 
 
-@dataclass(slots=True)
-class Room:
-    """What is left of a step for prompts."""
-
-    left: int
-    """Tokens, in all."""
-    short: int
-    """Tokens with which the step is no longer than others should wait for it."""
-    streams: list[Account]
-    """Tenants whose sequences decode in the step."""
-
-    def spend(self, num_tokens: int) -> None:
-        """So many tokens of prompts are computed."""
-        self.left -= num_tokens
-        self.short -= num_tokens
-
-    def gain(self, num_sequences: int) -> None:
-        """So many sequences do not decode after all."""
-        self.left += num_sequences
-        self.short += num_sequences
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What has come of trying to admit a group."""
@@ -84,6 +62,8 @@ class PrefillPlanner:
         self._pins = pins
         self._budget = budget
         self._pace = pace
+        self._num_planned = 0
+        """Tokens of prompts in all steps: the time by which those are due that were admitted."""
 
     def plan(self, decoding: list[Sequence], *, may_preempt: bool) -> Prefill:
         """Choose prompts beside the sequences that decode.
@@ -92,7 +72,7 @@ class PrefillPlanner:
         """
         running = self._lifecycle.running
         step = Prefill(decoding)
-        room = self._room(decoding)
+        room = Room.beside(decoding, self._lifecycle, self._budget.num_tokens, self._pace)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
         hashing, emptying = HashAllowance(), EmptyAllowance(self._lifecycle.tiers)
@@ -101,8 +81,8 @@ class PrefillPlanner:
         while room.left > 0 or not step.chunks:
             first = None if is_blocked else self.next_waiting(passed, hashing)
             candidates = prefilling if first is None else [*prefilling, first]
-            if step.chunks:
-                candidates = [group for group in candidates if self._share(group, room) > 0]
+            if step.chunks or room.left > 0:
+                candidates = [group for group in candidates if room.share(group) > 0]
             if not candidates:
                 break
             group = min(candidates, key=self._order)
@@ -121,9 +101,10 @@ class PrefillPlanner:
                 step.decoding = left
             else:
                 prefilling.remove(group)
-            while group.prefill and (share := self._share(group, room)) > 0:
+            while group.prefill and (share := room.share(group)) > 0:
                 step.chunks.append(_next_chunk(group, share))
                 room.spend(step.chunks[-1].count)
+        self._num_planned += room.num_spent
         step.is_preparing |= hashing.is_short
         return step
 
@@ -214,6 +195,7 @@ class PrefillPlanner:
             lifecycle.preempt(victim)
         lifecycle.tiers.host.release(admission.slots)
         lifecycle.start(admission, price)
+        group.prefill_due = self._due(group, sum(one.num_uncomputed for one in group.prefill))
         return Attempt(is_admitted=True)
 
     def _fitting(self, admission: Admission) -> Admission:
@@ -250,32 +232,19 @@ class PrefillPlanner:
             released,
         )
 
-    def _room(self, decoding: list[Sequence]) -> Room:
-        """What the budget leaves beside what decodes; streams wait for the step, or newcomers."""
-        left = self._budget.num_tokens - len(decoding)
-        accounts = self._lifecycle.accounts
-        streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
-        short: int | None = None
-        if decoding:
-            short = self._pace.prompt_tokens
-        elif accounts.num_known > 1:
-            short = self._pace.efficient_tokens
-        return Room(left, left if short is None else min(left, short), streams)
-
-    def _share(self, group: SequenceGroup, room: Room) -> int:
-        """Tokens of a step that a group's prompt may take of what is left."""
-        account = self._lifecycle.account(group)
-        num_queued = len(account.waiting) - (group.request_id not in self._lifecycle.running)
-        if self._lifecycle.fairness.may_draw_out(num_queued, room.streams):
-            return room.left
-        return min(room.left, room.short)
-
-    def _order(self, group: SequenceGroup) -> tuple[tuple[float, float], bool, int]:
+    def _order(self, group: SequenceGroup) -> tuple[float, bool, int]:
         """The smallest one is computed first."""
-        account = self._lifecycle.account(group)
         is_waiting = group.request_id not in self._lifecycle.running
-        rank = self._lifecycle.fairness.prefill_rank(account, len(account.running) + is_waiting)
-        return rank, is_waiting, group.arrival
+        due = self._due(group, group.num_tokens) if is_waiting else group.prefill_due
+        return due, is_waiting, group.arrival
+
+    def _due(self, group: SequenceGroup, num_tokens: int) -> float:
+        """When its prompt is due if it is admitted now and has so much to compute."""
+        account = self._lifecycle.account(group)
+        num_before = sum(other.place < group.place for other in account.running)
+        return self._num_planned + self._lifecycle.fairness.patience(
+            account, num_before, num_tokens
+        )
 
 
 def _next_chunk(group: SequenceGroup, budget: int) -> ScheduledChunk:

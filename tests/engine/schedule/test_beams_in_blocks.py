@@ -172,7 +172,7 @@ def test_all_beams_step_together_in_one_batch_with_one_call_for_their_copies() -
 def test_preempted_beams_resume_as_one_share_again_and_find_the_same(cache: bool) -> None:
     core = simulated_core(
         num_blocks=36,
-        step_token_budget=16,
+        step_token_budget=24,
         prefix_cache=cache,
         num_host_blocks=200,
         recovery="recompute",

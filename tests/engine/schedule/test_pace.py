@@ -66,6 +66,31 @@ def test_however_many_decode_something_is_fixed() -> None:
     assert pace.efficient_tokens == pytest.approx(60, abs=20)
 
 
+def test_prompts_owe_what_they_take_beyond_half_of_the_time() -> None:
+    pace = taught(0.050, 0.010, 0.001)
+    for _ in range(20):
+        pace.observe(4, 0, 0.010)
+    assert not pace.is_in_debt
+    pace.observe(4, 10, 0.020)
+    assert not pace.is_in_debt, "as long as decoding"
+    pace.observe(4, 40, 0.050)
+    for _ in range(3):
+        assert pace.is_in_debt
+        pace.observe(4, 0, 0.010)
+    assert not pace.is_in_debt, "decoding has had as much"
+    pace.observe(0, 500, 0.500)
+    assert not pace.is_in_debt, "nobody has waited"
+
+
+def test_no_debt_grows_for_ever() -> None:
+    pace = taught(0.050, 0.010, 0.001)
+    for _ in range(1000):
+        pace.observe(4, 40, 0.050)
+    for _ in range(51):
+        pace.observe(4, 0, 0.010)
+    assert not pace.is_in_debt
+
+
 def test_a_disturbed_step_does_not_overturn_what_is_known() -> None:
     pace = taught(0.050, 0.010, 0.001)
     pace.observe(4, 40, 9.0)

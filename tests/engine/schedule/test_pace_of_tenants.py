@@ -98,6 +98,43 @@ def test_prompts_of_a_flood_keep_to_the_pace_of_its_own_streams(load: Load) -> N
     assert max(beside) <= 25
 
 
+def steps_beside_a_stream(load: Load) -> tuple[float, float]:
+    """How long prompts take of steps beside the stream of another tenant, and decoding does."""
+    load.sizes_until_first(load.send("stream", output=300))
+    for _ in range(12):
+        load.send(FLOOD, output=2)
+    del load.clock.plans[:]
+    prompts = decoding = 0.0
+    for _ in range(100):
+        load.core.step()
+        plan = load.clock.plans[-1]
+        assert plan.num_decoding, "the stream goes on"
+        assert plan.num_prompt_tokens <= 25, "within the target"
+        prompts += TOKEN * plan.num_prompt_tokens
+        decoding += STEP
+    return prompts, decoding
+
+
+def test_a_flood_takes_no_more_than_half_of_the_time_from_streams_of_others(load: Load) -> None:
+    prompts, decoding = steps_beside_a_stream(load)
+    assert 0.4 < prompts / (prompts + decoding) < 0.55
+
+
+def test_without_fairness_it_takes_what_the_target_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = core_with("fcfs")
+    load = Load(core, with_clock(core, monkeypatch, STEP, TOKEN))
+    load.warm_up()
+    prompts, decoding = steps_beside_a_stream(load)
+    assert prompts / (prompts + decoding) > 0.6
+
+
+def test_one_prompt_that_asks_for_no_more_takes_what_the_target_lets_it(load: Load) -> None:
+    load.sizes_until_first(load.send("stream", output=200))
+    sizes = load.sizes_until_first(load.send("light", 400, output=2))
+    assert min(sizes[:-1]) >= 15, "it never pauses"
+    assert len(sizes) < 400 / 17
+
+
 def test_without_fairness_everybody_keeps_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     core = core_with("fcfs", 16)
     load = Load(core, with_clock(core, monkeypatch, STEP, TOKEN))

@@ -1,0 +1,65 @@
+"""What a step has left for prompts, and whose may take how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.schedule.accounts import Account
+from engine.schedule.group import SequenceGroup
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.pace import Pace
+from engine.schedule.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of a step for prompts."""
+
+    lifecycle: Lifecycle
+    left: int
+    """Tokens, in all."""
+    short: int
+    """Tokens with which the step is no longer than others should wait for it."""
+    streams: list[Account]
+    """Tenants whose sequences decode in the step."""
+    num_spent: int = 0
+    """Tokens that prompts have taken."""
+
+    @classmethod
+    def beside(
+        cls, decoding: list[Sequence], lifecycle: Lifecycle, num_tokens: int, pace: Pace
+    ) -> Room:
+        """What a step of up to `num_tokens` has left beside what decodes.
+
+        Streams wait for it, or newcomers.
+        """
+        accounts, left = lifecycle.accounts, num_tokens - len(decoding)
+        streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
+        short: int | None = None
+        if decoding:
+            prefilling = (group for group in lifecycle.running.values() if group.prefill)
+            asking = {*accounts.waiting.values(), *map(lifecycle.account, prefilling)}
+            owes = pace.is_in_debt and lifecycle.fairness.must_pay(asking, streams)
+            short = 0 if owes else pace.prompt_tokens
+        elif accounts.num_known > 1:
+            short = pace.efficient_tokens
+        return cls(lifecycle, left, left if short is None else min(left, short), streams)
+
+    def share(self, group: SequenceGroup) -> int:
+        """Tokens that a group's prompt may take of what is left."""
+        account = self.lifecycle.account(group)
+        is_waiting = group.request_id not in self.lifecycle.running
+        if self.lifecycle.fairness.may_draw_out(len(account.waiting) - is_waiting, self.streams):
+            return self.left
+        return min(self.left, self.short)
+
+    def spend(self, num_tokens: int) -> None:
+        """So many tokens of prompts are computed."""
+        self.left -= num_tokens
+        self.short -= num_tokens
+        self.num_spent += num_tokens
+
+    def gain(self, num_sequences: int) -> None:
+        """So many sequences do not decode after all."""
+        self.left += num_sequences
+        self.short += num_sequences

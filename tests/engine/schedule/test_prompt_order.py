@@ -1,0 +1,88 @@
+"""Whose prompt is computed first, of those that are under way."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+from engine.serve.core import EngineCore
+from tests.engine.simulation import make_request, random_prompt, simulated_core
+
+BUDGET = 32
+
+
+class Prompts:
+    """Sends prompts that resemble no others, and tells after how many steps each was computed."""
+
+    def __init__(self, fairness: Literal["vtc", "fcfs"] = "vtc") -> None:
+        self.core: EngineCore = simulated_core(
+            20_000, step_token_budget=BUDGET, max_running_requests=BUDGET, fairness=fairness
+        )
+        self.done: dict[str, int] = {}
+        self._steps = 0
+        self._random = random.Random(3)
+
+    def send(self, name: str, length: int, tenant: str) -> None:
+        prompt = random_prompt(self._random, length)
+        self.core.submit(make_request(name, prompt, 1, tenant))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._steps += 1
+            for delta in self.core.step():
+                self.done.setdefault(delta.request_id, self._steps)
+            self.core.scheduler.check()
+
+    def finish(self) -> None:
+        while not self.core.is_idle:
+            self.step()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    prompts = Prompts()
+    prompts.send("long", 40 * BUDGET, "a")
+    prompts.step(2)
+    prompts.send("short", 2 * BUDGET, "b")
+    prompts.finish()
+    assert prompts.done["short"] <= 2 + 3
+    assert prompts.done["long"] >= 42
+
+
+def test_not_even_one_of_a_tenant_that_has_others_under_way() -> None:
+    prompts = Prompts()
+    prompts.send("long", 40 * BUDGET, "a")
+    for number in range(3):
+        prompts.send(f"short {number}", BUDGET, "b")
+    prompts.finish()
+    assert max(prompts.done[f"short {number}"] for number in range(3)) <= 6
+
+
+def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
+    prompts = Prompts()
+    prompts.send("long", 20 * BUDGET, "long")
+    for number in range(100):  # as many as can be computed, each of a tenant of its own
+        prompts.send(str(number), BUDGET, f"tenant {number}")
+        prompts.step()
+        if "long" in prompts.done:
+            break
+    assert 20 < prompts.done["long"] <= 2 * 20 + 25
+
+
+def test_a_tenant_that_runs_much_is_overtaken_by_one_that_runs_little() -> None:
+    prompts = Prompts()
+    for number in range(4):
+        prompts.send(f"flood {number}", 3 * BUDGET, "flood")
+    while sum(bool(group.prefill) for group in prompts.core.scheduler.running.values()) < 1:
+        prompts.step()
+    prompts.send("light", 3 * BUDGET, "light")
+    prompts.finish()
+    assert prompts.done["light"] <= prompts.done["flood 1"]
+
+
+def test_without_fairness_they_are_computed_as_they_came() -> None:
+    prompts = Prompts("fcfs")
+    prompts.send("long", 10 * BUDGET, "a")
+    prompts.step()
+    prompts.send("short", BUDGET, "b")
+    prompts.finish()
+    assert prompts.done["long"] <= prompts.done["short"]
