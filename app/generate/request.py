@@ -19,7 +19,12 @@ class SealedSummary:
     sealed: str
 
 
-Item = Message | SealedSummary
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What a model reasoned before it answered: it is not said again."""
+
+
+Item = Message | SealedSummary | Thought
 """Something that was said, called or answered; developers speak as the system."""
 
 
@@ -109,6 +114,6 @@ class GenerationRequest:
 
 def _length(item: Item | ItemName) -> int:
     """Characters that a request has for an item."""
-    if isinstance(item, ItemName):
-        return len(item.id)
+    if isinstance(item, ItemName | Thought):
+        return 0
     return len(item.sealed) if isinstance(item, SealedSummary) else num_characters(item)

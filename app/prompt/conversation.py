@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary
+from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
 from app.prompt.history import Turn
 from app.prompt.sealing import PromptOrigin, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
@@ -187,6 +187,8 @@ class PromptBuilder:
         recalled: SystemText | None = None
         for index, item in enumerate(items):
             assert not isinstance(item, ItemName), "names are looked up before"
+            if isinstance(item, Thought):
+                continue
             if not isinstance(item, SealedSummary):
                 _say(messages, item)
                 continue
@@ -203,6 +205,8 @@ class PromptBuilder:
                     messages.append({"role": "system", "content": system.text})
             text = f"Summary of the conversation so far: {summary.text}"
             messages.append({"role": "system", "content": text})
+        if not messages:
+            raise invalid_request("Nothing is said that could be answered.", "input")
         return messages, recalled
 
 

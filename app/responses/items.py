@@ -24,6 +24,7 @@ _MAX_NAMED_RESPONSES = 64
 _PREFIXES = {
     "message": "msg",
     "compaction": "cmp",
+    "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
 }

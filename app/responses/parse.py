@@ -8,11 +8,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.generate.engine_request import or_default
-from app.generate.request import FieldNames, GenerationRequest, Item, ItemName, SealedSummary
+from app.generate.request import (
+    FieldNames,
+    GenerationRequest,
+    Item,
+    ItemName,
+    SealedSummary,
+    Thought,
+)
 from app.prompt.tools import FunctionCall
 from app.wire.errors import invalid_request
 from app.wire.events import ResponseResource
-from app.wire.responses import LOGPROBS, CompactionItem, CreateBody, ItemReference, ResolvedItem
+from app.wire.responses import (
+    LOGPROBS,
+    CompactionItem,
+    CreateBody,
+    ItemReference,
+    ReasoningItem,
+    ResolvedItem,
+)
 from app.wire.tools import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -55,6 +69,8 @@ def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
 
 
 def _item(item: ResolvedItem) -> Item:
+    if isinstance(item, ReasoningItem):
+        return Thought()
     if isinstance(item, FunctionCallItem):
         call = FunctionCall(item.call_id, item.name, item.arguments)
         return {"role": "assistant", "content": "", "calls": [call]}

@@ -173,7 +173,7 @@ class ChatBody(SamplingFields):
     prediction: Declined = None
     prompt_cache_options: Declined = None
     prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
-    reasoning_effort: Declined = None
+    reasoning_effort: Annotated[Any, AfterValidator(declining("none"))] = None
     verbosity: Verbosity = None
     web_search_options: Declined = None
 

@@ -100,6 +100,17 @@ class CompactionItem(Wire):
     id: Identifier | None = None
 
 
+class ReasoningItem(Wire):
+    """What a model thought before an answer, here or elsewhere: templates do not say it again."""
+
+    type: Literal["reasoning"]
+    id: Identifier | None = None
+    summary: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    content: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    encrypted_content: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
 class ItemReference(Wire):
     """An item of an earlier response, its input or its output, by id."""
 
@@ -117,13 +128,14 @@ _item = Discriminator(
     _item_tag,
     custom_error_type="unsupported_value",
     custom_error_message=(
-        "only items of type message, function_call, function_call_output, compaction and "
-        "item_reference are served"
+        "only items of type message, function_call, function_call_output, reasoning, compaction "
+        "and item_reference are served"
     ),
 )
 ResolvedItem = Annotated[
     Annotated[MessageItem, Tag("@message")]
     | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[ReasoningItem, Tag("@reasoning")]
     | Annotated[FunctionCallItem, Tag("@function_call")]
     | Annotated[FunctionCallOutputItem, Tag("@function_call_output")],
     _item,
@@ -131,6 +143,7 @@ ResolvedItem = Annotated[
 InputItem = Annotated[
     Annotated[MessageItem, Tag("@message")]
     | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[ReasoningItem, Tag("@reasoning")]
     | Annotated[FunctionCallItem, Tag("@function_call")]
     | Annotated[FunctionCallOutputItem, Tag("@function_call_output")]
     | Annotated[ItemReference, Tag("@item_reference")],
@@ -183,6 +196,14 @@ class TextOptions(Wire):
     verbosity: Verbosity = None
 
 
+class ReasoningOptions(Wire):
+    """How to reason: not at all, as every model here answers."""
+
+    effort: Annotated[Any, AfterValidator(declining("none"))] = None
+    summary: Declined = None
+    generate_summary: Declined = None
+
+
 class StreamOptions(Wire):
     """Options of a stream: `include_obfuscation` pads its deltas with text."""
 
@@ -217,7 +238,7 @@ class CreateBody(SamplingFields):
     moderation: Declined = None
     prompt_cache_options: Declined = None
     prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
-    reasoning: Declined = None
+    reasoning: ReasoningOptions | None = None
     access_programs: Declined = None
     image: Declined = None
 

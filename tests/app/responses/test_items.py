@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.responses.test_responses_ws import socket, text_of
@@ -176,3 +176,38 @@ async def test_a_background_response_needs_no_reader(http: httpx.AsyncClient, wo
     assert found["status"] == "completed"
     assert found["output"][0]["content"][0]["text"] == "You said: x"
     assert (await http.get(f"/v1/responses/{body['id']}?stream=true")).text.endswith("[DONE]\n\n")
+
+
+async def test_what_was_thought_is_not_said_again(client: AsyncOpenAI, world: World) -> None:
+    thought: Any = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "secret"}],
+        "encrypted_content": "x",
+    }
+    said: Any = [user("one"), thought, {"role": "assistant", "content": "two"}, user("three")]
+    response = await client.responses.create(model=MODEL, input=said)
+    with_thought = prompt(world)
+    said.remove(thought)
+    await client.responses.create(model=MODEL, input=said)
+    assert with_thought == prompt(world)
+    listed = (await client.responses.input_items.list(response.id, order="asc")).data
+    assert listed[1].type == "reasoning"
+    for before in (None, response.id):
+        with pytest.raises(BadRequestError) as refused:
+            await client.responses.create(model=MODEL, input=[thought], previous_response_id=before)
+        assert refused.value.param == "input"
+
+
+async def test_not_to_reason_may_be_asked_for(client: AsyncOpenAI) -> None:
+    for effort in ("none", None):
+        reasoning: Any = {"effort": effort, "summary": None}
+        await client.responses.create(model=MODEL, input="x", reasoning=reasoning)
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "x"}],
+            reasoning_effort=effort,  # type: ignore[arg-type]
+        )
+    with pytest.raises(BadRequestError) as refused:
+        await client.responses.create(model=MODEL, input="x", reasoning={"effort": "low"})
+    assert refused.value.param == "reasoning.effort"
