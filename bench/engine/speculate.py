@@ -6,8 +6,9 @@ does befalls both. Prompts are in the cache, so that the time is that of decodin
 share a namespace, so that nothing is known of earlier answers.
 
 Editing and quoting prompts, second turns of MT-bench (`--questions FILE`; synthetic ones where it
-is missing) behind answers of the model itself, and loads on which there is little to gain: batches
-of 8 and 32, and tokens drawn at a high temperature.
+is missing) behind answers of the model itself, chats behind shared system prompts, half of a batch
+editing, and loads on which there is little to gain: batches of 8 and 32, and tokens drawn at a high
+temperature.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LOADS: Final = {
     "chat": "second turns of chats, one at a time",
     "chat_sampled": "the same at temperature 1, top-p 0.95",
     "random": "the same at temperature 3: tokens without order",
+    "shared_8": "eight chats at once, behind four system prompts of 512 tokens",
+    "mixed_8": "eight at once, four texts to correct and four second turns",
     "batch_8": "eight second turns at once",
     "batch_32": "32 at once",
     "batch_8_sampled": "eight at once at temperature 1, top-p 0.95",

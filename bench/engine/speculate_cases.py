@@ -13,6 +13,7 @@ import msgspec
 from transformers import AutoTokenizer
 
 from bench.common.mt_bench import Conversation
+from bench.common.workload import system_prompt
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
@@ -24,6 +25,8 @@ from engine.serve.core import EngineCore
 _KV_TOKENS: Final = 1 << 16
 """Of each engine: all prompts stay in the cache."""
 _MOST_AT_ONCE: Final = 32
+_SYSTEMS: Final = 4
+_SYSTEM_TOKENS: Final = 512
 _CORRECT: Final = "Correct the spelling mistakes in this text, and repeat all of it:"
 _REPEAT: Final = "Repeat this text word for word:"
 _TEXTS: Final = (
@@ -112,8 +115,6 @@ class SpeculateBench:
         self._on = self._core(parts)
         self._eos_token_ids = parts.info.eos_token_ids
         self._max_tokens = max_tokens
-        self._turn = 0
-        """The first of them takes turns as well."""
         self._names = map(str, itertools.count())
         self._tokenizer = AutoTokenizer.from_pretrained(config.model_path)
 
@@ -126,8 +127,8 @@ class SpeculateBench:
         for core in (self._off, self._on):
             self._answers(core, list(prompts.values()), _GREEDY, max_tokens=1)
         found = {load: Found() for load in cases}
-        for _, load in itertools.product(range(rounds), cases):
-            self._round(cases[load], found[load])
+        for number, load in itertools.product(range(rounds), cases):
+            self._round(cases[load], found[load], number)
         return found
 
     def _core(self, parts: Parts) -> EngineCore:
@@ -165,7 +166,10 @@ class SpeculateBench:
         spread = chats[:: max(1, len(chats) // _MOST_AT_ONCE)][:_MOST_AT_ONCE]
         second = self._second_turns(spread)
         some = second[:: max(1, len(second) // alone)][:alone]
-        eight = second[:: max(1, len(second) // 8)][:8]
+        every = max(1, len(second) // 8)
+        eight = second[::every][:8]
+        systems = [system_prompt(str(n), _SYSTEM_TOKENS, self._count) for n in range(_SYSTEMS)]
+        behind = zip(spread[::every][:8], itertools.cycle(systems), strict=False)
         edits, quotes = (
             [self._prompt([f"{task}\n\n{text}"]) for text in _TEXTS] for task in (_CORRECT, _REPEAT)
         )
@@ -175,21 +179,24 @@ class SpeculateBench:
             "chat": _Case(some),
             "chat_sampled": _Case(some, 1, 1.0, 0.95),
             "random": _Case(some[:4], 1, 3.0),
+            "shared_8": _Case([self._prompt(chat[:1], system) for chat, system in behind], 8),
+            "mixed_8": _Case([*edits, *eight[1::2]], 8),
             "batch_8": _Case(eight, 8),
             "batch_32": _Case(second, 32),
             "batch_8_sampled": _Case(eight, 8, 1.0, 0.95),
             "batch_32_sampled": _Case(second, 32, 1.0, 0.95),
         }
 
-    def _round(self, case: _Case, found: Found) -> None:
-        """All prompts once on each engine, as many at once as the case says."""
+    def _round(self, case: _Case, found: Found, number: int) -> None:
+        """All prompts once on each engine, as many at once as the case says; who begins differs
+        from prompt to prompt, and from round to round."""
         num_tokens = {self._off: 0, self._on: 0}
         seconds = {self._off: 0.0, self._on: 0.0}
         before = self._on.stats()
         for first in range(0, len(case.prompts), case.at_once):
             prompts = case.prompts[first : first + case.at_once]
-            turns = (self._off, self._on) if self._turn % 2 else (self._on, self._off)
-            self._turn += 1
+            order = number + first // case.at_once
+            turns = (self._off, self._on) if order % 2 else (self._on, self._off)
             for core in turns:
                 start = perf_counter()
                 answers = self._answers(core, prompts, case, self._max_tokens)
@@ -226,10 +233,14 @@ class SpeculateBench:
             for chat, answer in zip(chats, said, strict=True)
         ]
 
-    def _prompt(self, turns: Sequence[str]) -> list[int]:
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _prompt(self, turns: Sequence[str], system: str | None = None) -> list[int]:
         """The user's and the model's turns under the model's chat template."""
         roles = itertools.cycle(["user", "assistant"])
-        messages = [
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages += [
             {"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)
         ]
         text = self._tokenizer.apply_chat_template(
