@@ -157,10 +157,10 @@ class Settings(BaseSettings):
         "runs two at once and that was faster at the first start.",
     )
     speculation: Literal["off", "lookup", "draft"] = Field(
-        "off",
+        "lookup",
         description="Several tokens in one step where guesses come true: `lookup` finds them in "
         "the conversation and in earlier answers of the same namespace, `draft` also asks a small "
-        "model. For few streams at once.",
+        "model.",
     )
     draft_model: str | None = Field(
         None,

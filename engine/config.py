@@ -77,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: Speculation = "off"
     """Whether several tokens of a sequence may be drawn in one step, behind guesses: `lookup` finds
     these in the conversation and in earlier answers of the same namespace, `draft` does that first
-    and asks a small model where nothing is found."""
+    and asks a small model where nothing is found. A service's own default is `lookup`."""
     draft_model_path: str | None = None
     """The folder of that model, which has the same vocabulary; its KV is in `kv_memory_bytes`."""
     speculation_tokens: int = 16

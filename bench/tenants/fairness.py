@@ -96,6 +96,7 @@ def run(options: argparse.Namespace) -> Result:
     foreign = warn_if_busy()
     flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
     flags += ["--max-running-requests", options.max_running_requests]
+    flags += ["--speculation", "off"]  # one arrival of text counts as one token
     with ExitStack() as stack:
         sides = [
             _Side.of(name, stack.enter_context(running_service([*flags, "--fairness", name])))

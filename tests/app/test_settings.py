@@ -216,7 +216,7 @@ ENGINE_SETTINGS = {
     "batch_invariant": True,
     "threads": 3,
     "kernel_paths": "words",
-    "speculation": "lookup",
+    "speculation": "off",
     "speculation_tokens": 3,
     "fairness": "fcfs",
     "recovery": "swap",

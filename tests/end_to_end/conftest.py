@@ -36,7 +36,7 @@ def reference(model_folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(
-    scope="session", params=["off", pytest.param("lookup", marks=pytest.mark.exhaustive)]
+    scope="session", params=["lookup", pytest.param("off", marks=pytest.mark.exhaustive)]
 )
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     """In fp32, with so few and small blocks that a crowd of requests preempts each other; with and
