@@ -60,6 +60,17 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     early_stopping: bool | None = False
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What an output is to be: all of it, from its first token to an end token.
+
+    `kind` says how `source` is read: as a JSON schema, as a regular expression (Rust's syntax), or
+    as a context-free grammar in `llguidance`'s dialect of Lark. See `engine.grammar.source`.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may have of the engine; the newest one that was seen counts.
 
@@ -84,9 +95,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     delivered already (empty: none): generation goes on behind them exactly as if it had never
     stopped, `max_tokens` and penalties included; `cached_tokens` is what that run has reported.
     Sequences that were over already are `ended`: they are neither computed nor reported again.
-    With `cache` off it neither finds blocks nor leaves any. `pin` names a prompt
-    (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`. Of a tenant's requests,
-    those of higher `priority` are served first; between tenants it says nothing.
+    With a `grammar` only tokens are drawn that one of its outputs may go on with, and end tokens
+    only behind a whole one. With `cache` off it neither finds blocks nor leaves any. `pin` names a
+    prompt (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`. Of a tenant's
+    requests, those of higher `priority` are served first; between tenants it says nothing.
 
     The output begins with `forced`, whatever the scores say, and only behind it a stop token ends
     it: so log-probabilities of a given text are computed, a step for each token.
@@ -100,6 +112,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     share: TenantShare = TenantShare()
     num_sequences: int = 1
     beam: BeamParams | None = None
+    grammar: Grammar | None = None
     generated: list[list[int]] = []
     ended: tuple[int, ...] = ()
     cached_tokens: int | None = None
@@ -180,6 +193,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     rotary_switch: int | None = None
     """A sequence of more tokens than this is computed with other rotary factors, from its first
     token on, and shares no block with shorter ones; `None`: one set of factors serves all."""
+    has_grammars: bool = False
+    """Whether outputs can be held to a grammar: the model has a tokenizer that tells its tokens'
+    bytes, and an end token."""
     logit_error: float = 0.0
     """How far logits are from the original model's on a few tokens, relatively."""
 

@@ -9,6 +9,9 @@ from engine.api import EngineInfo, EngineRequest, RequestRefused
 _MAX_LENGTH_PENALTY = 5
 """With it the scores of the longest outputs are still float32 numbers."""
 
+MAX_GRAMMAR_BYTES = 131_072
+"""Of a grammar's source."""
+
 _MAX_TOP_K = 2**63 - 1
 """What a tensor of integers holds, and a message to the engine's process."""
 
@@ -37,6 +40,7 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     ):
         raise RequestRefused("only a cached prompt without output can be pinned", "pin")
     _check_lines(request, info)
+    _check_grammar(request, info)
     _check_generated(request, info)
     _check_forced(request, info)
     total = len(prompt) + sampling.max_tokens
@@ -122,6 +126,25 @@ def _check_forced(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("only a single output can have a given beginning", "forced")
     if len(forced) > request.sampling.max_tokens:
         raise RequestRefused("the output cannot be shorter than its beginning", "max_tokens")
+
+
+def _check_grammar(request: EngineRequest, info: EngineInfo) -> None:
+    """Whether outputs can be held to the grammar, as far as that is known without reading it."""
+    grammar = request.grammar
+    if grammar is None:
+        return
+    if not info.has_grammars:
+        raise RequestRefused("this model's outputs cannot be held to a grammar", "grammar")
+    if len(grammar.source.encode()) > MAX_GRAMMAR_BYTES:
+        raise RequestRefused(f"a grammar has {MAX_GRAMMAR_BYTES} bytes at most", "grammar")
+    if request.beam is not None:
+        raise RequestRefused("beams are not held to a grammar", "grammar")
+    if request.sampling.min_tokens:
+        raise RequestRefused("what has a grammar ends where that says", "min_tokens")
+    if request.forced:
+        raise RequestRefused("what has a grammar begins as that says", "forced")
+    if not set(info.eos_token_ids) <= set(request.sampling.stop_token_ids):
+        raise RequestRefused("the model's end tokens must stop what has a grammar", "grammar")
 
 
 def _check_generated(request: EngineRequest, info: EngineInfo) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import torch
@@ -19,6 +20,8 @@ from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
+from engine.grammar.grammars import Grammars
+from engine.grammar.vocabulary import Vocabulary, load_vocabulary
 from engine.model.calibration import (
     MOST_KEYS,
     MOST_ROWS,
@@ -43,6 +46,7 @@ from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import Padder, row_buckets
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.graphs.recording import CudaRecorder, Record
+from engine.run.masks import Masks
 from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
@@ -68,6 +72,8 @@ class Parts:
     costs: CostModel
     draft: PagedModel | None = None
     """What guesses, with memory of its own for as many blocks."""
+    vocabulary: Vocabulary | None = None
+    """What grammars are compiled for."""
 
 
 def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> EngineCore:
@@ -82,7 +88,8 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
     guesses = config.speculation != "off"
     row_costs = _row_costs(parts, graphs, config.model_path) if guesses else FREE_ROWS
     drafter = make_drafter(parts)
-    return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter)
+    grammars = None if parts.vocabulary is None else Grammars(parts.vocabulary)
+    return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter, grammars)
 
 
 def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
@@ -90,8 +97,9 @@ def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
     config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
     grouping = _may_group(config)
+    masks = None if parts.vocabulary is None else Masks(parts.vocabulary)
     if parts.model.device.type != "cuda":
-        return ModelRunner(parts.model, costs, grouping), None
+        return ModelRunner(parts.model, costs, grouping, masks=masks), None
     record = CudaRecorder(parts.model.device)
     graphs, pieces = make_graphs(parts, record), make_pieces(parts, record)
     graphs.record()
@@ -102,7 +110,7 @@ def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
     # Compiled now, so that the first request which is sampled does not wait for a compiler.
     for dtype in {parts.model.dtype, torch.float32}:
         _draw_once(parts, dtype)
-    return AheadRunner(parts.model, costs, grouping, graphs, pieces), graphs
+    return AheadRunner(parts.model, costs, grouping, graphs, pieces, masks=masks), graphs
 
 
 def make_drafter(parts: Parts) -> Drafter | None:
@@ -121,6 +129,7 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
     own = replace(
         parts,
         model=draft,
+        vocabulary=None,
         info=msgspec.structs.replace(
             info,
             num_host_blocks=0,
@@ -254,10 +263,13 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
         draft.allocate(num_blocks + 1)
     model.allocate_host(num_host_blocks)
     info = _info(config, model)
+    size, ends = info.vocab_size, info.eos_token_ids
+    vocabulary = load_vocabulary(Path(config.model_path), size, ends)
+    info = msgspec.structs.replace(info, has_grammars=vocabulary is not None)
     costs = FREE_COPIES
     if num_host_blocks:
         costs = calibrate(model, _step_size(config).tokens, info.max_context_tokens)
-    return Parts(config, info, model, costs, draft)
+    return Parts(config, info, model, costs, draft, vocabulary)
 
 
 def _block_bytes(model: PagedModel) -> int:

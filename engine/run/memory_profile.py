@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.api import EngineRequest, Namespaces, SamplingParams
@@ -23,6 +24,7 @@ from engine.model.paged_model import PagedModel
 from engine.model.step_size import StepSize
 from engine.run.batch import pack
 from engine.run.graphs.padding import no_groups, tensors_of, with_tensors
+from engine.run.masks import RowMasks
 from engine.run.sampler import sample
 from engine.schedule.plan import Draw
 from engine.schedule.sequence import Sequence
@@ -135,7 +137,13 @@ def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> Non
     logits = model.forward(batch)
     newest = batch.token_ids.index_select(0, batch.logit_rows)
     draws = [Draw(_demanding(model.block_size)) for _ in range(rows)]
-    sample(logits, draws, newest).result()
+    sample(logits, draws, newest, masks=_masks(rows, logits.shape[1])).result()
+
+
+def _masks(rows: int, vocab_size: int) -> RowMasks:
+    """Of all rows but the first: scores are copied for it."""
+    words = np.full((rows - 1, -(-vocab_size // 32)), -1, np.int32)
+    return RowMasks(np.arange(1, rows), words, {})
 
 
 def _lengths(size: StepSize, longest: int) -> list[int]:

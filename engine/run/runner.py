@@ -20,12 +20,13 @@ from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
+from engine.run.masks import Masks, RowMasks
 from engine.run.memory_errors import attempt
 from engine.run.penalties import Counts
 from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
-from engine.schedule.plan import Sampled, StepPlan
+from engine.schedule.plan import Draw, Sampled, StepPlan
 from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import CostModel
 from kernels.prefix_groups import rule_for
@@ -67,9 +68,10 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         pieces: PieceGraphs | None = None,
         queues: Queues | None = None,
+        masks: Masks | None = None,
     ) -> None:
         """Decode steps replay `graphs`, and others `pieces`, where there are any. `queues` are
-        those of the device.
+        those of the device. Sequences have grammars only where there are `masks`.
         """
         self._model = model
         self._copies = BlockCopies(model, queues)
@@ -78,11 +80,12 @@ class ModelRunner:
         self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
         self._graphs = graphs
         self._pieces = pieces
+        self._masks = masks
         self._drawn: dict[Sequence, int] = {}
         """Of the last step: the row in which a sequence has drawn."""
         self._counts: Counts = token_counts(model.device)
-        self._tokens = torch.empty(0, dtype=torch.int64)
-        """Of the last step: what each row has drawn, on the device."""
+        self._draws: Draws | None = None
+        """Of the last step."""
 
     @property
     def num_spared_keys(self) -> int:
@@ -114,11 +117,30 @@ class ModelRunner:
         newest, logits = self._compute(plan, host)
         self._copies.launched(touched)
         wanted = plan.draws
-        draws = sample(logits, wanted, newest, self._counts)
+        draws = sample(logits, wanted, newest, self._counts, self._allowed(wanted))
         self._drawn = {draw.sequence: row for row, draw in enumerate(wanted)}
-        self._tokens = draws.tokens
+        self._draws = draws
         watch.mark()
         return LaunchedStep(plan, draws, watch, self._copies, self._costs)
+
+    def _allowed(self, draws: list[Draw]) -> RowMasks | None:
+        """The masks of a step whose layers are in the device's queue.
+
+        Waits for the step before, if a mask depends on what that one draws.
+        """
+        if self._masks is None:
+            return None
+        awaited = [
+            draw.sequence
+            for draw in draws
+            if draw.sequence.grammar is not None and draw.sequence.num_drawn
+        ]
+        newest: dict[Sequence, int] = {}
+        if awaited:
+            assert self._draws is not None
+            tokens = self._draws.token_ids()
+            newest = {sequence: tokens[self._drawn[sequence]] for sequence in awaited}
+        return self._masks.of(draws, newest)
 
     def _compute(self, plan: StepPlan, host: Batch) -> tuple[Tensor, Tensor]:
         """Of each row that draws in the batch of `plan`: the newest token, and the logits."""
@@ -133,7 +155,8 @@ class ModelRunner:
         def complete(token_ids: Tensor) -> None:
             if places:
                 index, drawn = upload([np.array(places), np.array(rows)], model.device)
-                token_ids.index_copy_(0, index, self._tokens.index_select(0, drawn))
+                assert self._draws is not None
+                token_ids.index_copy_(0, index, self._draws.tokens.index_select(0, drawn))
 
         replayed = None if self._graphs is None else self._graphs.run(host, complete)
         if replayed is not None:

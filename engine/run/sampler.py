@@ -1,12 +1,12 @@
 """Choosing the next token of every row at once, on the device of the logits, without waiting.
 
-The order is: logit bias, repetition, presence and frequency penalties; greedy rows take the
-maximum; the others divide by the temperature, keep the tokens that top_k, top_p and min_p allow,
-and draw (`kernels.sampling`). A draw depends on (seed, position) only, never on batch-mates: every
-token has Gumbel noise from a counter-based generator, and the largest sum of score and noise wins.
-Other batch-mates also round the scores differently; this race then changes its winner far more
-rarely (once in 96,000 draws of the default model in float32) than an inverted distribution does (89
-to 174 times).
+The order is: logit bias, repetition, presence and frequency penalties; what a grammar does not
+allow is out (`engine.run.masks`); greedy rows take the maximum; the others divide by the
+temperature, keep the tokens that top_k, top_p and min_p allow, and draw (`kernels.sampling`). A
+draw depends on (seed, position) only, never on batch-mates: every token has Gumbel noise from a
+counter-based generator, and the largest sum of score and noise wins. Other batch-mates also round
+the scores differently; this race then changes its winner far more rarely (once in 96,000 draws of
+the default model in float32) than an inverted distribution does (89 to 174 times).
 
 Rows of a beam search are not drawn from: bias and penalties apply to their log-probabilities, as in
 transformers, and the best tokens are listed.
@@ -24,11 +24,13 @@ from torch import Tensor
 
 from engine.api import SamplingParams, TokenLogprobs
 from engine.run.device_counts import token_counts
+from engine.run.masks import RowMasks
 from engine.run.penalties import Counts
 from engine.run.staging import Download, upload
 from engine.schedule.beam import Candidate, num_candidates
 from engine.schedule.plan import Draw, Sampled
 from kernels import sampling
+from kernels.masking import mask
 from kernels.noise import noise_states
 
 _INVERSE_TEMPERATURES = (1e-30, 1e30)
@@ -45,6 +47,13 @@ class Draws:
     """How many alternatives each row that wants log-probabilities has asked for."""
     _widths: dict[int, int]
     """How many candidates each row of a beam search needs."""
+    _failures: dict[int, str]
+    """Why rows have no token, whatever was drawn in them."""
+
+    def token_ids(self) -> list[int]:
+        """Wait for the tokens alone."""
+        token_ids: list[int] = self._download.wait()[0].tolist()
+        return token_ids
 
     def result(self) -> Sampled:
         """Wait for it."""
@@ -62,7 +71,7 @@ class Draws:
             for k, (row, width) in enumerate(self._widths.items()):
                 best = zip(tokens[k][:width], values[k][:width], strict=True)
                 candidates[row] = list(best)
-        return Sampled(token_ids, logprobs, candidates)
+        return Sampled(token_ids, logprobs, candidates, self._failures)
 
 
 def sample(
@@ -70,14 +79,15 @@ def sample(
     draws: Sequence[Draw],
     newest: Tensor | None = None,
     counts: Counts | None = None,
+    masks: RowMasks | None = None,
 ) -> Draws:
     """Draw one token a row, or list the candidates of a beam's row.
 
     `logits` is [num_rows, vocab_size] in a dtype of the engine; row i belongs to `draws[i]`.
     `newest` ([num_rows] int64) are the tokens that were computed last, beside the logits: the host
     may not know them. Without it, it does. `counts` are those of earlier steps; without them, all
-    tokens that have penalties are counted. Log-probabilities are those of the model itself, before
-    bias, penalties and temperature.
+    tokens that have penalties are counted. `masks` are what grammars allow. Log-probabilities are
+    those of the model itself, before bias, penalties, masks and temperature.
     """
     wanted = {
         row: draw.sequence.sampling.logprobs
@@ -94,6 +104,8 @@ def sample(
         scores = _normalised(logits.float(), widths)
     counts = token_counts(logits.device) if counts is None else counts
     scores = counts.adjust(scores, draws, newest)
+    if masks is not None:
+        scores = mask(scores, *upload([masks.rows, masks.words], scores.device))
     params = [draw.sequence.sampling for draw in draws]
     states = noise_states([p.seed for p in params], [draw.num_tokens for draw in draws])
     tokens = sampling.draw(scores, *upload([states, _numbers(params)], scores.device))
@@ -102,7 +114,8 @@ def sample(
         results += _logprobs(logits.float(), tokens, wanted)
     if widths:
         results += _candidates(scores, widths)
-    return Draws(tokens, Download.of(results), wanted, widths)
+    failures = {} if masks is None else masks.failures
+    return Draws(tokens, Download.of(results), wanted, widths, failures)
 
 
 def _numbers(params: list[SamplingParams]) -> npt.NDArray[np.float64]:

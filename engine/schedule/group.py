@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from engine.api import EngineRequest, FinishReason
 from engine.blocks.table import BlockTable
+from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.beam import BeamSearch, Candidate
 from engine.schedule.sequence import Sequence
 
@@ -66,11 +67,15 @@ class SequenceGroup:
 
     @classmethod
     def of(
-        cls, request: EngineRequest, new_table: Callable[[], BlockTable], arrival: int
+        cls,
+        request: EngineRequest,
+        new_table: Callable[[], BlockTable],
+        arrival: int,
+        grammar: CompiledGrammar | None = None,
     ) -> SequenceGroup:
         """The group of a request that has just come, without the sequences that are over."""
         indices = [i for i in range(request.num_sequences) if i not in request.ended]
-        sequences = [Sequence(request, new_table(), index) for index in indices]
+        sequences = [Sequence(request, new_table(), index, grammar) for index in indices]
         group = cls(request, sequences, arrival, is_charged=request.num_generated > 0)
         if request.beam is not None:
             sampling = request.sampling

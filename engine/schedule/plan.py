@@ -118,6 +118,8 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     """By row; the token of such a row is its first candidate."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """By row, why no token could be drawn: a grammar is at a loss. What is drawn there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Results:
                     news.append(News(sequence))
                 else:
                     drawn = sampled.token_ids[first:row]
-                    count = self._take(group, sequence, chunk.drafts, drawn)
+                    failures = {at - first: sampled.failures[at] for at in sampled.failures}
+                    count = self._take(group, sequence, chunk.drafts, drawn, failures)
                     news.append(News(sequence, range(first, first + count)))
             for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
                 if sequence.finish_reason is not None:
@@ -45,16 +46,25 @@ class Results:
         return news
 
     def _take(
-        self, group: SequenceGroup, sequence: Sequence, drafts: tuple[int, ...], drawn: list[int]
+        self,
+        group: SequenceGroup,
+        sequence: Sequence,
+        drafts: tuple[int, ...],
+        drawn: list[int],
+        failures: dict[int, str],
     ) -> int:
         """Take over the tokens drawn behind drafts that were right; returns how many.
 
         The first one is drawn behind what is known, and each of the others behind one draft more:
         it counts if that draft is what has been drawn. So whatever was drafted, the tokens are
-        those that one step for each would have drawn.
+        those that one step for each would have drawn. One in whose place there is a failure ends
+        the sequence.
         """
         count = num_right = 0
         for token_id, draft in zip(drawn, (*drafts, None), strict=True):
+            if count in failures:
+                sequence.fail(failures[count])
+                break
             sequence.append(token_id)
             count += 1
             if token_id != draft:

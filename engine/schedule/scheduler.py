@@ -28,6 +28,7 @@ from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
 from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts
+from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.accounts import Accounts
 from engine.schedule.decode import DecodePlanner
 from engine.schedule.fairness import Prices, make_fairness
@@ -105,8 +106,8 @@ class Scheduler:
         """The tenants that are known."""
         return self.lifecycle.accounts
 
-    def add(self, request: EngineRequest) -> list[Sequence]:
-        """Queue a request which `engine.validation.check_request` has let through.
+    def add(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> list[Sequence]:
+        """Queue a request which `engine.validation.check_request` has let through, and its grammar.
 
         Returns the sequences whose `generated` tokens are all that they may generate.
         """
@@ -116,7 +117,7 @@ class Scheduler:
             assert not lingering.unfinished, "ids of running requests are unique"
             self.lifecycle.end(lingering, "aborted")
         self._num_arrived += 1
-        group = SequenceGroup.of(request, self._new_table(request), self._num_arrived)
+        group = SequenceGroup.of(request, self._new_table(request), self._num_arrived, grammar)
         ended = [sequence for sequence in group.sequences if sequence.finish_reason is not None]
         group.sequences = group.unfinished
         if group.sequences:

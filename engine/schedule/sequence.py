@@ -9,6 +9,7 @@ from msgspec import structs
 
 from engine.api import EngineRequest, FinishReason, SamplingParams
 from engine.blocks.table import BlockTable
+from engine.grammar.compiled import CompiledGrammar
 
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 
@@ -26,6 +27,8 @@ class Sequence:
     request: EngineRequest
     table: BlockTable
     index: int = 0
+    grammar: CompiledGrammar | None = None
+    """What its output is to be."""
     sampling: SamplingParams = field(init=False)
     """How its tokens are chosen; the seed is its own."""
     token_ids: list[int] = field(init=False)

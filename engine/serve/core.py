@@ -14,6 +14,7 @@ from engine.api import (
     EngineInfo,
     EngineRequest,
     EngineStats,
+    FinishReason,
     StepOutOfMemory,
     TenantStats,
     TokenDelta,
@@ -25,6 +26,8 @@ from engine.config import EngineConfig
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
+from engine.grammar.compiled import CompiledGrammar
+from engine.grammar.grammars import Grammars
 from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
@@ -48,6 +51,8 @@ if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
     import zmq
 
 _log = logging.getLogger(__name__)
+_PATIENCE_SECONDS = 0.002
+"""For a grammar, while nothing else is to be done: messages are looked for as often."""
 _MOST_FAILURES = 3
 """Failed steps of one kind, without a good one of that kind between them, after which the process
 is to be started anew."""
@@ -64,8 +69,11 @@ class EngineCore:
         costs: CostModel = FREE_COPIES,
         row_costs: RowCosts = FREE_ROWS,
         drafter: Drafter | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """A `drafter` takes the place of the one that `config` asks for."""
+        """A `drafter` takes the place of the one that `config` asks for. Requests have grammars
+        only where there are `grammars`.
+        """
         self.info = info
         tiers = Tiers(
             BlockPool(info.num_blocks, config.eviction),
@@ -80,6 +88,7 @@ class EngineCore:
             tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs
         )
         self._runner = runner
+        self._grammars = grammars
         self._order = Steps(self.scheduler)
         self._steps = 0
         self._prompt_tokens = 0
@@ -91,20 +100,25 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """Whether `step` would have nothing to do."""
-        return self.scheduler.is_idle and not self._order
+        return self.scheduler.is_idle and not self._order and not self._grammars
 
     def submit(self, request: EngineRequest) -> list[TokenDelta]:
         """Queue a request that `engine.validation.check_request` has let through.
 
-        Returns the terminal deltas of sequences that have nothing left to generate.
+        Returns the terminal deltas of sequences that have nothing left to generate. One with a
+        grammar waits for that first.
         """
-        ended = self.scheduler.add(request)
-        if not request.num_generated:
-            self._prompt_tokens += len(request.prompt)
-        return list(map(_last_delta, ended))
+        if request.grammar is None:
+            return self._add(request)
+        assert self._grammars is not None, "the door has refused it"
+        self._grammars.submit(request)
+        return []
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request now, or one sequence of it. Returns the terminal deltas of what ends."""
+        waiting = None if self._grammars is None else self._grammars.abort(request_id, index)
+        if waiting is not None:
+            return _terminal(waiting, "aborted", index=index)
         return list(map(_last_delta, self.scheduler.abort(request_id, index)))
 
     def step(self) -> list[TokenDelta]:
@@ -114,9 +128,10 @@ class EngineCore:
         fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
         after step of one kind fails: running requests have not ended then.
         """
+        refused = self._take_compiled()
         progress = self._order.advance(self._runner)
         self._steps += progress.computed is not None
-        news = list(map(_last_delta, progress.ended))
+        news = refused + list(map(_last_delta, progress.ended))
         if progress.computed is not None:
             news += self._take_over(*progress.computed)
         if progress.failure is not None:
@@ -170,6 +185,37 @@ class EngineCore:
             tenants=self._tenant_stats(),
         )
 
+    def forget_tenant(self, tenant: str) -> None:
+        """See `EngineClient.forget_tenant`."""
+        self.scheduler.forget_tenant(tenant)
+        if self._grammars is not None:
+            self._grammars.forget_tenant(tenant)
+
+    def _add(
+        self, request: EngineRequest, grammar: CompiledGrammar | None = None
+    ) -> list[TokenDelta]:
+        """See `submit`."""
+        ended = self.scheduler.add(request, grammar)
+        if not request.num_generated:
+            self._prompt_tokens += len(request.prompt)
+        return list(map(_last_delta, ended))
+
+    def _take_compiled(self) -> list[TokenDelta]:
+        """Queue the requests that have waited for their grammars; the answer is that of `submit`.
+
+        With nothing else to do, it waits a moment for the next one.
+        """
+        if not self._grammars:
+            return []
+        has_steps = self._order or not self.scheduler.is_idle
+        deltas: list[TokenDelta] = []
+        for one in self._grammars.ready(0.0 if has_steps else _PATIENCE_SECONDS):
+            if one.error is None:
+                deltas += self._add(one.request, one.grammar)
+            else:
+                deltas += _terminal(one.request, "error", one.error)
+        return deltas
+
     def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:
         """What a computed step means to readers."""
         return [self._delta(news, sampled) for news in self.scheduler.commit(plan, sampled)]
@@ -221,6 +267,7 @@ class EngineCore:
             score=sequence.score,
             searched_tokens=sequence.num_searched,
             cached_tokens=sequence.first_hit or 0,
+            error=sequence.error,
         )
 
     def _tenant_stats(self) -> dict[str, TenantStats]:
@@ -260,7 +307,7 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
             elif isinstance(message, Unpin):
                 core.scheduler.pins.unpin(message.pin)
             elif isinstance(message, ForgetTenant):
-                core.scheduler.forget_tenant(message.tenant)
+                core.forget_tenant(message.tenant)
             elif isinstance(message, Probe):
                 socket.send(encode(ProbeReply(message.probe_id, core.stats())))
             else:
@@ -282,6 +329,27 @@ def _kinds(plans: list[StepPlan]) -> set[str]:
 def _send(socket: zmq.SyncSocket, deltas: list[TokenDelta]) -> None:
     if deltas:
         socket.send(encode(Deltas(deltas)))
+
+
+def _terminal(
+    request: EngineRequest,
+    reason: FinishReason,
+    error: str | None = None,
+    index: int | None = None,
+) -> list[TokenDelta]:
+    """The last deltas of a request that has not come to the scheduler, or of one sequence."""
+    indices = range(request.num_outputs) if index is None else [index]
+    return [
+        TokenDelta(
+            request_id=request.request_id,
+            index=one,
+            finish_reason=reason,
+            cached_tokens=request.cached_tokens or 0,
+            error=error,
+        )
+        for one in indices
+        if one not in request.ended
+    ]
 
 
 def _last_delta(sequence: Sequence) -> TokenDelta:
