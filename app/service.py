@@ -18,6 +18,7 @@ from app.admin.token import AdminToken
 from app.context import Service
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
+from app.generate.constraint import GrammarCheck
 from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
@@ -107,6 +108,7 @@ def _assembled(
         metrics=metrics,
         default_max_tokens=bounds.default_max_output_tokens,
         max_logprob_bytes=bounds.max_logprob_bytes,
+        grammars=GrammarCheck(workers),
     )
     return Service(
         engine=engine,

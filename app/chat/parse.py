@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 
+from app.generate.constraint import Constraint, constraint_of
 from app.generate.request import Candidates, FieldNames, GenerationRequest
-from app.prompt.tools import FunctionCall, Message
+from app.prompt.tools import FunctionCall, Message, Tools
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from app.wire.tools import asked_tools
@@ -42,6 +43,8 @@ def generation_request(body: ChatBody) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
     candidates = _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
+    functions = [tool.function for tool in body.tools or ()]
+    tools = asked_tools(functions, body.tool_choice, body.parallel_tool_calls)
     maximum = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return GenerationRequest(
         id=f"chatcmpl-{secrets.token_hex(16)}",
@@ -54,13 +57,20 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         model=body.model,
         max_tokens=getattr(body, maximum),
         logprobs=body.top_logprobs or 0 if body.logprobs or candidates.ranks else None,
+        constraint=_constraint(body, tools),
         candidates=candidates,
-        tools=asked_tools(
-            [tool.function for tool in body.tools or ()],
-            body.tool_choice,
-            body.parallel_tool_calls,
-        ),
+        tools=tools,
     )
+
+
+def _constraint(body: ChatBody, tools: Tools) -> Constraint | None:
+    grammar = body.response_format and body.response_format.grammar
+    asked = Constraint(grammar, "response_format") if grammar else None
+    constraint = constraint_of(body, asked, body.structured_outputs, tools)
+    if constraint is not None and body.num_beams is not None:
+        field = constraint.field.partition(".")[0]
+        raise invalid_request(f"'{field}' cannot go with 'num_beams'.", field)
+    return constraint
 
 
 def message_item(message: ChatMessage, param: str) -> Message:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Gate, Ticket
 from app.generate.answer_reader import AnswerReader
+from app.generate.constraint import GrammarCheck
 from app.generate.engine_request import engine_request, renewed
 from app.generate.generation import Asked, Generation
 from app.generate.logprob_room import LogprobRoom
@@ -58,6 +59,7 @@ class Generations:
         metrics: Metrics,
         default_max_tokens: int | None,
         max_logprob_bytes: int,
+        grammars: GrammarCheck,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -70,6 +72,7 @@ class Generations:
         self._metrics = metrics
         self._default_max_tokens = default_max_tokens
         self._logprob_room = LogprobRoom(max_logprob_bytes)
+        self._grammars = grammars
 
     async def begin(
         self,
@@ -86,6 +89,8 @@ class Generations:
         self._names.check(request.model)
         info = self._engine.info
         request.candidates.check(info.max_running_sequences)
+        if request.constraint is not None:
+            request.constraint.check(info)
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
             prompt = await self._prompt(principal, request, on_socket)
@@ -96,6 +101,9 @@ class Generations:
                 engine_kind=info.hash_extras,
                 tools=request.tools,
             )
+            if request.constraint is not None:
+                key = asked.request.namespaces.private_key
+                await self._grammars.check(principal.tenant.id, key, request.constraint)
             return await self._start(principal, asked, ticket)
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:

@@ -54,6 +54,7 @@ def engine_request(
         cache=tenant.cache == "on",
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
+        grammar=None if request.constraint is None else request.constraint.grammar,
         priority=_PRIORITIES[request.sampling.tier],
         forced=scored,
     )

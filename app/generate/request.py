@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from app.generate.constraint import Constraint
 from app.prompt.tools import Message, Tools, num_characters
 from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
@@ -79,8 +80,9 @@ class GenerationRequest:
     It begins with `items`, under the system text that `prompt` names or `instructions` are, or goes
     on with them behind `previous_response_id`. `sampling` is what all APIs share. An answer that
     names no `max_tokens` has `default_max_tokens`, or what the service and the context allow.
-    `logprobs` is the number of alternatives beside each token, `None` for no log-probabilities. Of
-    a conversation that is too long turns may be left out where it `truncates`.
+    `constraint` is what it is held to. `logprobs` is the number of alternatives beside each token,
+    `None` for no log-probabilities. Of a conversation that is too long turns may be left out where
+    it `truncates`.
 
     A prompt that is no conversation is `raw`, a text or its token ids; `scores` has the
     log-probabilities of its tokens told as well, behind the first.
@@ -100,6 +102,7 @@ class GenerationRequest:
     truncates: bool = False
     raw: str | Sequence[int] | None = None
     scores: bool = False
+    constraint: Constraint | None = None
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)
 

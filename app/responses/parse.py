@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from app.generate.constraint import Constraint, constraint_of
 from app.generate.engine_request import or_default
 from app.generate.request import (
     FieldNames,
@@ -44,6 +45,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
     if body.top_logprobs and not body.wants_logprobs:
         message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
         raise invalid_request(message, "top_logprobs")
+    tools = asked_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls)
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
         items=[
@@ -58,9 +60,16 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         previous_response_id=body.previous_response_id,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
+        constraint=constraint_of(body, _format(body), body.structured_outputs, tools),
         truncates=body.truncation == "auto",
-        tools=asked_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls),
+        tools=tools,
     )
+
+
+def _format(body: CreateBody) -> Constraint | None:
+    """What `text.format` asks for, if that is anything."""
+    grammar = body.text and body.text.format and body.text.format.grammar
+    return Constraint(grammar, "text.format") if grammar else None
 
 
 def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
@@ -97,6 +106,7 @@ def new_response(
         instructions=body.instructions,
         prompt=body.prompt.model_dump() if body.prompt else None,
         truncation=body.truncation or "disabled",
+        text={"format": _format_sent(body)},
         parallel_tool_calls=body.parallel_tool_calls is not False,
         tools=[_tool(tool) for tool in body.tools or ()],
         tool_choice=_choice(body.tool_choice),
@@ -127,3 +137,10 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 def _choice(choice: ToolChoice | None) -> str | dict[str, Any]:
     return choice or "auto" if choice is None or isinstance(choice, str) else choice.model_dump()
+
+
+def _format_sent(body: CreateBody) -> dict[str, Any]:
+    """`text.format` as the response repeats it."""
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    return body.text.format.model_dump(by_alias=True)

@@ -24,6 +24,7 @@ from app.wire.common import (
     text_or_list,
 )
 from app.wire.events import EncodedLogprob, Sent
+from app.wire.formats import ResponseFormat, StructuredOutputs
 from app.wire.tools import (
     MAX_FUNCTIONS,
     CallId,
@@ -124,12 +125,6 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(Wire):
-    """Plain text is the one output format."""
-
-    type: Literal["text"]
-
-
 def _early_stopping(value: object) -> object:
     if value is None or isinstance(value, bool) or value == "never":
         return value
@@ -154,6 +149,7 @@ class ChatBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None

@@ -24,6 +24,7 @@ from app.wire.common import (
     text_or_list,
 )
 from app.wire.errors import ApiError, invalid_request
+from app.wire.formats import StructuredOutputs, TextFormat
 from app.wire.tools import FunctionCallItem, FunctionCallOutputItem, Functions, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
@@ -183,12 +184,6 @@ class PromptReference(Wire):
     variables: dict[str, str] | None = None
 
 
-class TextFormat(Wire):
-    """Plain text is the one output format."""
-
-    type: Literal["text"]
-
-
 class TextOptions(Wire):
     """Options of the text output."""
 
@@ -226,6 +221,7 @@ class CreateBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     tools: Functions | None = None
     tool_choice: ToolChoice | None = None

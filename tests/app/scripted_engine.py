@@ -33,6 +33,7 @@ class ScriptedEngine:
 
     hash_extras = b""
     max_running_sequences = 64
+    has_grammars = True
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -74,6 +75,7 @@ class ScriptedEngine:
             vocab_size=len(self.tokenizer),
             eos_token_ids=(self.eos,),
             hash_extras=self.hash_extras,
+            has_grammars=self.has_grammars,
         )
 
     async def start(self) -> None: ...

@@ -83,7 +83,7 @@ async def test_length_is_reported(world: World) -> None:
     ("fields", "param"),
     [
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -65,7 +65,7 @@ async def test_the_response_object_has_every_field_of_the_strict_schema(
         ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0]"),
         ({"background": True, "store": False}, "invalid_value", "background"),
         ({"reasoning": {"effort": "low"}}, "unsupported_value", "reasoning.effort"),
-        ({"text": {"format": {"type": "json_object"}}}, "invalid_value", "text.format.type"),
+        ({"text": {"format": {"type": "xml"}}}, "unsupported_value", "text.format"),
         ({"truncation": "middle"}, "invalid_value", "truncation"),
         ({"include": ["web_search_call.results"]}, "invalid_value", "include[0]"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),

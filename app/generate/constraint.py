@@ -1,0 +1,95 @@
+"""What an answer is held to, which field asked for it, and whether it can be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+
+import msgspec
+
+from app.prompt.tools import Tools
+from app.upkeep.workers import Workers
+from app.wire.common import SamplingFields
+from app.wire.errors import invalid_request
+from app.wire.formats import StructuredOutputs
+from engine.api import EngineInfo, Grammar
+from engine.grammar.source import problem_of
+from engine.validation import MAX_GRAMMAR_BYTES
+
+_MOST_KNOWN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the field that an error about it names."""
+
+    grammar: Grammar
+    field: str
+
+    def check(self, info: EngineInfo) -> None:
+        """Raise `ApiError` where no grammar can be used, or none that is so long."""
+        if not info.has_grammars:
+            message = f"'{self.field}': this model's answers cannot be held to a format."
+            raise invalid_request(message, self.field, "unsupported_value")
+        if len(self.grammar.source.encode()) > MAX_GRAMMAR_BYTES:
+            message = f"'{self.field}' is too long: it may have {MAX_GRAMMAR_BYTES} bytes."
+            raise invalid_request(message, self.field)
+
+
+def constraint_of(
+    sampling: SamplingFields,
+    asked: Constraint | None,
+    outputs: StructuredOutputs | None,
+    tools: Tools,
+) -> Constraint | None:
+    """What a request's format asks for, or vLLM's field.
+
+    Raises `ApiError` naming a field that does not go with others.
+    """
+    if outputs is not None:
+        if asked is not None:
+            message = f"Give 'structured_outputs' or '{asked.field}'."
+            raise invalid_request(message, "structured_outputs")
+        asked = Constraint(outputs.grammar, f"structured_outputs.{outputs.kind}")
+    if asked is None:
+        return None
+    if tools.names:
+        message = (
+            f"'{asked.field}' says what the answer is, which so cannot be a call: give no 'tools', "
+            "or 'tool_choice': \"none\"."
+        )
+        raise invalid_request(message, asked.field.partition(".")[0], "unsupported_value")
+    for field in ("ignore_eos", "min_tokens"):
+        if getattr(sampling, field):
+            message = f"'{field}' cannot go with '{asked.field}', which says where the answer ends."
+            raise invalid_request(message, field)
+    return asked
+
+
+class GrammarCheck:
+    """Refuses what cannot be compiled, before anything runs. `workers` look at it.
+
+    What was found is kept for those who may share the request's blocks, and for nobody else.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._known: OrderedDict[bytes, str | None] = OrderedDict()
+        """By namespace and grammar, what is wrong with it."""
+
+    async def check(self, tenant: str, namespace_key: bytes, constraint: Constraint) -> None:
+        """Raise `ApiError` naming the field of a grammar that cannot be compiled."""
+        whole = msgspec.json.encode(constraint.grammar)
+        key = blake2b(whole, key=namespace_key).digest()
+        if key not in self._known:
+            work = partial(problem_of, constraint.grammar)
+            self._known[key] = await self._workers.run(tenant, work)
+        self._known.move_to_end(key)
+        problem = self._known[key]
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        if problem is not None:
+            message = f"'{constraint.field}' cannot be used: {problem}."
+            raise invalid_request(message, constraint.field)

@@ -1,0 +1,194 @@
+"""What a client wants an answer to be: OpenAI's formats, three more, and vLLM's words for the same.
+
+`regex`, `grammar` (Lark) and `choice` are extensions. A format holds in full, `strict` or not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.wire.common import Declined, DeclinedFlag, Wire
+from engine.api import Grammar
+
+_ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
+_MOST_CHOICES = 1024
+
+Choices = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_MOST_CHOICES)]
+SchemaName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+JsonSchema = dict[str, Any]
+
+
+class FreeText(Wire):
+    """Whatever the model says."""
+
+    type: Literal["text"]
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What holds the answer to the format, if anything does."""
+        return None
+
+
+class AnyObject(Wire):
+    """Some JSON object."""
+
+    type: Literal["json_object"]
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return _ANY_OBJECT
+
+
+class NamedSchema(Wire):
+    """A JSON schema. Name and description are for models elsewhere; here they change nothing."""
+
+    name: SchemaName
+    description: str | None = None
+    schema_: JsonSchema = Field(alias="schema")
+    strict: bool | None = None
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return _of_schema(self.schema_)
+
+
+class SchemaFormat(NamedSchema):
+    """JSON that is valid by a schema, as the Responses API has it."""
+
+    type: Literal["json_schema"]
+
+
+class ChatSchemaFormat(Wire):
+    """The same as chat completions have it."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return self.json_schema.grammar
+
+
+class RegexFormat(Wire):
+    """Text that a regular expression matches from its first character to its last."""
+
+    type: Literal["regex"]
+    regex: str
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return Grammar(kind="regex", source=self.regex)
+
+
+class GrammarFormat(Wire):
+    """Text that a context-free grammar in Lark derives from `start`."""
+
+    type: Literal["grammar"]
+    grammar_: str = Field(alias="grammar")
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return Grammar(kind="lark", source=self.grammar_)
+
+
+class ChoiceFormat(Wire):
+    """One of some texts."""
+
+    type: Literal["choice"]
+    choice: Choices
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return _of_choices(self.choice)
+
+
+def _format_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"@{kind}"
+
+
+_of_kind = Discriminator(
+    _format_tag,
+    custom_error_type="unsupported_value",
+    custom_error_message="formats are text, json_object, json_schema, regex, grammar and choice",
+)
+_Shared = (
+    Annotated[FreeText, Tag("@text")]
+    | Annotated[AnyObject, Tag("@json_object")]
+    | Annotated[RegexFormat, Tag("@regex")]
+    | Annotated[GrammarFormat, Tag("@grammar")]
+    | Annotated[ChoiceFormat, Tag("@choice")]
+)
+TextFormat = Annotated[Annotated[SchemaFormat, Tag("@json_schema")] | _Shared, _of_kind]
+"""`text.format` of a response."""
+ResponseFormat = Annotated[Annotated[ChatSchemaFormat, Tag("@json_schema")] | _Shared, _of_kind]
+"""`response_format` of a chat completion."""
+
+
+class StructuredOutputs(Wire):
+    """vLLM's words: one of `json`, `json_object`, `regex`, `choice` and `grammar` (Lark)."""
+
+    json_: str | JsonSchema | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar_: str | None = Field(default=None, alias="grammar")
+    structural_tag: Declined = None
+    whitespace_pattern: Declined = None
+    disable_any_whitespace: DeclinedFlag = None
+    disable_additional_properties: DeclinedFlag = None
+    disable_fallback: DeclinedFlag = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if len(self._asked) != 1:
+            message = "give one of json, json_object, regex, choice and grammar"
+            raise PydanticCustomError("invalid_value", message)
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which of its fields asks for something."""
+        return next(iter(self._asked))
+
+    @property
+    def grammar(self) -> Grammar:
+        """See `FreeText`."""
+        return self._asked[self.kind]
+
+    @property
+    def _asked(self) -> dict[str, Grammar]:
+        found: dict[str, Grammar] = {}
+        if isinstance(self.json_, str):
+            found["json"] = Grammar(kind="json_schema", source=self.json_)
+        elif self.json_ is not None:
+            found["json"] = _of_schema(self.json_)
+        if self.json_object:
+            found["json_object"] = _ANY_OBJECT
+        if self.regex is not None:
+            found["regex"] = Grammar(kind="regex", source=self.regex)
+        if self.choice is not None:
+            found["choice"] = _of_choices(self.choice)
+        if self.grammar_ is not None:
+            found["grammar"] = Grammar(kind="lark", source=self.grammar_)
+        return found
+
+
+def _of_schema(schema: JsonSchema) -> Grammar:
+    return Grammar(kind="json_schema", source=msgspec.json.encode(schema).decode())
+
+
+def _of_choices(choices: list[str]) -> Grammar:
+    """Strings of Lark are written like those of JSON."""
+    return Grammar(kind="lark", source=f"start: {' | '.join(map(json.dumps, choices))}")
