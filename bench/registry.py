@@ -25,6 +25,7 @@ _MODULES = {
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",
     "speculate": "bench.engine.speculate",
+    "structured": "bench.engine.structured",
     "kernels": "bench.kernels.kernels",
     "gpu": "bench.engine.gpu",
     "peers": "bench.service.peers",

@@ -1,0 +1,25 @@
+"""Batches that are held to schemas and free ones, timed on a small model with a real tokenizer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as cli
+from bench.engine import structured
+
+
+def test_it_times_masks_and_batches_both_ways(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "figures.json"
+    given = ["structured", "--model", str(model), "--json", str(out), "--threads", "1"]
+    given += ["--batches", "2", "--tokens", "6", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", ["bench", *given])
+    monkeypatch.setattr("bench.engine.structured.warn_if_busy", lambda: 0.0)
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    assert found.keys() == structured.FIGURES.keys()
+    assert 0 < found["mask_us_p50"] <= found["mask_us_p99"]
+    assert found["tokens_per_s_ratio"] > 0
+    assert found["first_mask_ms"] > 0
