@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +22,7 @@ from engine.model.fused_layers import FusedDecoder
 from engine.run.batch import Batch, token_by_token
 from engine.run.staging import upload
 from kernels.attention import prepare
+from kernels.huge_pages import lazy_zeros
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.types import AttentionShape
 
@@ -192,17 +191,7 @@ class PagedModel:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Anonymous pages: they are zero, and take memory only once they are first written.
-
-    Huge ones where the system has them: attention reads from all over the pool, and spends a tenth
-    less of its time so.
-    """
-    if not math.prod(shape):
-        return torch.zeros(shape, dtype=dtype)
-    pages = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
-        pages.madvise(MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def _pin(memory: Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.group_format import GROUP, GroupedWeight
+from kernels.huge_pages import Arena
 from kernels.native import library
 from kernels.types import Linear, Quantization
 from kernels.weight_format import quantize
@@ -29,6 +30,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _GROUP_TYPES = {4: 3, 8: 4}
 _GROUP_WORDS = {4: 5, 8: 9}
 _HALF_EXPONENT = 15  # 2 to this power is half precision's largest
+_memory = Arena()
 
 
 def pack(
@@ -51,7 +53,8 @@ def pack_groups(weight: GroupedWeight, bias: Tensor | None, batch_invariant: boo
     shape = (len(weight.codes), weight.in_features)
     words = _GROUP_WORDS[weight.bits] * groups.shape[1]
     columns = (None if bias is None else bias.float(), factors, None)
-    return _Packed(shape, _GROUP_TYPES[weight.bits], words, groups.view(-1), columns)
+    packed = _memory.take(groups.nbytes).copy_(groups.view(-1))
+    return _Packed(shape, _GROUP_TYPES[weight.bits], words, packed, columns)
 
 
 def packed_address(product: Linear) -> int | None:
@@ -103,7 +106,7 @@ def _pack(weight: Tensor, bias: Tensor | None, quantization: Quantization) -> _P
     rows = _whole_words(matrix)
     words = rows.shape[1] * rows.itemsize // 4
     strips = -(-len(weight) // _STRIP)
-    packed = torch.empty(strips * words * _STRIP, dtype=torch.int32)
+    packed = _memory.take(4 * strips * words * _STRIP)
     _reorder(rows.data_ptr(), len(weight), words, packed.data_ptr())
     columns = (None if bias is None else bias.float(), scales, zeros)
     return _Packed((len(weight), weight.shape[1]), _TYPES[matrix.dtype], words, packed, columns)
