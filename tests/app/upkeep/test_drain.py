@@ -143,10 +143,10 @@ def slow_template(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, async
     began, may = asyncio.Event(), asyncio.Event()
     render = ChatTemplate.prompt_ids
 
-    async def waiting(template: ChatTemplate, *args: Any) -> list[int]:
+    async def waiting(template: ChatTemplate, *args: Any, **named: Any) -> list[int]:
         began.set()
         await may.wait()
-        return await render(template, *args)
+        return await render(template, *args, **named)
 
     monkeypatch.setattr(ChatTemplate, "prompt_ids", waiting)
     return began, may
@@ -167,7 +167,7 @@ async def test_a_request_that_was_let_in_before_draining_is_served(
     began, may = slow_template
     async with http_of(world) as http:
         asked = asyncio.create_task(http.post(f"/v1/{path}", json=body))
-        await began.wait()
+        await asyncio.wait_for(began.wait(), 10)
         async with draining(world, LONG):
             await asyncio.sleep(0.1)  # time enough to close the engine, had nobody counted it
             may.set()
@@ -182,7 +182,7 @@ async def test_a_request_whose_time_is_up_before_its_start_is_told_so(
     began, may = slow_template
     async with http_of(world) as http:
         asked = asyncio.create_task(http.post("/v1/responses", json={"input": "one"}))
-        await began.wait()
+        await asyncio.wait_for(began.wait(), 10)
         async with draining(world, AT_ONCE):
             await eventually(lambda: world.engine.down)
             may.set()
