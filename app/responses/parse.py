@@ -129,7 +129,9 @@ def new_response(
 def _tool(tool: FunctionTool) -> dict[str, Any]:
     """A function as the response shows it, with the fields that a client may look for."""
     # Not dumped: that goes through all of a schema, which is JSON as it stands.
-    given = {name: getattr(tool, name) for name in tool.model_fields_set}
+    # Declared fields only: what an unknown one is named may be a method here.
+    fields = tool.model_fields_set & type(tool).model_fields.keys()
+    given = {name: getattr(tool, name) for name in fields}
     if "is_async" in given:
         given["async"] = given.pop("is_async")
     return {"type": "function", "description": None, "parameters": None, "strict": None} | given

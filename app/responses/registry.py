@@ -60,7 +60,6 @@ class Responses:
         """Begin a response. Raises what `Generations.begin` raises."""
         request, tenant = generation_request(body), principal.tenant
         resource = new_response(request.id, self._model_id, body, tenant)
-        generation = await self._generations.begin(principal, request, on_socket)
         options = body.stream_options
         pads = options is not None and bool(options.include_obfuscation)
         renderer = ResponseRenderer(
@@ -69,7 +68,8 @@ class Responses:
             ignored=ignored_fields(body),
             input=listed_input(request.id, body) if resource.store or on_socket else b"",
         )
-        return self._run(tenant, renderer, generation, on_socket=on_socket)
+        generation = await self._generations.begin(principal, request, on_socket)
+        return await self._run(tenant, renderer, generation, on_socket=on_socket)
 
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
         """A response whose stream can still be read, or go on: `follow` it from `after`.
@@ -182,12 +182,12 @@ class Responses:
                 raise response_not_found(response_id)
             check_position(after, len(suspended.events))
             generation = await self._generations.go_on(principal, suspended.asked)
+            return await self._run(tenant, suspended.renderer, generation, suspended.events)
         except BaseException:
             await self._store.put_back(tenant, response_id, blob)
             raise
-        return self._run(tenant, suspended.renderer, generation, suspended.events)
 
-    def _run(
+    async def _run(
         self,
         tenant: Tenant,
         renderer: ResponseRenderer,
@@ -195,6 +195,7 @@ class Responses:
         events: Sequence[bytes | None] = (),
         on_socket: SocketHistory | None = None,
     ) -> ResponseRun:
+        """Have a generation run, which is given back where that fails."""
         run = ResponseRun(
             tenant,
             renderer,
@@ -207,8 +208,12 @@ class Responses:
             forget=self._forget,
             events=events,
         )
+        try:
+            run.start()
+        except BaseException:
+            await generation.close()
+            raise
         self._runs[tenant.id, renderer.resource.id] = run
-        run.start()
         return run
 
     def _forget(self, run: ResponseRun) -> None:

@@ -229,6 +229,18 @@ async def test_known_fields_are_checked_as_ever(world: World) -> None:
     assert len(answer.headers["x-partywall-ignored-fields"].split(", ")) == 32
 
 
+@ignoring
+async def test_an_unknown_field_of_a_function_may_be_named_like_anything(world: World) -> None:
+    names = ("schema", "copy", "json", "dict", "function", "model_dump")
+    tool = {"type": "function", "name": "f", **dict.fromkeys(names, {})}
+    answer = await ask(world, tools=[tool])
+    assert answer.status_code == 200
+    shown = answer.json()["tools"][0]
+    assert shown == {
+        "type": "function", "name": "f", "description": None, "parameters": None, "strict": None
+    }  # fmt: skip
+
+
 async def test_a_wish_that_no_model_knows_is_named(world: World) -> None:
     for answer in (await ask(world, text={"verbosity": "low"}), await chat(world, verbosity="low")):
         assert answer.status_code == 200
