@@ -232,7 +232,7 @@ async def test_known_fields_are_checked_as_ever(world: World) -> None:
 @ignoring
 async def test_an_unknown_field_of_a_function_may_be_named_like_anything(world: World) -> None:
     names = ("schema", "copy", "json", "dict", "function", "model_dump")
-    tool = {"type": "function", "name": "f", **dict.fromkeys(names, {})}
+    tool = {"type": "function", "name": "f", **dict.fromkeys(names, 1)}
     answer = await ask(world, tools=[tool])
     assert answer.status_code == 200
     shown = answer.json()["tools"][0]
