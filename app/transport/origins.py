@@ -7,6 +7,7 @@ and for WebSockets only tell it the origin.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
@@ -56,7 +57,8 @@ def check_origin(connection: HTTPConnection, origins: Sequence[str]) -> None:
     origin = connection.headers.get("origin")
     if origin is None or not origins or "*" in origins or origin in origins:
         return
-    if urlsplit(origin).netloc == connection.headers.get("host"):
-        return
+    with suppress(ValueError):  # not even an address
+        if urlsplit(origin).netloc == connection.headers.get("host"):
+            return
     message = f"Pages of '{origin}' may not connect."
     raise ApiError(403, message, code="origin_not_allowed")
