@@ -38,13 +38,21 @@ class Arena:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rest = _nothing()
 
     def take(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes] of zeros, from the start of a line of the cache on."""
         size = -(-num_bytes // _LINE) * _LINE
+        if size >= _CHUNK:
+            return lazy_zeros(size)[:num_bytes]
         with self._lock:
             if size > len(self._rest):
-                self._rest = lazy_zeros(max(size, _CHUNK))
-            piece, self._rest = self._rest[:num_bytes], self._rest[size:]
+                self._rest = lazy_zeros(_CHUNK)
+            piece, rest = self._rest[:num_bytes], self._rest[size:]
+            # A view keeps all of its chunk, even one of nothing.
+            self._rest = rest if len(rest) else _nothing()
         return piece
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)

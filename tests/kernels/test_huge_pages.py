@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from mmap import mmap
+from weakref import ref
 
+import pytest
+
+from kernels import huge_pages
 from kernels.huge_pages import Arena, lazy_zeros
 
 
@@ -22,6 +27,33 @@ def test_a_piece_outlives_its_arena() -> None:
     piece = Arena().take(5)
     piece.fill_(7)
     assert piece.tolist() == [7] * 5
+
+
+def test_a_piece_of_many_pages_takes_none_of_the_others_chunk() -> None:
+    arena = Arena()
+    first, large, second = arena.take(64), arena.take(40 << 20), arena.take(64)
+    assert second.data_ptr() == first.data_ptr() + 64
+    assert large.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+
+
+def test_an_arena_keeps_no_chunk_of_which_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunks: list[ref[mmap]] = []
+
+    def noted(*args: int, **kwargs: int) -> mmap:
+        chunk = mmap(*args, **kwargs)
+        chunks.append(ref(chunk))
+        return chunk
+
+    monkeypatch.setattr(huge_pages, "mmap", noted)
+    arena = Arena()
+    pieces = [arena.take(16 << 20), arena.take(16 << 20), arena.take(40 << 20)]
+    assert [chunk() is not None for chunk in chunks] == [True, True]
+    del pieces[:2]
+    assert [chunk() is not None for chunk in chunks] == [False, True]
+    del pieces[0]
+    assert chunks[1]() is None
 
 
 def test_lazy_memory_begins_with_a_huge_page() -> None:
