@@ -24,6 +24,7 @@ from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
 from app.prompt.template import ChatTemplate
+from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.chat_completions import create_completion
@@ -103,6 +104,7 @@ def _assembled(
         template=template,
         prompts=PromptBuilder(template, registered),
         history=history,
+        named_items=NamedItems(history, workers, bounds.max_body_bytes),
         gate=gate,
         connections=connections,
         metrics=metrics,

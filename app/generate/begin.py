@@ -20,7 +20,7 @@ from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
 from app.prompt.template import ChatTemplate
 from app.prompt.tools import Tools
-from app.responses.items import resolved
+from app.responses.items import NamedItems
 from app.upkeep.connections import Connections
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
@@ -54,6 +54,7 @@ class Generations:
         template: ChatTemplate,
         prompts: PromptBuilder,
         history: History,
+        named_items: NamedItems,
         gate: Gate,
         connections: Connections,
         metrics: Metrics,
@@ -67,6 +68,7 @@ class Generations:
         self._template = template
         self._prompts = prompts
         self._history = history
+        self._named_items = named_items
         self._gate = gate
         self._connections = connections
         self._metrics = metrics
@@ -147,7 +149,7 @@ class Generations:
             return await self._prompts.raw(principal, request, request.raw)
         if request.tools.names:
             self._template.tools.check()
-        items = await resolved(request.items, principal.tenant.id, self._history, on_socket)
+        items = await self._named_items.resolved(request.items, principal.tenant.id, on_socket)
         request = replace(request, items=items)
         if request.previous_response_id is None:
             return await self._prompts.first_turn(principal, request)

@@ -111,11 +111,11 @@ class GenerationRequest:
         """The field that most of the new text is in: the one to shorten where that is too long."""
         if self.instructions is None or self.previous_response_id is not None:
             return self.names.items
-        said = sum(map(_length, self.items))
+        said = sum(map(item_characters, self.items))
         return "instructions" if len(self.instructions) > said else self.names.items
 
 
-def _length(item: Item | ItemName) -> int:
+def item_characters(item: Item | ItemName) -> int:
     """Characters that a request has for an item."""
     if isinstance(item, ItemName | Thought):
         return 0

@@ -6,14 +6,16 @@ An item's id holds its response's: whoever names one names where it is kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from app.generate.request import Item, ItemName
+from app.generate.request import Item, ItemName, item_characters
 from app.prompt.history import History, SocketHistory, Turn
 from app.responses.parse import conversation
+from app.upkeep.workers import Workers
 from app.wire.common import parse
 from app.wire.errors import ApiError, invalid_request
 from app.wire.responses import CreateBody, InputItem, ItemReference, MessageItem, ResolvedInput
@@ -55,37 +57,68 @@ def _listed(response_id: str, index: int, item: InputItem) -> dict[str, Any]:
     return listed
 
 
-async def resolved(
-    items: Sequence[Item | ItemName],
-    tenant_id: str,
-    history: History,
-    on_socket: SocketHistory | None,
-) -> list[Item]:
-    """`items`, with what is named in the place of names.
+class NamedItems:
+    """Puts items of earlier responses in the place of their names; `workers` read these responses.
 
-    Raises `ApiError` for a name that nothing of this tenant's has, and `StoreUnavailable`.
+    They bring `max_characters` to one request at most, like a body that holds them: a name may
+    stand in it again and again.
     """
-    known: dict[str, dict[str, Any]] = {}
+
+    def __init__(self, history: History, workers: Workers, max_characters: int) -> None:
+        self._history = history
+        self._workers = workers
+        self._max_characters = max_characters
+
+    async def resolved(
+        self, items: Sequence[Item | ItemName], tenant_id: str, on_socket: SocketHistory | None
+    ) -> list[Item]:
+        """`items`, with what is named in the place of names.
+
+        Raises `ApiError` for a name that nothing of this tenant's has, and `StoreUnavailable`.
+        """
+        turns: dict[str, Turn | None] = {}
+        for index, item in enumerate(items):
+            response_id = _response_of(item) if isinstance(item, ItemName) else None
+            if response_id is None or response_id in turns:
+                continue
+            if len(turns) == _MAX_NAMED_RESPONSES:
+                message = f"References lie in {_MAX_NAMED_RESPONSES} responses at most."
+                raise invalid_request(message, f"input[{index}].id")
+            turn = None if on_socket is None else on_socket.load(response_id)
+            turns[response_id] = turn or await self._history.load(tenant_id, response_id)
+        work = partial(_resolved, items, turns, self._max_characters)
+        return await self._workers.run(tenant_id, work) if turns else work()
+
+
+def _resolved(
+    items: Sequence[Item | ItemName], turns: Mapping[str, Turn | None], max_characters: int
+) -> list[Item]:
+    documents = {response_id: _by_id(turn) for response_id, turn in turns.items()}
+    known: dict[str, Item] = {}
     found: list[Item] = []
     for index, item in enumerate(items):
         if not isinstance(item, ItemName):
             found.append(item)
             continue
         param = f"input[{index}].id"
-        match = _ITEM_ID.fullmatch(item.id)
-        response_id = f"resp_{match[1]}" if match else ""
-        if match and response_id not in known:
-            if len(known) == _MAX_NAMED_RESPONSES:
-                message = f"References lie in {_MAX_NAMED_RESPONSES} responses at most."
-                raise invalid_request(message, param)
-            turn = None if on_socket is None else on_socket.load(response_id)
-            known[response_id] = _by_id(turn or await history.load(tenant_id, response_id))
-        document = known.get(response_id, {}).get(item.id)
-        if document is None:
-            message = f"There is no item '{item.id}'."
-            raise ApiError(404, message, code="item_not_found", param=param)
-        found += conversation([parse(ResolvedInput, {"item": document}, ignores_unknown=True).item])
+        if item.id not in known:
+            document = documents.get(_response_of(item) or "", {}).get(item.id)
+            if document is None:
+                message = f"There is no item '{item.id}'."
+                raise ApiError(404, message, code="item_not_found", param=param)
+            resolved = parse(ResolvedInput, {"item": document}, ignores_unknown=True)
+            [known[item.id]] = conversation([resolved.item])
+        max_characters -= item_characters(known[item.id])
+        if max_characters < 0:
+            raise invalid_request("References bring more text than a body may hold.", param)
+        found.append(known[item.id])
     return found
+
+
+def _response_of(name: ItemName) -> str | None:
+    """The response that an item lies in; `None` for a name that none can have."""
+    match = _ITEM_ID.fullmatch(name.id)
+    return f"resp_{match[1]}" if match else None
 
 
 class _Output(msgspec.Struct):

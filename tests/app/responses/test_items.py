@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from app.transport.bounds import Bounds
+from app.wire.common import parse
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.responses.test_responses_ws import socket, text_of
 
@@ -115,6 +118,38 @@ async def test_references_lie_in_so_many_responses(http: httpx.AsyncClient) -> N
     assert (await http.post("/v1/responses", json={"input": named[:64] * 2})).status_code == 200
     refused = (await http.post("/v1/responses", json={"input": named})).json()["error"]
     assert refused["param"] == "input[64].id"
+
+
+async def test_an_item_is_read_once_however_often_it_is_named(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        read.append(threading.get_ident())
+        return parse(*arguments, **named)
+
+    said = {"role": "user", "content": [{"type": "input_text", "text": ""}] * 4095}
+    said["content"] += [{"type": "input_text", "text": "x"}]  # type: ignore[operator]
+    body = (await http.post("/v1/responses", json={"input": [said]})).json()
+    items = (await http.get(f"/v1/responses/{body['id']}/input_items")).json()["data"]
+    monkeypatch.setattr("app.responses.items.parse", counted)
+    named = [{"type": "item_reference", "id": items[0]["id"]}] * 50
+    assert (await http.post("/v1/responses", json={"input": named})).status_code == 200
+    assert len(read) == 1
+    assert read != [threading.get_ident()], "the event loop does not wait for it"
+
+
+@pytest.mark.parametrize("limits", [Bounds(max_body_bytes=1000)])
+async def test_references_bring_no_more_than_a_body(http: httpx.AsyncClient) -> None:
+    body = (await http.post("/v1/responses", json={"input": "x" * 400})).json()
+    item = (await http.get(f"/v1/responses/{body['id']}/input_items")).json()["data"][0]
+    named = [{"id": item["id"]}] * 3
+    for truncation in ("disabled", "auto"):
+        asked = {"input": named[:2], "truncation": truncation}
+        assert (await http.post("/v1/responses", json=asked)).status_code == 200
+        refused = await http.post("/v1/responses", json=asked | {"input": named})
+        assert refused.json()["error"]["param"] == "input[2].id"
 
 
 async def test_an_unstored_item_is_known_to_its_socket_alone(
