@@ -35,6 +35,12 @@ class RowCosts:
         """Whether steps of several rows were timed."""
         return len(self.points) > 1
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether steps take time, and of many rows more than of one: else timing was disturbed."""
+        seconds = [point[1] for point in self.points]
+        return min(seconds, default=0.0) > 0 and (len(seconds) == 1 or seconds[-1] > seconds[0])
+
     def curve(self, most_rows: int) -> list[float]:
         """Seconds without keys of steps of 0, 1 ... `most_rows` rows."""
         rows, seconds = zip(*self.points, strict=True)

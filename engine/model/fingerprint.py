@@ -52,7 +52,7 @@ class _Known:
         self._entries: dict[str, tuple[str, str]] = {}
         self._is_changed = False
         if store is not None:
-            with suppress(OSError, msgspec.DecodeError):
+            with suppress(OSError, ValueError, msgspec.DecodeError):
                 self._entries = _decode(store.read_bytes())
 
     def digest_of(self, file: Path) -> str:
@@ -69,11 +69,12 @@ class _Known:
         """Keep what is new, if that can be: a cache that cannot be written only costs time."""
         if self._store is None or not self._is_changed:
             return
-        with suppress(OSError):
+        with suppress(OSError, UnicodeEncodeError):  # a path need not be a text
+            content = msgspec.json.encode(self._entries)
             self._store.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._store.parent)
             with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(self._entries))
+                file.write(content)
             os.replace(name, self._store)
 
 

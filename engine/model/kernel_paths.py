@@ -38,7 +38,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiles: TileSize
     threads: int
     step_tokens: dict[str, int] = {}
-    """Of steps of prompts, by model: its folder, and the type of its weights."""
+    """Of steps of prompts, by model: its fingerprint."""
     row_costs: dict[str, RowCosts] = {}
     """Of steps that decode, by model: the same, and what else they hang on."""
 
@@ -65,10 +65,9 @@ def choose_kernel_paths(config: EngineConfig) -> Choice:
     return choice
 
 
-def measured_step_tokens(config: EngineConfig, dtype: str, measure: Callable[[], int]) -> int:
+def measured_step_tokens(config: EngineConfig, model: str, measure: Callable[[], int]) -> int:
     """Tokens of a step of prompts: as found before for the model, or by `measure`; then kept."""
     choice, _ = _kept_or_measured(config)
-    model = f"{config.model_path} {dtype} {config.quantize} {config.kv_dtype}"
     source = "as measured before"
     if model not in choice.step_tokens:
         found = choice.step_tokens | {model: measure()}
@@ -83,12 +82,17 @@ def measured_step_tokens(config: EngineConfig, dtype: str, measure: Callable[[],
 def measured_row_costs(
     config: EngineConfig, model: str, measure: Callable[[], RowCosts]
 ) -> RowCosts:
-    """What rows of steps that decode with `model` take: as found before, or by `measure`; kept."""
+    """What rows of steps that decode with `model` take: as found before, or by `measure`; then
+    kept, unless it was disturbed.
+    """
     choice, _ = _kept_or_measured(config)
-    if model not in choice.row_costs:
-        choice = structs.replace(choice, row_costs=choice.row_costs | {model: measure()})
-        _keep(config, choice)
-    return choice.row_costs[model]
+    known = choice.row_costs.get(model)
+    if known is not None:
+        return known
+    costs = measure()
+    if costs.is_plausible:
+        _keep(config, structs.replace(choice, row_costs=choice.row_costs | {model: costs}))
+    return costs
 
 
 def described(choice: Choice) -> str:
@@ -170,13 +174,17 @@ def _machine(config: EngineConfig) -> str:
 
 def _load(store: Path | None) -> dict[str, Choice]:
     if store is not None:
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, ValueError, msgspec.DecodeError):
             return {
-                machine: choice
+                machine: structs.replace(choice, row_costs=_plausible(choice.row_costs))
                 for machine, choice in _decode(store.read_bytes()).items()
                 if choice.paths.keys() == set(paths.KINDS)
             }
     return {}
+
+
+def _plausible(row_costs: dict[str, RowCosts]) -> dict[str, RowCosts]:
+    return {model: costs for model, costs in row_costs.items() if costs.is_plausible}
 
 
 def _save(store: Path | None, kept: dict[str, Choice]) -> None:

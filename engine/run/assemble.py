@@ -86,7 +86,7 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
     tell("memory")
     runner, graphs = make_runner(parts)
     guesses = config.speculation != "off"
-    row_costs = _row_costs(parts, graphs, config.model_path) if guesses else FREE_ROWS
+    row_costs = _row_costs(parts, graphs) if guesses else FREE_ROWS
     drafter = make_drafter(parts)
     grammars = None if parts.vocabulary is None else Grammars(parts.vocabulary)
     return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter, grammars)
@@ -126,6 +126,10 @@ def make_drafter(parts: Parts) -> Drafter | None:
 def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
     """What guesses with `draft`, for as many sequences and tokens as the model answers."""
     config, info = parts.config, parts.info
+    assert config.draft_model_path is not None, "it was loaded from there"
+    drafting = msgspec.structs.replace(
+        config, model_path=config.draft_model_path, draft_model_path=None, speculation="off"
+    )
     own = replace(
         parts,
         model=draft,
@@ -135,6 +139,7 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
             num_host_blocks=0,
             vocab_size=draft.weights.config.vocab_size,
             max_context_tokens=_draft_limit(config, info, draft),
+            hash_extras=model_fingerprint(drafting, draft.dtype),
             rotary_switch=draft.weights.rotary_switch,
         ),
     )
@@ -143,22 +148,22 @@ def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
         runner,
         own.info,
         info.vocab_size,
-        _row_costs(own, graphs, config.draft_model_path or ""),
+        _row_costs(own, graphs),
         _step_size(config).tokens,
         config.itl_target_ms / 4000,
     )
 
 
-def _row_costs(parts: Parts, graphs: DecodeGraphs | None, path: str) -> RowCosts:
-    """What decode steps of the model in the folder `path` take, by their rows."""
+def _row_costs(parts: Parts, graphs: DecodeGraphs | None) -> RowCosts:
+    """What decode steps of the model take, by their rows."""
     config, info, model = parts.config, parts.info, parts.model
     rows, keys = min(info.max_running_sequences, MOST_ROWS), min(info.max_context_tokens, MOST_KEYS)
     replay = graphs.replay_smallest if graphs else None
     measure = partial(calibrate_rows, model, rows, keys, replay)
     if model.device.type != "cpu":
         return measure()
-    name = f"{path} {info.dtype} {config.quantize} {config.kv_dtype} {config.block_size}"
-    return measured_row_costs(config, f"{name} {rows} {keys}", measure)
+    name = f"{info.hash_extras.hex()} {config.block_size} {rows} {keys}"
+    return measured_row_costs(config, name, measure)
 
 
 def _draft_limit(config: EngineConfig, info: EngineInfo, draft: PagedModel) -> int:
@@ -248,7 +253,8 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
             "kernels/native is not built: attention and products run in plain torch, right and "
             "several times slower; install a C compiler, then the package again"
         )
-    config = _with_step_size(config, model)
+    fingerprint = model_fingerprint(config, model.dtype)
+    config = _with_step_size(config, model, fingerprint)
     host_block_bytes = _block_bytes(model)
     block_bytes = host_block_bytes + (0 if draft is None else _block_bytes(draft))
     # One block more, for rows that only fill a batch up, is nobody's.
@@ -262,7 +268,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     if draft is not None:
         draft.allocate(num_blocks + 1)
     model.allocate_host(num_host_blocks)
-    info = _info(config, model)
+    info = _info(config, model, fingerprint)
     size, ends = info.vocab_size, info.eos_token_ids
     vocabulary = load_vocabulary(Path(config.model_path), size, ends)
     info = msgspec.structs.replace(info, has_grammars=vocabulary is not None)
@@ -276,13 +282,12 @@ def _block_bytes(model: PagedModel) -> int:
     return model.layout.block_bytes(model.block_size, model.kv_storage)
 
 
-def _with_step_size(config: EngineConfig, model: PagedModel) -> EngineConfig:
+def _with_step_size(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> EngineConfig:
     """What is not configured is chosen: for a GPU by its size, for a CPU by its speed."""
     if config.step_token_budget is not None or model.device.type != "cpu":
         return with_step_size(config, model.device)
-    dtype = str(model.dtype).removeprefix("torch.")
     measure = partial(calibrate_steps, model, _context_limit(config, model))
-    tokens = measured_step_tokens(config, dtype, measure)
+    tokens = measured_step_tokens(config, fingerprint.hex(), measure)
     return with_step_size(config, model.device, tokens)
 
 
@@ -343,7 +348,7 @@ def _context_limit(config: EngineConfig, model: PagedModel) -> int:
     return min((limit for limit in limits if limit), default=sys.maxsize)
 
 
-def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
+def _info(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> EngineInfo:
     num_blocks = len(model.memory) - 1
     return EngineInfo(
         model=config.model_path,
@@ -356,7 +361,7 @@ def _info(config: EngineConfig, model: PagedModel) -> EngineInfo:
         max_running_sequences=_step_size(config).sequences,
         vocab_size=model.weights.config.vocab_size,
         eos_token_ids=model.weights.eos_token_ids,
-        hash_extras=model_fingerprint(config, model.dtype),
+        hash_extras=fingerprint,
         rotary_switch=model.weights.rotary_switch,
         logit_error=model.logit_error,
     )

@@ -79,14 +79,24 @@ def test_weights_that_have_not_changed_are_read_once(
     assert read == [folder / "model-2.safetensors"]
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"a": 1}'])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b'{"a": 1}', b'{"\xff": ["", ""]}'])
 def test_a_cache_that_cannot_be_used_changes_nothing(
-    folder: Path, tmp_path: Path, content: str | None
+    folder: Path, tmp_path: Path, content: bytes | None
 ) -> None:
     cache = tmp_path / "cache"
     if content is None:
         cache.write_text("a file in the folder's place")
     else:
         cache.mkdir()
-        (cache / "weights.json").write_text(content)
+        (cache / "weights.json").write_bytes(content)
     assert fingerprint(folder, cache_dir=str(cache)) == fingerprint(folder)
+
+
+def test_a_folder_whose_name_is_no_text_is_served_and_not_kept(
+    folder: Path, tmp_path: Path
+) -> None:
+    expected = fingerprint(folder)
+    renamed = folder.rename(tmp_path / os.fsdecode(b"model-\xff"))
+    cache = tmp_path / "cache"
+    assert fingerprint(renamed, cache_dir=str(cache)) == expected
+    assert not cache.exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.draft.worth import FREE_ROWS, RowCosts
@@ -82,6 +83,7 @@ def test_a_machine_is_measured_at_the_first_start_alone(
         b'{"x": {"paths": {"bfloat16": "words"}, "tiles": "huge", "threads": 2}}',
         b'{"x": {"bfloat16": "words", "int8": "words", "attention": "words"}}',
         b"[1]",
+        b'{"\xff": {}}',
     ],
 )
 def test_a_file_that_cannot_be_read_is_replaced(
@@ -107,19 +109,18 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 def test_how_long_steps_are_is_measured_once_for_each_model(tmp_path: Path) -> None:
     notes: list[str] = []
 
-    def tokens(model: str, dtype: str = "float32") -> int:
+    def tokens(model: str) -> int:
         kernel_paths._measured.clear()
-        config = EngineConfig(model_path=model, cache_dir=str(tmp_path), threads=2)
+        config = EngineConfig(model_path="", cache_dir=str(tmp_path), threads=2)
 
         def measure() -> int:
             notes.append(model)
             return 256 * len(notes)
 
-        return measured_step_tokens(config, dtype, measure)
+        return measured_step_tokens(config, model, measure)
 
     assert [tokens("one"), tokens("one"), tokens("two"), tokens("one")] == [256, 256, 512, 256]
-    assert tokens("one", "bfloat16") == 768
-    assert notes == ["one", "two", "one"]
+    assert notes == ["one", "two"]
     assert choose(tmp_path).paths == SLOW.paths, "and nothing else is lost"
 
 
@@ -135,6 +136,22 @@ def test_what_rows_cost_is_measured_once_for_each_model_and_kept_beside_the_rest
     assert measured_row_costs(config, "two", lambda: FREE_ROWS) == FREE_ROWS
     assert choose(tmp_path).row_costs == {"one": found, "two": FREE_ROWS}
     assert measured_step_tokens(config, "float32", lambda: pytest.fail("again")) == 512
+
+
+@pytest.mark.parametrize(
+    "points", [(), ((1, 0.0), (8, 0.01)), ((1, 0.01), (8, 0.01))], ids=["none", "no time", "flat"]
+)
+def test_rows_that_were_timed_while_disturbed_are_timed_again(
+    points: tuple[tuple[int, float], ...], tmp_path: Path
+) -> None:
+    disturbed, found = RowCosts(points), RowCosts(((1, 0.008), (8, 0.0104)))
+    config = EngineConfig(model_path="", cache_dir=str(tmp_path), threads=2)
+    assert measured_row_costs(config, "one", lambda: disturbed) == disturbed
+    assert measured_row_costs(config, "one", lambda: found) == found
+    # Nor are they believed where an earlier version has kept them.
+    kernel_paths._keep(config, structs.replace(choose(tmp_path), row_costs={"one": disturbed}))
+    kernel_paths._measured.clear()
+    assert measured_row_costs(config, "one", lambda: found) == found
 
 
 @pytest.mark.parametrize("path", paths.PATHS)
