@@ -12,7 +12,8 @@ served between two admissions. Between equal counters, as lifting makes them, wh
 requests goes first. Prompts that have been admitted are charged, so that only their latency is at
 stake. Each is due when, from its admission on, prompts of twice its length have been computed, and
 twice that for the tenant's second request, three times for the third; what is due first is computed
-first. So a short prompt does not wait for a long one, nor a tenant that runs little for one that
+first. Whoever is to be admitted next is so as soon as any prompt that waits is due before all that
+run. So a short prompt does not wait for a long one, nor a tenant that runs little for one that
 runs much, and yet none is overtaken for ever.
 
 A step is kept short for those who wait for its end, streams that decode and whoever comes next

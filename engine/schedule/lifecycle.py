@@ -108,6 +108,23 @@ class Lifecycle:
         output = group.num_output_tokens + self.min_run_tokens
         return group.room(admission.num_blocks, output, self.block_size)
 
+    def headroom(self, groups: Iterable[SequenceGroup]) -> int:
+        """Blocks to be left for running groups."""
+        return sum(max(group.width, self.promised(group)) for group in groups)
+
+    def is_within_limit(self, group: SequenceGroup) -> bool:
+        """Whether a waiting group's tenant may hold its blocks, and those that what it runs takes.
+
+        All of the group is hashed.
+        """
+        account = self.account(group)
+        if account.share.max_blocks is None or not account.running:
+            return True
+        admission = self.admission(group)
+        new = admission.num_blocks - sum(block in account.held for block in admission.hits)
+        room = self.headroom(account.running) + self.to_be_promised(admission)
+        return len(account.held) + new + room <= account.share.max_blocks
+
     def is_over_limit(self, group: SequenceGroup, needed: int) -> bool:
         """Whether `needed` blocks more for a running group are too many for its tenant's limit.
 

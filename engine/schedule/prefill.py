@@ -75,6 +75,7 @@ class PrefillPlanner:
         room = Room.beside(decoding, self._lifecycle, self._budget.num_tokens, self._pace)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
+        planned: set[str] = set()  # who is part of the step keeps its place in it
         hashing, emptying = HashAllowance(), EmptyAllowance(self._lifecycle.tiers)
         is_blocked = False
         # Without a budget all slots are decoding, and a new request may still take one's place.
@@ -85,22 +86,22 @@ class PrefillPlanner:
                 candidates = [group for group in candidates if room.share(group) > 0]
             if not candidates:
                 break
-            group = min(candidates, key=self._order)
+            group = self._next(candidates, first, passed, hashing)
+            planned.add(group.request_id)
             if group is first:
-                attempt = self._admit(group, step.chunks, emptying, may_preempt)
+                attempt = self._admit(group, planned, emptying, may_preempt)
                 step.note(attempt)
                 if attempt.is_preparing:
                     passed.add(group.tenant)
                 elif not attempt.is_admitted:
                     is_blocked = not attempt.failed
-                if not attempt.is_admitted:
-                    continue
-                prefilling = [other for other in prefilling if other.request_id in running]
-                left = [one for one in step.decoding if one.request_id in running]
-                room.gain(len(step.decoding) - len(left))
-                step.decoding = left
-            else:
-                prefilling.remove(group)
+                else:  # to be computed when it is its turn among those that run
+                    prefilling = [one for one in [*prefilling, group] if one.request_id in running]
+                    left = [one for one in step.decoding if one.request_id in running]
+                    room.gain(len(step.decoding) - len(left))
+                    step.decoding = left
+                continue
+            prefilling.remove(group)
             while group.prefill and (share := room.share(group)) > 0:
                 step.chunks.append(_next_chunk(group, share))
                 room.spend(step.chunks[-1].count)
@@ -130,7 +131,7 @@ class PrefillPlanner:
             )
             group = first.first_waiting
             is_hashed = allowance.hash(group)  # before anything looks it up
-            if is_hashed and self._is_within_limit(group):
+            if is_hashed and self._lifecycle.is_within_limit(group):
                 return group
             passed.add(first.tenant)
             if is_hashed:
@@ -147,42 +148,28 @@ class PrefillPlanner:
         released = [blocks for victim in without for blocks in victim.blocks]
         needed = admission.num_new + admission.num_forks
         if others:
-            needed += self._headroom(others) + lifecycle.to_be_promised(admission)
+            needed += lifecycle.headroom(others) + lifecycle.to_be_promised(admission)
         width = group.width + sum(other.width for other in others)
         has_slots = width <= self._budget.num_sequences or not others
         return has_slots and lifecycle.pool.can_allocate(
             needed, group.tenant, admission.held, released
         )
 
-    def _headroom(self, groups: Collection[SequenceGroup]) -> int:
-        """Blocks to be left for running groups."""
-        return sum(max(group.width, self._lifecycle.promised(group)) for group in groups)
-
-    def _is_within_limit(self, group: SequenceGroup) -> bool:
-        """Whether the tenant may hold the group's blocks, and those that what it runs will take."""
-        lifecycle, account = self._lifecycle, self._lifecycle.account(group)
-        if account.share.max_blocks is None or not account.running:
-            return True
-        admission = lifecycle.admission(group)
-        new = admission.num_blocks - sum(block in account.held for block in admission.hits)
-        room = self._headroom(account.running) + lifecycle.to_be_promised(admission)
-        return len(account.held) + new + room <= account.share.max_blocks
-
     def _admit(
         self,
         group: SequenceGroup,
-        chunks: list[ScheduledChunk],
+        planned: set[str],
         emptying: EmptyAllowance,
         may_preempt: bool,
     ) -> Attempt:
-        """Admit a waiting group, if room can be made without those of `chunks`.
+        """Admit a waiting group, if room can be made without those that are `planned`.
 
         A group that will never find room fails.
         """
         lifecycle = self._lifecycle
         admission = self._fitting(lifecycle.admission(group))
         price = lifecycle.prices.admission(group, admission.num_cached)
-        victims = self._victims(admission, price, chunks)
+        victims = self._victims(admission, price, planned)
         if victims is None:
             is_lost = not self._can_ever_fit(admission)
             return Attempt(failed=lifecycle.fail(group) if is_lost else [])
@@ -205,12 +192,11 @@ class PrefillPlanner:
         return admission
 
     def _victims(
-        self, admission: Admission, price: float, chunks: list[ScheduledChunk]
+        self, admission: Admission, price: float, planned: Collection[str]
     ) -> list[SequenceGroup] | None:
         """Who has to be preempted so that a group fits; `None` if it does not fit even then."""
         if self.fits(admission):
             return []
-        planned = {chunk.sequence.request_id for chunk in chunks}
         victims = victims_of_admission(admission, price, planned, self._lifecycle)
         if not victims or not self.fits(admission, victims):
             return None
@@ -232,11 +218,45 @@ class PrefillPlanner:
             released,
         )
 
-    def _order(self, group: SequenceGroup) -> tuple[float, bool, int]:
-        """The smallest one is computed first."""
-        is_waiting = group.request_id not in self._lifecycle.running
-        due = self._due(group, group.num_tokens) if is_waiting else group.prefill_due
-        return due, is_waiting, group.arrival
+    def _next(
+        self,
+        candidates: list[SequenceGroup],
+        first: SequenceGroup | None,
+        passed: set[str],
+        allowance: HashAllowance,
+    ) -> SequenceGroup:
+        """Which of the candidates is computed now, or admitted if it is `first`, the last one."""
+        running = [group for group in candidates if group is not first]
+        if not running:
+            return candidates[-1]
+        group = min(running, key=lambda group: (group.prefill_due, group.arrival))
+        is_open = len(running) < len(candidates)
+        if is_open and self._is_any_due_before(group.prefill_due, passed, allowance):
+            return candidates[-1]
+        return group
+
+    def _is_any_due_before(self, due: float, passed: set[str], allowance: HashAllowance) -> bool:
+        """Whether a prompt waits that is due before `due`, be it behind the one to be admitted."""
+        return any(
+            allowance.hash(group)
+            and self._due(group, self._num_left(group)) < due
+            and self._lifecycle.is_within_limit(group)
+            for account in self._lifecycle.accounts.waiting.values()
+            if account.tenant not in passed
+            for group in [account.first_waiting]
+        )
+
+    def _num_left(self, group: SequenceGroup) -> int:
+        """About how many tokens a waiting group has to compute: by a few look-ups, as many wait."""
+        if group.saved is not None:
+            return sum(sequence.num_uncomputed for sequence in group.saved.prefill)
+        tiers, sequence = self._lifecycle.tiers, group.unfinished[0]
+        num_found = bisect_left(
+            sequence.table.prefix_hashes(sequence.token_ids),
+            True,
+            key=lambda one: not (tiers.pool.find([one]) or tiers.host.find([one])),
+        )
+        return group.num_tokens - num_found * tiers.block_size
 
     def _due(self, group: SequenceGroup, num_tokens: int) -> float:
         """When its prompt is due if it is admitted now and has so much to compute."""

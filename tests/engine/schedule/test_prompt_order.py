@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Literal
 
 from engine.serve.core import EngineCore
@@ -19,18 +20,19 @@ class Prompts:
             20_000, step_token_budget=BUDGET, max_running_requests=BUDGET, fairness=fairness
         )
         self.done: dict[str, int] = {}
-        self._steps = 0
+        self.num_steps = 0
         self._random = random.Random(3)
 
-    def send(self, name: str, length: int, tenant: str) -> None:
-        prompt = random_prompt(self._random, length)
+    def send(self, name: str, length: int, tenant: str, after: Sequence[int] = ()) -> list[int]:
+        prompt = [*after, *random_prompt(self._random, length)]
         self.core.submit(make_request(name, prompt, 1, tenant))
+        return prompt
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self._steps += 1
+            self.num_steps += 1
             for delta in self.core.step():
-                self.done.setdefault(delta.request_id, self._steps)
+                self.done.setdefault(delta.request_id, self.num_steps)
             self.core.scheduler.check()
 
     def finish(self) -> None:
@@ -55,6 +57,32 @@ def test_not_even_one_of_a_tenant_that_has_others_under_way() -> None:
         prompts.send(f"short {number}", BUDGET, "b")
     prompts.finish()
     assert max(prompts.done[f"short {number}"] for number in range(3)) <= 6
+
+
+def test_nor_behind_long_ones_that_wait() -> None:
+    prompts = Prompts()
+    prompts.send("long", 60 * BUDGET, "a")
+    prompts.step(2)
+    for number in range(5):
+        prompts.send(f"waiting {number}", 80 * BUDGET, f"tenant {number}")
+    prompts.send("short", BUDGET, "b")
+    prompts.finish()
+    assert prompts.done["short"] <= 2 + 2
+    assert prompts.done["long"] <= min(prompts.done[f"waiting {number}"] for number in range(5))
+
+
+def test_what_is_cached_of_a_prompt_makes_it_no_longer() -> None:
+    prompts = Prompts()
+    chat = prompts.send("chat", 80 * BUDGET, "b")
+    prompts.finish()
+    prompts.send("other", 90 * BUDGET, "a")
+    prompts.finish()
+    prompts.send("long", 60 * BUDGET, "a")
+    prompts.step(2)
+    before = prompts.num_steps
+    prompts.send("chat goes on", 3, "b", after=chat)
+    prompts.finish()
+    assert prompts.done["chat goes on"] <= before + 2
 
 
 def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
