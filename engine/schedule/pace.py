@@ -45,8 +45,11 @@ class Pace:
 
     @property
     def is_in_debt(self) -> bool:
-        """Whether prompts have lately had more time than the sequences that decoded beside them."""
-        return self._debt > 0
+        """Whether prompts have lately had more time than the sequences that decoded beside them.
+
+        Without a target they may.
+        """
+        return self._target > 0 and self._debt > 0
 
     @property
     def prompt_tokens(self) -> int | None:

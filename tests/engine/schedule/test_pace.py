@@ -91,6 +91,12 @@ def test_no_debt_grows_for_ever() -> None:
     assert not pace.is_in_debt
 
 
+def test_without_a_target_nothing_is_owed() -> None:
+    pace = taught(0.0, 0.010, 0.001)
+    pace.observe(4, 40, 0.050)
+    assert not pace.is_in_debt
+
+
 def test_a_disturbed_step_does_not_overturn_what_is_known() -> None:
     pace = taught(0.050, 0.010, 0.001)
     pace.observe(4, 40, 9.0)
