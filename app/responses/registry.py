@@ -20,7 +20,9 @@ from app.upkeep.metrics import Metrics
 from app.wire.common import ignored_fields
 from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
+from engine.api import EngineError
 from engine.client import EngineClient
+from tenants.errors import StoreUnavailable
 from tenants.records import Change, Principal, Tenant
 
 _CANCEL_SECONDS = 1.0
@@ -104,8 +106,8 @@ class Responses:
             return run.snapshot()
         response = await self._store.load(tenant.id, response_id)
         if _BACKGROUND in response and _INTERRUPTED in response:
-            # It has been gone on with already, or cannot be, where there is nothing to resume.
-            with contextlib.suppress(ApiError):
+            # It has been gone on with already, or cannot be, or not now.
+            with contextlib.suppress(ApiError, EngineError, StoreUnavailable):
                 return (await self.resume(principal, response_id, -1)).snapshot()
         return response
 
@@ -116,10 +118,13 @@ class Responses:
     async def input_items(self, tenant: Tenant, response_id: str) -> bytes:
         """The items that a response was created with, as JSON.
 
-        Raises `ApiError` 404, and 409 while another process writes it.
+        Raises `ApiError` 404, also for one that nobody keeps, and 409 while another process writes
+        it.
         """
         run = self._runs.get((tenant.id, response_id))
         if run is not None:
+            if not run.input:
+                raise response_not_found(response_id)
             return run.input
         if await self._store.runs_elsewhere(tenant.id, response_id):
             raise response_runs_elsewhere(response_id)
@@ -133,17 +138,20 @@ class Responses:
             await run.settled()
             run.drop()
         elif await self._store.runs_elsewhere(tenant.id, response_id):
-            await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
-        await self._store.delete(tenant.id, response_id)
+            with contextlib.suppress(ApiError):  # it has come to an end by itself
+                await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
+        if not await self._store.delete(tenant.id, response_id) and run is None:
+            raise response_not_found(response_id)
 
     async def cancel(self, tenant: Tenant, response_id: str) -> bytes:
         """End a running response, here or in another process; the response as it is then, as JSON.
 
-        One that was cancelled already is returned unchanged. Raises `ApiError` 404, and 400 for one
-        that has ended otherwise.
+        One that was cancelled already is returned unchanged; one that a restart has interrupted
+        does not go on. Raises `ApiError` 404, and 400 for one that has ended otherwise.
         """
         run = self.running(tenant, response_id)
         if run is None:
+            await self._store.cancel_suspended(tenant, response_id)
             return await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
         run.cancel()
         return await run.settled(_CANCEL_SECONDS)

@@ -93,10 +93,29 @@ class ResponseStore:
             raise response_not_found(response_id)
         return turn.input or b"[]"
 
-    async def delete(self, tenant_id: str, response_id: str) -> None:
-        """Forget a finished response, here and everywhere. Raises what `load` raises."""
-        if not await self._history.delete(tenant_id, response_id):
-            raise response_not_found(response_id)
+    async def cancel_suspended(self, tenant: Tenant, response_id: str) -> None:
+        """Have nobody go on with a suspended response, if this is one: it is cancelled.
+
+        Raises `StoreUnavailable`.
+        """
+        if await self.take_suspended(tenant.id, response_id) is None:
+            return
+        # An end of it before the last one may be remembered here.
+        self._history.forget(tenant.id, response_id)
+        turn = await self._history.load(tenant.id, response_id)
+        if turn is not None:
+            response = msgspec.json.decode(turn.response)
+            response |= {"status": "cancelled", "incomplete_details": None}
+            turn = msgspec.structs.replace(turn, response=msgspec.json.encode(response))
+            await self._history.save(tenant, response_id, turn)
+
+    async def delete(self, tenant_id: str, response_id: str) -> bool:
+        """Forget a response that has ended or is suspended, everywhere; whether there was one.
+
+        Raises `StoreUnavailable`.
+        """
+        suspended = await self.take_suspended(tenant_id, response_id)
+        return await self._history.delete(tenant_id, response_id) or suspended is not None
 
     async def _finished(self, tenant_id: str, response_id: str) -> bytes:
         turn = await self._history.load(tenant_id, response_id)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from app.responses.store import ResponseStore
 from app.transport.bounds import Bounds
 from app.wire.common import parse
 from tests.app.conftest import MODEL, World, eventually
@@ -195,6 +196,33 @@ async def test_a_running_response_ends_when_it_is_deleted(
     deleted = (await http.delete(f"/v1/responses/{body['id']}")).json()
     assert deleted == {"id": body["id"], "object": "response", "deleted": True}
     assert not world.engine.active
+    assert (await http.get(f"/v1/responses/{body['id']}")).status_code == 404
+
+
+async def test_a_running_response_that_is_not_stored_has_no_list_and_can_be_deleted(
+    http: httpx.AsyncClient, world: World
+) -> None:
+    world.engine.hold_after = 3
+    asked = {"input": "x", "stream": True, "store": False}
+    async with http.stream("POST", "/v1/responses", json=asked):
+        await eventually(lambda: bool(world.engine.holding))
+        path = f"/v1/responses/{world.engine.requests[-1].request_id}"
+        assert (await http.get(f"{path}/input_items")).status_code == 404
+        assert (await http.delete(path)).json()["deleted"]
+        assert not world.engine.active
+        assert (await http.delete(path)).status_code == 404
+
+
+async def test_a_response_that_ends_while_it_is_deleted_is_deleted(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = (await http.post("/v1/responses", json={"input": "x"})).json()
+
+    async def was_running(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(ResponseStore, "runs_elsewhere", was_running)
+    assert (await http.delete(f"/v1/responses/{body['id']}")).json()["deleted"]
     assert (await http.get(f"/v1/responses/{body['id']}")).status_code == 404
 
 

@@ -240,3 +240,45 @@ async def test_a_background_response_goes_on_when_it_is_asked_for(
         assert len(after.engine.requests) == 1
         listed = (await http.get(f"{path}/input_items")).json()["data"]
         assert [item["content"][0]["text"] for item in listed] == ["Say it."]
+
+
+async def test_an_interrupted_response_is_shown_where_it_cannot_go_on_now(
+    world: World, store_server: EmbeddedStore
+) -> None:
+    before = await suspended(world, 3, background=True)
+    path = f"/v1/responses/{before[-1]['response']['id']}"
+    async with another(world, store_server) as after, http_of(after) as http:
+        after.engine.down = True
+        found = await http.get(path)
+        assert (found.status_code, found.json()["status"]) == (200, "incomplete")
+        after.engine.down = False
+        assert (await http.get(path)).json()["incomplete_details"] is None, "it runs"
+
+
+async def test_a_deleted_response_does_not_go_on(world: World, store_server: EmbeddedStore) -> None:
+    before = await suspended(world, 3, background=True)
+    path = f"/v1/responses/{before[-1]['response']['id']}"
+    async with another(world, store_server) as after, http_of(after) as http:
+        async with http_of(after, "umbra") as stranger:
+            assert (await stranger.delete(path)).status_code == 404
+        assert (await http.delete(path)).json()["deleted"]
+        for gone in (f"{path}?stream=true", path):
+            assert (await http.get(gone)).status_code == 404
+        assert (await http.delete(path)).status_code == 404
+        assert not after.engine.requests
+
+
+async def test_an_interrupted_response_can_be_cancelled(
+    world: World, store_server: EmbeddedStore
+) -> None:
+    before = await suspended(world, 3, background=True)
+    path = f"/v1/responses/{before[-1]['response']['id']}"
+    async with another(world, store_server) as after, http_of(after) as http:
+        async with http_of(after, "umbra") as stranger:
+            assert (await stranger.post(f"{path}/cancel")).status_code == 404
+        cancelled = (await http.post(f"{path}/cancel")).json()
+        assert (cancelled["status"], cancelled["incomplete_details"]) == ("cancelled", None)
+        assert (await http.get(path)).json() == cancelled
+        assert (await http.post(f"{path}/cancel")).json() == cancelled
+        assert (await http.get(f"{path}?stream=true")).status_code == 404
+        assert not after.engine.requests
