@@ -120,7 +120,9 @@ def _assembled(
         gate=gate,
         template=template,
         generations=generations,
-        responses=_responses(engine, stores, model_id, bounds, history, generations, metrics),
+        responses=_responses(
+            engine, stores, model_id, bounds, history, generations, workers, metrics
+        ),
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
         workers=workers,
@@ -140,12 +142,14 @@ def _responses(
     bounds: Bounds,
     history: History,
     generations: Generations,
+    workers: Workers,
     metrics: Metrics,
 ) -> Responses:
     return Responses(
         generations,
         ResponseStore(history, stores.suspended, stores.running, bounds.response_ttl_seconds),
         engine,
+        workers,
         metrics,
         model_id=model_id,
         resume_grace_seconds=bounds.resume_grace_seconds,

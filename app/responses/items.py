@@ -23,6 +23,8 @@ from app.wire.responses import CreateBody, InputItem, ItemReference, MessageItem
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 _MAX_NAMED_RESPONSES = 64
 """Responses that the references of one request may lie in."""
+_INLINE_CHARACTERS = 4096
+_INLINE_MESSAGES = 32
 _PREFIXES = {
     "message": "msg",
     "compaction": "cmp",
@@ -35,6 +37,18 @@ _PREFIXES = {
 def output_item_id(kind: str, response_id: str, index: int) -> str:
     """The id of a response's item, such as a message's with the `kind` "msg"."""
     return f"{kind}_{response_id.removeprefix('resp_')}o{index}"
+
+
+def is_short(body: CreateBody) -> bool:
+    """Whether its input is listed in less time than a worker would take to begin with it."""
+    if isinstance(body.input, str):
+        return len(body.input) <= _INLINE_CHARACTERS
+    texts = [item.content for item in body.input if isinstance(item, MessageItem)]
+    return (
+        len(texts) == len(body.input) <= _INLINE_MESSAGES
+        and all(isinstance(text, str) for text in texts)
+        and sum(map(len, texts)) <= _INLINE_CHARACTERS
+    )
 
 
 def listed_input(response_id: str, body: CreateBody) -> bytes:

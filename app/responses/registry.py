@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from app.generate.begin import Generations
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
-from app.responses.items import listed_input
+from app.responses.items import is_short, listed_input
 from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
@@ -17,7 +18,7 @@ from app.responses.run import ResponseRun, check_position
 from app.responses.store import ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.upkeep.metrics import Metrics
-from app.wire.common import ignored_fields
+from app.upkeep.workers import Workers
 from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
 from engine.api import EngineError
@@ -40,6 +41,7 @@ class Responses:
         generations: Generations,
         store: ResponseStore,
         engine: EngineClient,
+        workers: Workers,
         metrics: Metrics,
         *,
         model_id: str,
@@ -50,6 +52,7 @@ class Responses:
         self._generations = generations
         self._store = store
         self._engine = engine
+        self._workers = workers
         self._model_id = model_id
         self._grace_seconds = resume_grace_seconds
         self._kept = KeptStreams(max_kept_event_bytes)
@@ -62,13 +65,17 @@ class Responses:
         """Begin a response. Raises what `Generations.begin` raises."""
         request, tenant = generation_request(body), principal.tenant
         resource = new_response(request.id, self._model_id, body, tenant)
+        listed = b""
+        if resource.store or on_socket is not None:
+            work = partial(listed_input, request.id, body)
+            listed = work() if is_short(body) else await self._workers.run(tenant.id, work)
         options = body.stream_options
         pads = options is not None and bool(options.include_obfuscation)
         renderer = ResponseRenderer(
             resource,
             pads=pads,
-            ignored=ignored_fields(body),
-            input=listed_input(request.id, body) if resource.store or on_socket else b"",
+            ignored=body.ignored_fields,
+            input=listed,
         )
         generation = await self._generations.begin(principal, request, on_socket)
         return await self._run(tenant, renderer, generation, on_socket=on_socket)

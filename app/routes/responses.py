@@ -14,6 +14,7 @@ from app.auth import authenticate
 from app.context import Service
 from app.responses.run import ResponseRun
 from app.routes.queries import page, take_include
+from app.transport.bounds import INLINE_BYTES
 from app.transport.http import json_response, read_message, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
@@ -73,7 +74,12 @@ async def list_input_items(request: Request) -> ASGIApp:
     service: Service = request.app.state.service
     tenant = (await authenticate(service.stores.tenants, request)).tenant
     items = await service.responses.input_items(tenant, request.path_params["response_id"])
-    return json_response(page(request, msgspec.json.decode(items)))
+
+    def work() -> bytes:
+        return msgspec.json.encode(page(request, msgspec.json.decode(items)))
+
+    short = len(items) <= INLINE_BYTES
+    return json_response(work() if short else await service.workers.run(tenant.id, work))
 
 
 async def cancel_response(request: Request) -> ASGIApp:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.context import Service
 from app.transport.bounds import INLINE_BYTES
 from app.transport.server_sent_events import until_gone
-from app.wire.common import Model, decode_json, ignored_fields, parse
+from app.wire.common import Model, decode_json, parse
 from app.wire.errors import ApiError, as_api_error, internal_error, shortened
 from tenants.records import Principal
 
@@ -58,13 +58,14 @@ async def read_message(
     with service.intake.body(tenant_id) as incoming:
         body = await read_body(request, service.bounds.max_body_bytes, incoming.grow)
 
-        def work() -> Model:
+        def work() -> tuple[Model, list[str]]:
             ignores = service.bounds.ignores_unknown_fields
-            return parse(model, decode_json(body), ignores_unknown=ignores)
+            message = parse(model, decode_json(body), ignores_unknown=ignores)
+            return message, message.ignored_fields
 
         short = len(body) <= INLINE_BYTES
-        message = work() if short else await service.workers.run(tenant_id, work)
-        request.state.ignored = ignored_fields(message)
+        message, ignored = work() if short else await service.workers.run(tenant_id, work)
+        request.state.ignored = ignored
         return message
 
 

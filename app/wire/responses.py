@@ -337,11 +337,13 @@ def socket_message(data: bytes, *, ignores_unknown: bool = False) -> SocketMessa
         model = _KINDS.get(kind) if isinstance(kind, str) else None
         if model is None:
             named = ", ".join(map(repr, _KINDS))
-            message = f"Unknown message type {kind!r}: send one of {named}."
-            raise invalid_request(message, "type", "unknown_message_type")
+            refusal = f"Unknown message type {kind!r}: send one of {named}."
+            raise invalid_request(refusal, "type", "unknown_message_type")
         if model is CreateMessage and isinstance(document.get("previous_response_id"), str):
             previous = document["previous_response_id"]
-        return parse(model, document, ignores_unknown=ignores_unknown)
+        message = parse(model, document, ignores_unknown=ignores_unknown)
+        _ = message.ignored_fields  # known from here on
+        return message
     except ApiError as error:
         raise RefusedMessage(error, stream_id, previous) from error
 

@@ -10,8 +10,11 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from app.responses import items
 from app.responses.store import ResponseStore
+from app.routes import responses as routes
 from app.transport.bounds import Bounds
+from app.wire import common
 from app.wire.common import parse
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.responses.test_responses_ws import socket, text_of
@@ -133,9 +136,9 @@ async def test_an_item_is_read_once_however_often_it_is_named(
     said = {"role": "user", "content": [{"type": "input_text", "text": ""}] * 4095}
     said["content"] += [{"type": "input_text", "text": "x"}]  # type: ignore[operator]
     body = (await http.post("/v1/responses", json={"input": [said]})).json()
-    items = (await http.get(f"/v1/responses/{body['id']}/input_items")).json()["data"]
-    monkeypatch.setattr("app.responses.items.parse", counted)
-    named = [{"type": "item_reference", "id": items[0]["id"]}] * 50
+    item = (await http.get(f"/v1/responses/{body['id']}/input_items")).json()["data"][0]
+    monkeypatch.setattr(items, "parse", counted)
+    named = [{"type": "item_reference", "id": item["id"]}] * 50
     assert (await http.post("/v1/responses", json={"input": named})).status_code == 200
     assert len(read) == 1
     assert read != [threading.get_ident()], "the event loop does not wait for it"
@@ -151,6 +154,35 @@ async def test_references_bring_no_more_than_a_body(http: httpx.AsyncClient) -> 
         assert (await http.post("/v1/responses", json=asked)).status_code == 200
         refused = await http.post("/v1/responses", json=asked | {"input": named})
         assert refused.json()["error"]["param"] == "input[2].id"
+
+
+async def test_the_event_loop_goes_through_no_long_input(
+    http: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[int]] = {}
+
+    def spied(where: Any, name: str) -> None:
+        real, threads = getattr(where, name), seen.setdefault(name, set())
+
+        def spy(*arguments: Any) -> Any:
+            threads.add(threading.get_ident())
+            return real(*arguments)
+
+        monkeypatch.setattr(where, name, spy)
+
+    spied(common, "_ignored")
+    spied(items, "_listed")
+    spied(routes, "page")
+    said = [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 500}]
+    body = (await http.post("/v1/responses", json={"input": said})).json()
+    listed = await http.get(f"/v1/responses/{body['id']}/input_items")
+    assert len(listed.json()["data"][0]["content"]) == 500
+    async with socket(world) as ws:
+        await ws.create(said)
+        assert (await ws.turn())[-1]["type"] == "response.completed"
+    for name, threads in seen.items():
+        assert threads, name
+        assert threading.get_ident() not in threads, name
 
 
 async def test_an_unstored_item_is_known_to_its_socket_alone(

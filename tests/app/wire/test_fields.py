@@ -231,10 +231,11 @@ async def test_known_fields_are_checked_as_ever(world: World) -> None:
 
 @ignoring
 async def test_an_unknown_field_of_a_function_may_be_named_like_anything(world: World) -> None:
-    names = ("schema", "copy", "json", "dict", "function", "model_dump")
+    names = ("schema", "copy", "json", "dict", "function", "ignored_fields")
     tool = {"type": "function", "name": "f", **dict.fromkeys(names, 1)}
-    answer = await ask(world, tools=[tool])
+    answer = await ask(world, tools=[tool], ignored_fields=1)
     assert answer.status_code == 200
+    assert answer.headers["x-partywall-ignored-fields"].startswith("ignored_fields, tools[0].")
     shown = answer.json()["tools"][0]
     assert shown == {
         "type": "function", "name": "f", "description": None, "parameters": None, "strict": None
