@@ -39,22 +39,28 @@ class Answer:
         self._echoed = prompt if body.echo else ""
         self._first_token = first_token if body.scores else None
         self._first = first
+        self._kept: list[list[EncodedLogprob]] = [[] for _ in generation.lines]
         self._offsets = [0 if body.scores else len(self._echoed) for _ in generation.lines]
 
-    async def choices(self) -> list[CompletionChoice]:
-        """Every choice, whole. Raises `ApiError` if it fails."""
-        logprobs: list[list[EncodedLogprob]] = [[] for _ in self.generation.lines]
+    async def read(self) -> None:
+        """Read it to its end, for `choices`. Raises `ApiError` if it fails.
+
+        Log-probabilities are kept as they come, encoded, until the generation lets go of them.
+        """
         async with aclosing(self.generation.pieces()) as pieces:
             async for piece in pieces:
                 if self._top is not None:
-                    logprobs[piece.index].extend(piece.logprobs)
-                    self.generation.keep(piece.logprobs)
+                    self._kept[piece.index].extend(piece.logprobs)
+                    self.generation.keep(piece.logprobs, past_end=True)
         self.check()
+
+    def choices(self) -> list[CompletionChoice]:
+        """Every choice of what was read, whole."""
         return [
             CompletionChoice(
                 index=self._first + index,
                 text=self._echoed + line.text,
-                logprobs=self._described(line.index, logprobs[line.index], opens=True),
+                logprobs=self._described(line.index, self._kept[line.index], opens=True),
                 finish_reason=line.end,
             )
             for index, line in enumerate(best(self.generation.lines, self._candidates))

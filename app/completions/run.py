@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 
 from msgspec import UNSET
 
 from app.completions.answer import Answer
 from app.completions.parse import generation_requests
 from app.context import Service
+from app.generate.engine_request import MAX_LOGPROBS
 from app.generate.request import GenerationRequest
 from app.transport.server_sent_events import SSE_DONE, sse_event
 from app.wire.chat import ChatUsage, PromptTokensDetails
 from app.wire.completions import Completion, CompletionBody, CompletionChoice
-from app.wire.errors import ApiError
+from app.wire.errors import ApiError, invalid_request
 from app.wire.events import encode_json
 from tenants.records import Principal
 
 _AT_ONCE = 16
 """Prompts of a request that run side by side: each is one of the tenant's streams."""
+_INLINE_BYTES = 1 << 16
+"""Of log-probabilities that are made JSON on the event loop, in less than a millisecond or two."""
 
 
 class CompletionRun:
@@ -37,25 +41,20 @@ class CompletionRun:
 
     async def whole(self) -> bytes:
         """The completion as JSON. Raises what `Generations.begin` raises, and where one fails."""
-        places = asyncio.Semaphore(_AT_ONCE)
-
-        async def answer(index: int) -> list[CompletionChoice]:
-            async with places:
-                begun = await self._begin(index)
-                try:
-                    return await begun.choices()
-                finally:
-                    await begun.generation.close()
-
-        tasks = [asyncio.create_task(answer(index)) for index in range(len(self._requests))]
+        await self._check_logprobs()
         try:
-            choices = [choice for found in await asyncio.gather(*tasks) for choice in found]
+            answers = await self._read()
+
+            def encoded() -> bytes:
+                choices = [choice for answer in answers for choice in answer.choices()]
+                return encode_json(self._completion(choices, self._usage()))
+
+            if sum(answer.generation.kept_bytes for answer in answers) <= _INLINE_BYTES:
+                return encoded()
+            return await self._service.workers.run(self._principal.tenant.id, encoded)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            self._count(self._answers)
-        return encode_json(self._completion(choices, self._usage()))
+            for answer in self._answers:
+                answer.generation.let_go()
 
     async def begin(self) -> Answer:
         """Begin the answer to the only prompt, to be streamed."""
@@ -79,6 +78,55 @@ class CompletionRun:
         if reports:
             yield sse_event(encode_json(self._completion([], self._usage())))
         yield SSE_DONE
+
+    async def _check_logprobs(self) -> None:
+        """Raises `ApiError` where the answers to all prompts have more log-probabilities together
+        than one may have, before any of them costs a step.
+        """
+        if self._body.logprobs is None or len(self._requests) == 1:
+            return
+        if self._body.scores:
+            await self._tokenize()
+        most = MAX_LOGPROBS // (1 + self._body.logprobs)
+        told = sum(map(_told_tokens, self._requests))
+        if told > most:
+            message = f"All answers with so many log-probabilities may have {most} tokens together"
+            raise invalid_request(f"{message}; {told} were asked for.", "prompt")
+
+    async def _tokenize(self) -> None:
+        """Have all prompts as ids. Texts count as one request more: much may have to be read."""
+        texts = [index for index, one in enumerate(self._requests) if isinstance(one.raw, str)]
+        if not texts:
+            return
+        template, tenant = self._service.template, self._principal.tenant.id
+        async with self._service.generations.counted(self._principal):
+            for index in texts:
+                request = self._requests[index]
+                ids = await template.text_ids(tenant, str(request.raw), request.names.items)
+                self._requests[index] = replace(request, raw=ids)
+                await asyncio.sleep(0)  # short ones are read on the event loop
+
+    async def _read(self) -> list[Answer]:
+        """The answers to all prompts, read to their ends."""
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def answer(index: int) -> Answer:
+            async with places:
+                begun = await self._begin(index)
+                try:
+                    await begun.read()
+                finally:
+                    await begun.generation.close()
+                return begun
+
+        tasks = [asyncio.create_task(answer(index)) for index in range(len(self._requests))]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self._count(self._answers)
 
     async def _begin(self, index: int) -> Answer:
         request = self._requests[index]
@@ -131,3 +179,9 @@ class CompletionRun:
         for answer in answers:
             outcome = answer.generation.outcome or "cancelled"
             self._service.metrics.requests.labels("completions", outcome).inc()
+
+
+def _told_tokens(request: GenerationRequest) -> int:
+    """Tokens that have log-probabilities, at most."""
+    scored = len(request.raw or ()) if request.scores else 0
+    return request.candidates.width * (scored + (request.max_tokens or 0))

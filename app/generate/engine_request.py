@@ -166,11 +166,18 @@ def _output_budget(
 
 
 def _longest(request: GenerationRequest, limits: TenantLimits, prompt_tokens: int) -> int | None:
-    """The most tokens that the tenant's answers, and their log-probabilities, may have."""
+    """The most tokens that the tenant's answers, and their log-probabilities, may have.
+
+    Raises `ApiError` where a prompt alone has more of these.
+    """
     told = None
     if request.logprobs is not None:
         told = max(1, MAX_LOGPROBS // (request.candidates.width * (1 + request.logprobs)))
-        told = max(0, told - prompt_tokens) if request.scores else told
+        if request.scores:
+            if prompt_tokens > told:
+                message = f"A prompt with so many log-probabilities may have {told} tokens"
+                raise invalid_request(f"{message}; it has {prompt_tokens}.", request.names.items)
+            told -= prompt_tokens
     return min((most for most in (limits.output_tokens, told) if most is not None), default=None)
 
 

@@ -100,6 +100,7 @@ class Generation:
         self._searched_tokens = 0
         self._logprob_room = logprob_room
         self._logprob_bytes = 0
+        self._keeps_on = False
         metrics.streams_running.inc()
 
     @property
@@ -158,8 +159,16 @@ class Generation:
         """What is held back, given that no more tokens will come. Harmless when repeated."""
         return [piece for line in self.lines for piece in line.rest()]
 
-    def keep(self, logprobs: Sequence[EncodedLogprob]) -> None:
-        """Its reader keeps these until its end. Where there is no room, it ends here and fails."""
+    @property
+    def kept_bytes(self) -> int:
+        """Of log-probabilities that its reader keeps."""
+        return self._logprob_bytes
+
+    def keep(self, logprobs: Sequence[EncodedLogprob], *, past_end: bool = False) -> None:
+        """Its reader keeps these until its end, or `past_end` until it calls `let_go`. Where there
+        is no room, it ends here and fails.
+        """
+        self._keeps_on |= past_end
         count = sum(len(one) for one in logprobs)
         if self._deltas is None or not count:
             return
@@ -168,6 +177,11 @@ class Generation:
         else:
             message = "Too many log-probabilities are kept: ask for fewer of them at once."
             self.fail(ApiError(429, message, code="too_many_logprobs"))
+
+    def let_go(self) -> None:
+        """Nothing is kept any more. May be called twice."""
+        count, self._logprob_bytes = self._logprob_bytes, 0
+        self._logprob_room.give_back(self.request.tenant, count)
 
     def cancel(self) -> None:
         """End the answer here, with outcome "cancelled"; harmless after its end."""
@@ -192,7 +206,8 @@ class Generation:
         if deltas is None:
             return
         self._metrics.streams_running.dec()
-        self._logprob_room.give_back(self.request.tenant, self._logprob_bytes)
+        if not self._keeps_on:
+            self.let_go()
         with self._leaving:
             try:
                 await deltas.aclose()

@@ -131,6 +131,8 @@ class Line:
         if delta.finish_reason == "stop" or delta.finish_reason == "length":
             self.end, self.score = delta.finish_reason, delta.score
             pieces += self._last(self._detokenizer.finish())
+        elif self._held and len(self.output_ids) <= self._num_given:
+            pieces += self._release("")  # of a prompt nothing has to be held back
         return pieces
 
     def rest(self) -> list[Piece]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import openai
 import pytest
 
+from app.completions import run
+from app.generate import engine_request
+from app.wire.events import encode_json
 from tests.app.conftest import MODEL, World, eventually
 
 
@@ -90,6 +94,56 @@ async def test_a_prompt_is_scored_token_by_token(world: World) -> None:
     streamed = await complete(world, echo=True, logprobs=2, max_tokens=1, stream=True)
     tokens = [t for one in [c async for c in streamed] for t in one.choices[0].logprobs.tokens]
     assert tokens == list("Once!")
+
+
+async def test_a_prompt_has_no_more_scores_than_an_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_request, "MAX_LOGPROBS", 12)
+    scoring = {"echo": True, "logprobs": 2}
+    await complete(world, **scoring, max_tokens=0)
+    for fields, param in (({"max_tokens": 1}, "max_tokens"), ({"prompt": "Once "}, "prompt")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await complete(world, **scoring | {"max_tokens": 0} | fields)
+        assert refused.value.param == param
+    assert len(world.engine.requests) == 1
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_all_prompts_share_the_log_probabilities_of_an_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch, as_ids: bool
+) -> None:
+    monkeypatch.setattr(run, "MAX_LOGPROBS", 3 * 10)
+    texts = ["Once", "upon"]
+    prompts = [ids(world, text) for text in texts] if as_ids else texts
+    fields = {"prompt": prompts, "echo": True, "logprobs": 2}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(world, **fields, max_tokens=2)
+    assert refused.value.param == "prompt"
+    assert not world.engine.requests
+    scored = await complete(world, **fields, max_tokens=1)
+    assert [choice.text[:4] for choice in scored.choices] == texts
+    with pytest.raises(openai.BadRequestError):
+        await complete(world, prompt=prompts, logprobs=2, n=2, max_tokens=3)
+    await complete(world, prompt=prompts, logprobs=2, n=2, max_tokens=2)
+
+
+async def test_what_is_large_is_made_json_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def encode(value: Any) -> bytes:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode_json(value)
+
+    monkeypatch.setattr(run, "encode_json", encode)
+    fields = {"prompt": ["Once", "upon"], "echo": True, "logprobs": 2}
+    small = await complete(world, **fields)
+    monkeypatch.setattr(run, "_INLINE_BYTES", 1)
+    large = await complete(world, **fields)
+    assert large.choices == small.choices
+    assert threads == [True, False]
 
 
 async def test_what_ends_a_scored_answer_is_scored_as_well(world: World) -> None:

@@ -100,3 +100,35 @@ async def test_an_answer_is_no_longer_than_its_log_probabilities_may_be(
     assert (await complete(http, world, FEW, n=2, max_tokens=5)).status_code == 200
     await respond(http, world, FEW, include=None, top_logprobs=None)
     assert world.engine.requests[-1].sampling.max_tokens > 210
+
+
+async def score(http: httpx.AsyncClient, world: World, prompts: list[str]) -> httpx.Response:
+    fields = {"echo": True, "logprobs": 20, "max_tokens": 0}
+    body = {"model": MODEL, "prompt": prompts, **fields}
+    return await http.post("/v1/completions", json=body, headers=world.headers())
+
+
+@BOUNDS
+async def test_scores_of_a_prompt_find_no_room_before_all_are_known(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    text = "x" * 400
+    world.engine.answer, world.engine.hold_after = text[1:], 200
+    refused = await score(http, world, [text])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_logprobs")
+    await eventually(lambda: not world.engine.active)
+    world.engine.answer = FEW[1:]
+    assert (await score(http, world, [FEW])).status_code == 200
+
+
+@BOUNDS
+async def test_scores_of_prompts_that_have_ended_are_kept_until_all_are_told(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    text = "x" * 10
+    world.engine.answer = text[1:]
+    assert (await score(http, world, [text])).status_code == 200
+    # More than run at once: most have ended when the last of them begin.
+    refused = await score(http, world, [text] * 60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_logprobs")
+    assert (await score(http, world, [text])).status_code == 200, "it was given back"
