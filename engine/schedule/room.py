@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.schedule.accounts import Account
@@ -37,9 +38,7 @@ class Room:
         streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
         short: int | None = None
         if decoding:
-            prefilling = (group for group in lifecycle.running.values() if group.prefill)
-            asking = {*accounts.waiting.values(), *map(lifecycle.account, prefilling)}
-            owes = pace.is_in_debt and lifecycle.fairness.must_pay(asking, streams)
+            owes = pace.is_in_debt and lifecycle.fairness.must_pay(_asking(lifecycle), streams)
             short = 0 if owes else pace.prompt_tokens
         elif accounts.num_known > 1:
             short = pace.efficient_tokens
@@ -63,3 +62,14 @@ class Room:
         """So many sequences do not decode after all."""
         self.left += num_sequences
         self.short += num_sequences
+
+
+def _asking(lifecycle: Lifecycle) -> Iterator[Account]:
+    """Tenants with prompts that others may keep from being computed: not their own limit."""
+    for group in lifecycle.running.values():
+        if group.prefill:
+            yield lifecycle.account(group)
+    for account in lifecycle.accounts.waiting.values():
+        group = account.first_waiting
+        if group.num_unhashed or lifecycle.is_within_limit(group):  # nothing is hashed for this
+            yield account

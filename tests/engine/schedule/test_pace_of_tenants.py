@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from bench.common.figures import percentile
+from engine.api import TenantShare
 from engine.serve.core import EngineCore
 from tests.engine.clock import Clock, with_clock
 from tests.engine.simulation import make_request, random_prompt, simulated_core
@@ -39,11 +40,11 @@ class Load:
         self._random = random.Random(1)
         self._count = 0
 
-    def send(self, tenant: str, prompt: int = PROMPT, output: int = 40) -> str:
+    def send(self, tenant: str, prompt: int = PROMPT, output: int = 40, **fields: object) -> str:
         self._count += 1
         name = f"{tenant} {self._count}"
         tokens = random_prompt(self._random, prompt)
-        self.core.submit(make_request(name, tokens, output, tenant))
+        self.core.submit(make_request(name, tokens, output, tenant, **fields))
         return name
 
     def warm_up(self) -> None:
@@ -117,6 +118,16 @@ def steps_beside_a_stream(load: Load) -> tuple[float, float]:
 
 def test_a_flood_takes_no_more_than_half_of_the_time_from_streams_of_others(load: Load) -> None:
     prompts, decoding = steps_beside_a_stream(load)
+    assert 0.4 < prompts / (prompts + decoding) < 0.55
+
+
+def test_nor_where_another_one_waits_for_its_own_blocks(load: Load) -> None:
+    share = TenantShare(max_blocks=84)
+    load.send("full", 20, output=300, share=share)
+    waiting = load.send("full", 320, output=2, share=share)
+    prompts, decoding = steps_beside_a_stream(load)
+    account = load.core.scheduler.accounts["full"]
+    assert list(account.waiting) == [waiting], "it has waited all the time"
     assert 0.4 < prompts / (prompts + decoding) < 0.55
 
 
