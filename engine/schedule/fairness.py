@@ -20,7 +20,7 @@ A step is kept short for those who wait for its end, streams that decode and who
 (`engine.schedule.pace`). How short depends on who asks for more than it gets, which is a tenant
 with more in its queue than the prompt that is next. Others compute their prompts as fast as they
 can beside streams of such tenants alone. And prompts of such tenants alone, beside a stream of
-another one, have in the long run no more of the time than decoding has.
+one that has nothing in its queue, have in the long run no more of the time than decoding has.
 
 The paper never takes back what it has admitted. Here a tenant that waits while others fill every
 slot or the memory makes over-served tenants yield, the most over-served first, each one's newest
