@@ -144,6 +144,12 @@ class BlockTable:
         """How many blocks are findable, or will be once others have computed them."""
         return self._num_sealed
 
+    @property
+    def next_hash(self) -> bytes | None:
+        """The hash of the block that is sealed next, if it is known."""
+        is_known = self._num_sealed < len(self._hashes)
+        return self._hashes[self._num_sealed] if is_known else None
+
     def fork(self) -> BlockTable:
         """Another table of the same blocks."""
         fork = BlockTable(

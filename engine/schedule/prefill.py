@@ -247,15 +247,22 @@ class PrefillPlanner:
         )
 
     def _num_left(self, group: SequenceGroup) -> int:
-        """About how many tokens a waiting group has to compute: by a few look-ups, as many wait."""
+        """About how many tokens a waiting group has to compute: by a few look-ups, as many wait.
+
+        As if nothing were cached while others compute what it continues with: it had better wait.
+        """
         if group.saved is not None:
             return sum(sequence.num_uncomputed for sequence in group.saved.prefill)
         tiers, sequence = self._lifecycle.tiers, group.unfinished[0]
+        hashes = sequence.table.prefix_hashes(sequence.token_ids)
         num_found = bisect_left(
-            sequence.table.prefix_hashes(sequence.token_ids),
-            True,
-            key=lambda one: not (tiers.pool.find([one]) or tiers.host.find([one])),
+            hashes, True, key=lambda one: not (tiers.pool.find([one]) or tiers.host.find([one]))
         )
+        if 0 < num_found < len(hashes) and any(
+            other.prefill and other.prefill[0].table.next_hash == hashes[num_found]
+            for other in self._lifecycle.running.values()
+        ):
+            return group.num_tokens
         return group.num_tokens - num_found * tiers.block_size
 
     def _due(self, group: SequenceGroup, num_tokens: int) -> float:

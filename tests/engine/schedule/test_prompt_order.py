@@ -85,6 +85,16 @@ def test_what_is_cached_of_a_prompt_makes_it_no_longer() -> None:
     assert prompts.done["chat goes on"] <= before + 2
 
 
+def test_who_continues_with_what_is_being_computed_waits_for_it() -> None:
+    prompts = Prompts()
+    long = prompts.send("long", 40 * BUDGET, "a")
+    prompts.step(30)
+    prompts.send("the same", 3, "a", after=long)
+    prompts.finish()
+    assert prompts.core.scheduler.lifecycle.num_cached_tokens == len(long)
+    assert prompts.done["long"] == 40
+
+
 def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
     prompts = Prompts()
     prompts.send("long", 20 * BUDGET, "long")
