@@ -9,7 +9,7 @@ from engine.api import EngineInfo, EngineRequest, RequestRefused
 _MAX_LENGTH_PENALTY = 5
 """With it the scores of the longest outputs are still float32 numbers."""
 
-MAX_GRAMMAR_BYTES = 131_072
+MAX_GRAMMAR_BYTES = 65_536
 """Of a grammar's source."""
 
 _MAX_TOP_K = 2**63 - 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import thread_time
 
 from llguidance import LLMatcher
 
 from engine.api import EngineError, Grammar
 from engine.grammar.source import LIMITS, serialized, shortened
+from engine.grammar.stack import with_deep_stack
 from engine.grammar.vocabulary import Vocabulary
 
 _MOST_MASK_SECONDS = 0.025
@@ -25,20 +27,23 @@ class CompiledGrammar:
         """Raises `GrammarError`. Takes its time, most of it without Python's lock."""
         self.is_spent = False
         """Whether a matcher has reached a limit, as others may by what they share."""
-        try:
-            self._first = LLMatcher(
-                vocabulary.tokenizer, serialized(grammar), log_level=0, limits=LIMITS
-            )
-        except ValueError as error:
-            raise GrammarError(shortened(str(error))) from error
-        began = thread_time()
-        words = vocabulary.new_words(1)
-        self._first.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if thread_time() - began > _MOST_MASK_SECONDS:
-            raise GrammarError("it takes too long to find what it allows")
-        if self._first.is_error():
-            raise GrammarError(shortened(self._first.get_error()))
+        self._first = with_deep_stack(partial(_first_matcher, grammar, vocabulary))
 
     def matcher(self) -> LLMatcher:
         """One that has seen no token."""
         return self._first.deep_copy()
+
+
+def _first_matcher(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher:
+    try:
+        first = LLMatcher(vocabulary.tokenizer, serialized(grammar), log_level=0, limits=LIMITS)
+    except ValueError as error:
+        raise GrammarError(shortened(str(error))) from error
+    began = thread_time()
+    words = vocabulary.new_words(1)
+    first.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    if thread_time() - began > _MOST_MASK_SECONDS:
+        raise GrammarError("it takes too long to find what it allows")
+    if first.is_error():
+        raise GrammarError(shortened(first.get_error()))
+    return first

@@ -7,13 +7,14 @@ hostile one ends with an error, and others wait for little of it.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from time import thread_time
 from typing import TYPE_CHECKING, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.api import Grammar
+from engine.grammar.stack import with_deep_stack
 
 if TYPE_CHECKING:  # it has no such name when it runs
     from llguidance._lib import JsonCompileOptions
@@ -51,8 +52,12 @@ def serialized(grammar: Grammar) -> str:
 def problem_of(grammar: Grammar) -> str | None:
     """Why a grammar cannot be compiled, for whatever model; `None` where it can.
 
-    It may take up to a second of a hostile one. Python's lock is dropped for it.
+    It may take some seconds of a hostile one. Python's lock is dropped for it.
     """
+    return with_deep_stack(partial(_problem_of, grammar))
+
+
+def _problem_of(grammar: Grammar) -> str | None:
     began = thread_time()
     try:
         matcher = LLMatcher(_bytes(), serialized(grammar), log_level=0, limits=LIMITS)
