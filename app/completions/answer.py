@@ -13,7 +13,7 @@ from app.generate.lines import Piece
 from app.generate.request import Candidates
 from app.wire.completions import CompletionBody, CompletionChoice, CompletionLogprobs
 from app.wire.errors import internal_error
-from app.wire.events import EncodedLogprob, TokenLogprob
+from app.wire.events import EncodedLogprob, TokenLogprob, encode_json
 
 _decode = msgspec.json.Decoder(TokenLogprob).decode
 
@@ -113,6 +113,6 @@ class Answer:
     ) -> None:
         described.tokens.append(token)
         described.token_logprobs.append(logprob)
-        described.top_logprobs.append(top)
+        described.top_logprobs.append(None if top is None else msgspec.Raw(encode_json(top)))
         described.text_offset.append(self._offsets[line])
         self._offsets[line] += len(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -79,12 +80,13 @@ class CompletionLogprobs(Sent, kw_only=True):
     """Log-probabilities of an answer's tokens; the first one of a prompt has none. Behind a prompt
     the token that ends the answer has one, as evaluation harnesses count on.
 
-    `text_offset` counts characters from the beginning of the answer's text.
+    `text_offset` counts characters from the beginning of the answer's text. `top_logprobs` are
+    objects of numbers by tokens, as JSON already: of many it cannot be made at once.
     """
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[msgspec.Raw | None]
     text_offset: list[int]
 
 
