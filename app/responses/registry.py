@@ -139,6 +139,7 @@ class Responses:
 
     async def delete(self, tenant: Tenant, response_id: str) -> None:
         """Forget a response, which is ended if it still runs. Raises `ApiError` 404."""
+        await self._resumed(tenant, response_id)
         run = self._runs.get((tenant.id, response_id))
         if run is not None:
             run.cancel()
@@ -156,6 +157,7 @@ class Responses:
         One that was cancelled already is returned unchanged; one that a restart has interrupted
         does not go on. Raises `ApiError` 404, and 400 for one that has ended otherwise.
         """
+        await self._resumed(tenant, response_id)
         run = self.running(tenant, response_id)
         if run is None:
             await self._store.cancel_suspended(tenant, response_id)
@@ -182,6 +184,12 @@ class Responses:
         """Forget every response: the process ends."""
         await asyncio.gather(*(run.close() for run in list(self._runs.values())))
         self._runs.clear()
+
+    async def _resumed(self, tenant: Tenant, response_id: str) -> None:
+        """Wait for a response that is being taken over: until then it is found nowhere."""
+        resuming = self._resuming.get((tenant.id, response_id))
+        if resuming is not None:
+            await asyncio.wait({resuming})
 
     async def _go_on(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
         """Take over a response that was suspended; it stays so where that fails."""

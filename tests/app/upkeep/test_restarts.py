@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.generate.begin import Generations
 from tenants.embedded import EmbeddedStore
 from tests.app.conftest import World, eventually
 from tests.app.responses.test_responses_ws import socket, text_of
@@ -282,3 +283,29 @@ async def test_an_interrupted_response_can_be_cancelled(
         assert (await http.post(f"{path}/cancel")).json() == cancelled
         assert (await http.get(f"{path}?stream=true")).status_code == 404
         assert not after.engine.requests
+
+
+async def test_a_response_that_is_being_taken_over_is_deleted_behind_that(
+    world: World, store_server: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await suspended(world, 3, background=True)
+    path = f"/v1/responses/{before[-1]['response']['id']}"
+    go_on, begun, may_go_on = Generations.go_on, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any) -> Any:
+        begun.set()
+        await may_go_on.wait()
+        return await go_on(*arguments)
+
+    monkeypatch.setattr(Generations, "go_on", slowly)
+    async with another(world, store_server) as after, http_of(after) as http:
+        after.engine.hold_after = 1
+        reading = asyncio.create_task(http.get(path))
+        await begun.wait()
+        deleting = asyncio.create_task(http.delete(path))
+        await asyncio.wait({deleting}, timeout=0.2)
+        may_go_on.set()
+        assert (await deleting).json()["deleted"]
+        await reading
+        assert not after.engine.active
+        assert (await http.get(path)).status_code == 404
