@@ -70,6 +70,7 @@ class Grammars:
         ended = tuple(range(request.num_outputs)) if index is None else (*request.ended, index)
         if len(ended) >= request.num_outputs:
             del self._waiting[request_id]
+            self._cancel(future)
         else:
             self._waiting[request_id] = structs.replace(request, ended=ended), future
         return request
@@ -90,6 +91,13 @@ class Grammars:
         self._kept.move_to_end(key)
         self._shrink()
         return future
+
+    def _cancel(self, future: Future[CompiledGrammar]) -> None:
+        """Compile nothing that has not begun and that nobody waits for."""
+        if any(future is other for _, other in self._waiting.values()) or not future.cancel():
+            return
+        for key in [key for key, kept in self._kept.items() if kept is future]:
+            del self._kept[key]
 
     def _shrink(self) -> None:
         while len(self._kept) > _MOST_KEPT or self._num_bytes() > _MOST_KEPT_BYTES:

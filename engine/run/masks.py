@@ -103,7 +103,8 @@ class Follower:
         if self._newest is not None and known[self._length - 1 : self._length] != [self._newest]:
             self._begin(sequence)  # the step that drew it was undone
         tokens = known[self._length :] if newest is None else [*known[self._length :], newest]
-        self._matcher.consume_tokens(tokens)
+        if not self._matcher.is_stopped():  # a step launched ahead goes past the end
+            self._matcher.consume_tokens(tokens)
         self._length += len(tokens)
         self._newest = newest
 

@@ -4,6 +4,7 @@ import json
 import random
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from engine.serve.core import EngineCore
 from engine.validation import MAX_GRAMMAR_BYTES, check_request
 from tests.engine.grammar.constrained import PICK, constraining, save, start
 from tests.engine.run.test_graphs import load
-from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
+from tests.engine.simulation import EOS, make_request, random_prompt, run_to_end, simulated_core
 
 UNCLOSED = Grammar(kind="regex", source="(a")
 
@@ -138,6 +139,41 @@ def test_what_waits_for_its_grammar_can_be_aborted(
     assert [delta.index for delta in core.abort("r")] == [0, 2]
     assert core.is_idle
     assert core.abort("r") == []
+
+
+def test_what_nobody_waits_for_is_not_compiled(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parts.vocabulary is not None
+    monkeypatch.setattr(module, "_THREADS", 1)
+    grammars, held = Grammars(parts.vocabulary), Event()
+    grammars._pool.submit(held.wait)
+    for name in ("one", "two"):
+        grammars.submit(constrained(name, PICK))
+    (future,) = grammars._kept.values()
+    grammars.abort("one", None)
+    assert not future.cancelled()
+    grammars.abort("two", None)
+    assert future.cancelled()
+    grammars.submit(constrained("anew", PICK))
+    held.set()
+    (anew,) = grammars.ready(60.0)
+    assert anew.grammar is not None
+
+
+def test_a_step_beyond_the_end_does_not_spend_the_grammar(parts: Parts) -> None:
+    assert parts.vocabulary is not None
+    grammar = CompiledGrammar(Grammar(kind="regex", source="ab"), parts.vocabulary)
+    core = simulated_core()
+    core.scheduler.add(constrained("r", PICK), grammar)
+    (group,) = core.scheduler.lifecycle.live.values()
+    (sequence,) = group.sequences
+    masks = Masks(parts.vocabulary)
+    for token in (*parts.vocabulary.tokenizer.tokenize_str("ab"), EOS):
+        sequence.append(token)
+        masks.of([Draw(sequence)], {})
+    masks.of([Draw(sequence)], {sequence: EOS})
+    assert not grammar.is_spent
 
 
 def test_an_undone_step_is_forgotten_by_the_matcher(parts: Parts) -> None:
