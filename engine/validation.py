@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
-from engine.api import EngineInfo, EngineRequest, RequestRefused
+from engine.api import EngineInfo, EngineRequest, Grammar, RequestRefused
 
 _MAX_LENGTH_PENALTY = 5
 """With it the scores of the longest outputs are still float32 numbers."""
 
 MAX_GRAMMAR_BYTES = 65_536
 """Of a grammar's source."""
+
+MAX_DEFINITIONS = 256
+"""Rules and terminals of a grammar in Lark: to compile a chain of them takes the square of it."""
 
 _MAX_TOP_K = 2**63 - 1
 """What a tensor of integers holds, and a message to the engine's process."""
@@ -128,6 +131,17 @@ def _check_forced(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("the output cannot be shorter than its beginning", "max_tokens")
 
 
+def excess_of(grammar: Grammar) -> str | None:
+    """The bound that a grammar's source is beyond, if it is beyond one."""
+    if len(grammar.source.encode()) > MAX_GRAMMAR_BYTES:
+        return f"{MAX_GRAMMAR_BYTES} bytes at most"
+    # Each begins a line. A colon in a string counts as well: there are few.
+    definitions = sum(":" in line for line in grammar.source.split("\n"))
+    if grammar.kind == "lark" and definitions > MAX_DEFINITIONS:
+        return f"{MAX_DEFINITIONS} rules and terminals at most"
+    return None
+
+
 def _check_grammar(request: EngineRequest, info: EngineInfo) -> None:
     """Whether outputs can be held to the grammar, as far as that is known without reading it."""
     grammar = request.grammar
@@ -135,8 +149,8 @@ def _check_grammar(request: EngineRequest, info: EngineInfo) -> None:
         return
     if not info.has_grammars:
         raise RequestRefused("this model's outputs cannot be held to a grammar", "grammar")
-    if len(grammar.source.encode()) > MAX_GRAMMAR_BYTES:
-        raise RequestRefused(f"a grammar has {MAX_GRAMMAR_BYTES} bytes at most", "grammar")
+    if excess := excess_of(grammar):
+        raise RequestRefused(f"a grammar may have {excess}", "grammar")
     if request.beam is not None:
         raise RequestRefused("beams are not held to a grammar", "grammar")
     if request.sampling.min_tokens:

@@ -16,7 +16,7 @@ from app.wire.errors import invalid_request
 from app.wire.formats import StructuredOutputs
 from engine.api import EngineInfo, Grammar
 from engine.grammar.source import problem_of
-from engine.validation import MAX_GRAMMAR_BYTES
+from engine.validation import excess_of
 
 _MOST_KNOWN = 1024
 
@@ -33,8 +33,8 @@ class Constraint:
         if not info.has_grammars:
             message = f"'{self.field}': this model's answers cannot be held to a format."
             raise invalid_request(message, self.field, "unsupported_value")
-        if len(self.grammar.source.encode()) > MAX_GRAMMAR_BYTES:
-            message = f"'{self.field}' is too long: it may have {MAX_GRAMMAR_BYTES} bytes."
+        if excess := excess_of(self.grammar):
+            message = f"'{self.field}' is too long: it may have {excess}."
             raise invalid_request(message, self.field)
 
 

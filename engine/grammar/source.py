@@ -52,7 +52,7 @@ def serialized(grammar: Grammar) -> str:
 def problem_of(grammar: Grammar) -> str | None:
     """Why a grammar cannot be compiled, for whatever model; `None` where it can.
 
-    It may take some seconds of a hostile one. Python's lock is dropped for it.
+    It may take a second of a hostile one. Python's lock is dropped for it.
     """
     return with_deep_stack(partial(_problem_of, grammar))
 

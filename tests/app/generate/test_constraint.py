@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from app.generate import constraint
 from engine.api import Grammar
-from engine.validation import MAX_GRAMMAR_BYTES
+from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES
 from tests.app.conftest import MODEL, World
 
 SCHEMA = {
@@ -23,6 +23,7 @@ SCHEMA = {
 OF_SCHEMA = Grammar(kind="json_schema", source=json.dumps(SCHEMA, separators=(",", ":")))
 ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 LARK = 'start: "x" | "y"'
+MANY_RULES = "start: a\n" + "a: A\n" * MAX_DEFINITIONS
 
 
 class Person(BaseModel):
@@ -143,6 +144,7 @@ async def test_the_clients_own_helpers_send_schemas(world: World) -> None:
             {"response_format": {"type": "regex", "regex": "a" * (MAX_GRAMMAR_BYTES + 1)}},
             "response_format",
         ),
+        ({"response_format": {"type": "grammar", "grammar": MANY_RULES}}, "response_format"),
         ({"response_format": {"type": "regex", "regex": "a"}, "num_beams": 2}, "response_format"),
         ({"response_format": {"type": "regex", "regex": "a"}, "ignore_eos": True}, "ignore_eos"),
         ({"response_format": {"type": "regex", "regex": "a"}, "min_tokens": 3}, "min_tokens"),

@@ -21,7 +21,7 @@ from engine.run.masks import Masks
 from engine.schedule.plan import Draw
 from engine.schedule.sequence import Sequence
 from engine.serve.core import EngineCore
-from engine.validation import MAX_GRAMMAR_BYTES, check_request
+from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES, check_request
 from tests.engine.grammar.constrained import PICK, constraining, save, start
 from tests.engine.run.test_graphs import load
 from tests.engine.simulation import EOS, make_request, random_prompt, run_to_end, simulated_core
@@ -214,6 +214,9 @@ def test_the_door_refuses_what_cannot_be_held_to_a_grammar(parts: Parts) -> None
     long = Grammar(kind="regex", source="é" * (MAX_GRAMMAR_BYTES // 2 + 1))
     with pytest.raises(RequestRefused, match="bytes"):
         check_request(structs.replace(request, grammar=long), info)
+    many = Grammar(kind="lark", source="start: a\n" + "a: A\n" * MAX_DEFINITIONS)
+    with pytest.raises(RequestRefused, match="rules and terminals"):
+        check_request(structs.replace(request, grammar=many), info)
     longer = structs.replace(request.sampling, min_tokens=2)
     with pytest.raises(RequestRefused, match="ends where"):
         check_request(structs.replace(request, sampling=longer), info)
