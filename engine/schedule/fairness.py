@@ -206,7 +206,7 @@ class VirtualTokenCounters:
 
     def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:
         """See `Fairness`; who asks for no more than it gets does not heed who asks for more."""
-        return not num_queued and all(stream.waiting for stream in streams)
+        return not num_queued and all(len(stream.waiting) > 1 for stream in streams)
 
     def must_pay(self, asking: Iterable[Account], streams: Collection[Account]) -> bool:
         """See `Fairness`; who asks for more than it gets heeds who asks for no more."""
