@@ -64,11 +64,15 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What an output is to be: all of it, from its first token to an end token.
 
     `kind` says how `source` is read: as a JSON schema, as a regular expression (Rust's syntax), or
-    as a context-free grammar in `llguidance`'s dialect of Lark. See `engine.grammar.source`.
+    as a context-free grammar in `llguidance`'s dialect of Lark. See `engine.grammar.source`. It may
+    name control tokens as `<[id]>`; of these only `tokens` are ever drawn. What the rule
+    `preamble`, in Lark, derives stands before it, where there is such a rule.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
+    tokens: tuple[int, ...] = ()
+    preamble: str = ""
 
 
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,6 +151,8 @@ def _check_grammar(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("this model's outputs cannot be held to a grammar", "grammar")
     if excess := excess_of(grammar):
         raise RequestRefused(f"a grammar may have {excess}", "grammar")
+    if any(not 0 <= token < info.vocab_size for token in grammar.tokens):
+        raise RequestRefused("the grammar has token ids outside the vocabulary", "grammar")
     if request.beam is not None:
         raise RequestRefused("beams are not held to a grammar", "grammar")
     if request.sampling.min_tokens:

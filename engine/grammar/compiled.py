@@ -27,6 +27,8 @@ class CompiledGrammar:
         """Raises `GrammarError`. Takes its time, most of it without Python's lock."""
         self.is_spent = False
         """Whether a matcher has reached a limit, as others may by what they share."""
+        self.drawable = vocabulary.drawable(grammar.tokens)
+        """All that may be drawn anywhere in it."""
         self._first = with_deep_stack(partial(_first_matcher, grammar, vocabulary))
 
     def matcher(self) -> LLMatcher:

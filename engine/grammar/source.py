@@ -11,7 +11,9 @@ from functools import cache, partial
 from time import thread_time
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from msgspec import structs
 
 from engine.api import Grammar
 from engine.grammar.stack import with_deep_stack
@@ -33,7 +35,7 @@ remembered."""
 _MOST_CHECK_SECONDS: Final = 0.25
 """Of a thread: what a grammar may take to be compiled."""
 
-_JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,64}"}
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,64}"}
 """A model that is at a loss could write blanks for ever between two tokens of JSON."""
 
 _MOST_CHARACTERS: Final = 400
@@ -42,8 +44,33 @@ _MOST_CHARACTERS: Final = 400
 
 def serialized(grammar: Grammar) -> str:
     """What `LLMatcher` takes. Raises `ValueError` for JSON that is nested too deeply for it."""
+    body = _serialized_body(grammar)
+    if not grammar.preamble:
+        return body
+    if grammar.kind == "lark":
+        part = _Part(lark_grammar=body)
+    else:
+        [part] = msgspec.json.decode(body, type=_Parts).grammars
+    part.name = "body"
+    main = _Part(lark_grammar=f"start: preamble @body\n{grammar.preamble}")
+    return msgspec.json.encode(_Parts(grammars=[main, part])).decode()
+
+
+class _Part(msgspec.Struct, omit_defaults=True):
+    """One of the grammars that a grammar is made of."""
+
+    name: str | None = None
+    json_schema: msgspec.Raw = msgspec.Raw(b"null")
+    lark_grammar: str | None = None
+
+
+class _Parts(msgspec.Struct):
+    grammars: list[_Part]
+
+
+def _serialized_body(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(grammar.source, _JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(grammar.source, JSON_OPTIONS)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.source)
     return LLMatcher.grammar_from_lark(grammar.source)
@@ -60,7 +87,7 @@ def problem_of(grammar: Grammar) -> str | None:
 def _problem_of(grammar: Grammar) -> str | None:
     began = thread_time()
     try:
-        matcher = LLMatcher(_bytes(), serialized(grammar), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(_bytes(), serialized(_any_model(grammar)), log_level=0, limits=LIMITS)
     except ValueError as error:
         return shortened(str(error))
     if matcher.is_error():
@@ -70,6 +97,15 @@ def _problem_of(grammar: Grammar) -> str | None:
     return None
 
 
+def _any_model(grammar: Grammar) -> Grammar:
+    """It with the only control token that `_bytes` has."""
+    source, preamble, control = grammar.source, grammar.preamble, f"<[{_Bytes.control_token}]>"
+    for token in grammar.tokens:
+        source = source.replace(f"<[{token}]>", control)
+        preamble = preamble.replace(f"<[{token}]>", control)
+    return structs.replace(grammar, source=source, preamble=preamble)
+
+
 def shortened(message: str) -> str:
     """The first line of what the library says; the rest shows its own state."""
     return message.strip().partition("\n")[0][:_MOST_CHARACTERS]
@@ -77,7 +113,7 @@ def shortened(message: str) -> str:
 
 @cache
 def _bytes() -> LLTokenizer:
-    """A vocabulary of all bytes, and an end: it needs no model."""
+    """A vocabulary of all bytes, an end, and a control token: it needs no model."""
     return LLTokenizer(TokenizerWrapper(_Bytes()))
 
 
@@ -85,9 +121,10 @@ class _Bytes:
     """What `TokenizerWrapper` reads of a tokenizer."""
 
     eos_token_id = 256
+    control_token = 257
     bos_token_id = None
-    special_token_ids = (256,)
-    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
+    special_token_ids = (256, 257)
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>", b"<control>")
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)

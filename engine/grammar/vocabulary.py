@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,15 @@ class Vocabulary:
         size = max(vocab_size, tokenizer.vocab_size)
         self.num_words = -(-size // 32)
         ends = set(tokenizer.eos_tokens)
-        plain = np.zeros(32 * self.num_words, np.uint8)
+        self._plain = plain = np.zeros(32 * self.num_words, np.uint8)
         for token in range(min(vocab_size, tokenizer.vocab_size)):
             plain[token] = token in ends or not tokenizer.is_special_token(token)
-        self.plain: Words = np.packbits(plain, bitorder="little").view(np.int32)
-        """All that may be drawn: no control token but those that end. Lark can name them all."""
+
+    def drawable(self, control: Collection[int]) -> Words:
+        """All that may be drawn: of control tokens these, and those that end. Lark can name all."""
+        bits = self._plain.copy()
+        bits[list(control)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def new_words(self, count: int) -> Words:
         """`count` masks that allow everything."""

@@ -63,10 +63,11 @@ class Masks:
                 continue  # its first row has done it
             follower = self._follow(draw.sequence, drawn.get(draw.sequence))
             drafts = _drafts_behind(draws, row)
-            failure = follower.fill(words[place : place + len(drafts) + 1], drafts)
+            own = words[place : place + len(drafts) + 1]
+            failure = follower.fill(own, drafts)
+            own &= follower.drawable
             if failure is not None:
                 failures[row] = failure
-        words &= self._vocabulary.plain
         for place in np.flatnonzero(~words.any(axis=1)).tolist():
             failures.setdefault(rows[place], "the grammar allows no token of this model here")
         return RowMasks(np.array(rows, np.int64), words, failures)
@@ -89,6 +90,11 @@ class Follower:
         self._unusual = 0.0
         """Seconds that masks have taken beyond what is usual."""
         self._begin(sequence)
+
+    @property
+    def drawable(self) -> Words:
+        """All that may be drawn anywhere in its grammar."""
+        return self._grammar.drawable
 
     def _begin(self, sequence: schedule.Sequence) -> None:
         self._matcher: LLMatcher = self._grammar.matcher()

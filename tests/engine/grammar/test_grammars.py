@@ -247,7 +247,7 @@ def test_a_padded_tokenizer_and_one_larger_than_the_model_are_read(
     vocabulary = load_vocabulary(tmp_path, 900, (3,))
     assert vocabulary is not None
     assert len(vocabulary.tokenizer.tokenize_str("abcdef")) == 6
-    bits = np.unpackbits(vocabulary.plain.view(np.uint8), bitorder="little")
+    bits = np.unpackbits(vocabulary.drawable(()).view(np.uint8), bitorder="little")
     assert bits[:4].tolist() == [0, 0, 0, 1]
     assert bits[4:900].sum() == 895, "all but the byte FF, which is in no text"
     assert not bits[900:].any()
