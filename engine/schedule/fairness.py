@@ -19,8 +19,8 @@ runs much, and yet none is overtaken for ever.
 A step is kept short for those who wait for its end, streams that decode and whoever comes next
 (`engine.schedule.pace`). How short depends on who asks for more than it gets, which is a tenant
 with more in its queue than the prompt that is next. Others compute their prompts as fast as they
-can beside streams of such tenants alone. And prompts of such tenants alone, beside a stream of
-one that has nothing in its queue, have in the long run no more of the time than decoding has.
+can beside streams of such tenants alone. And prompts of such tenants, beside a stream of one that
+has nothing in its queue, wait while prompts have had more of the time than decoding.
 
 The paper never takes back what it has admitted. Here a tenant that waits while others fill every
 slot or the memory makes over-served tenants yield, the most over-served first, each one's newest
@@ -107,10 +107,10 @@ class Fairness(Protocol):
         """
         ...
 
-    def must_pay(self, asking: Iterable[Account], streams: Collection[Account]) -> bool:
-        """Whether prompts have to wait until they owe nothing to sequences that decode.
+    def must_pay(self, account: Account, streams: Collection[Account]) -> bool:
+        """Whether prompts of `account` have to wait while prompts owe time to what decodes.
 
-        They are those of `asking`; sequences of `streams` decode in the step.
+        Sequences of `streams` decode in the step.
         """
         ...
 
@@ -159,7 +159,7 @@ class FirstCome:
 
     def must_pay(
         self,
-        asking: Iterable[Account],  # noqa: ARG002
+        account: Account,  # noqa: ARG002
         streams: Collection[Account],  # noqa: ARG002
     ) -> bool:
         """See `Fairness`; nobody is known to ask for more than it gets."""
@@ -208,10 +208,9 @@ class VirtualTokenCounters:
         """See `Fairness`; who asks for no more than it gets does not heed who asks for more."""
         return not num_queued and all(len(stream.waiting) > 1 for stream in streams)
 
-    def must_pay(self, asking: Iterable[Account], streams: Collection[Account]) -> bool:
+    def must_pay(self, account: Account, streams: Collection[Account]) -> bool:
         """See `Fairness`; who asks for more than it gets heeds who asks for no more."""
-        heeded = any(not stream.waiting for stream in streams)
-        return heeded and all(len(account.waiting) > 1 for account in asking)
+        return len(account.waiting) > 1 and any(not stream.waiting for stream in streams)
 
     def yielding(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.schedule.accounts import Account
@@ -23,6 +22,8 @@ class Room:
     """Tokens with which the step is no longer than others should wait for it."""
     streams: list[Account]
     """Tenants whose sequences decode in the step."""
+    is_owed: bool
+    """Whether prompts have lately had more time than what decodes in the step."""
     num_spent: int = 0
     """Tokens that prompts have taken."""
 
@@ -38,16 +39,18 @@ class Room:
         streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
         short: int | None = None
         if decoding:
-            owes = pace.is_in_debt and lifecycle.fairness.must_pay(_asking(lifecycle), streams)
-            short = 0 if owes else pace.prompt_tokens
+            short = pace.prompt_tokens
         elif accounts.num_known > 1:
             short = pace.efficient_tokens
-        return cls(lifecycle, left, left if short is None else min(left, short), streams)
+        short = left if short is None else min(left, short)
+        return cls(lifecycle, left, short, streams, bool(decoding) and pace.is_in_debt)
 
     def share(self, group: SequenceGroup) -> int:
         """Tokens that a group's prompt may take of what is left."""
         account = self.lifecycle.account(group)
         is_waiting = group.request_id not in self.lifecycle.running
+        if self.is_owed and self.lifecycle.fairness.must_pay(account, self.streams):
+            return 0
         if self.lifecycle.fairness.may_draw_out(len(account.waiting) - is_waiting, self.streams):
             return self.left
         return min(self.left, self.short)
@@ -62,14 +65,3 @@ class Room:
         """So many sequences do not decode after all."""
         self.left += num_sequences
         self.short += num_sequences
-
-
-def _asking(lifecycle: Lifecycle) -> Iterator[Account]:
-    """Tenants with prompts that others may keep from being computed: not their own limit."""
-    for group in lifecycle.running.values():
-        if group.prefill:
-            yield lifecycle.account(group)
-    for account in lifecycle.accounts.waiting.values():
-        group = account.first_waiting
-        if group.num_unhashed or lifecycle.is_within_limit(group):  # nothing is hashed for this
-            yield account

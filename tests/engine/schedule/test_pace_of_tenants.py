@@ -131,6 +131,23 @@ def test_nor_where_another_one_waits_for_its_own_blocks(load: Load) -> None:
     assert 0.4 < prompts / (prompts + decoding) < 0.55
 
 
+def test_nor_beside_a_prompt_of_one_that_asks_for_no_more(load: Load) -> None:
+    steps_beside_a_stream(load)
+    while not load.core.scheduler.pace.is_in_debt:
+        load.core.step()
+    del load.clock.plans[:]
+    load.sizes_until_first(load.send("light", 80, output=2))
+    beside = [chunk.sequence.request.tenant for plan in load.clock.plans for chunk in plan.chunks]
+    assert "light" in beside
+    flood = sum(
+        chunk.count
+        for plan in load.clock.plans
+        for chunk in plan.chunks[plan.num_decoding :]
+        if chunk.sequence.request.tenant == FLOOD
+    )
+    assert not flood, "it pays first"
+
+
 def test_without_fairness_it_takes_what_the_target_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     core = core_with("fcfs")
     load = Load(core, with_clock(core, monkeypatch, STEP, TOKEN))
