@@ -93,7 +93,7 @@ def _assembled(
     template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens, tool_format)
     registered = RegisteredPrompts(stores.prompts, template)
     history = History(
-        stores.conversations, bounds.response_ttl_seconds, bounds.history_cache_tokens
+        stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens
     )
     gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
     connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)

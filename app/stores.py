@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from app.settings import Settings
 from tenants.audit import MAX_ENTRIES, Audit
 from tenants.connection import GuardedRedis, open_redis
-from tenants.conversations import Conversations
 from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
@@ -21,6 +20,7 @@ from tenants.pepper import load_or_create_pepper
 from tenants.records import Principal, TenantLimits
 from tenants.running import RunningResponses
 from tenants.store import TenantStore
+from tenants.stored_objects import EditedObjects, StoredObjects
 from tenants.suspended import SuspendedResponses
 from tenants.system_prompts import SystemPrompts
 from tenants.usage import UsageMeter
@@ -39,7 +39,9 @@ class Stores:
     prompts: SystemPrompts
     audit: Audit
     idempotency: Idempotency
-    conversations: Conversations
+    responses: StoredObjects
+    conversations: EditedObjects
+    completions: EditedObjects
     suspended: SuspendedResponses
     running: RunningResponses
     limiter: Limiter
@@ -63,7 +65,9 @@ class Stores:
             prompts=SystemPrompts(redis, audit_max_entries=audit_max_entries),
             audit=Audit(redis),
             idempotency=Idempotency(redis, pepper),
-            conversations=Conversations(redis, most),
+            responses=StoredObjects(redis, "response", most),
+            conversations=EditedObjects(redis, "conversation", most),
+            completions=EditedObjects(redis, "completion", most),
             suspended=SuspendedResponses(redis, most),
             running=RunningResponses(redis),
             limiter=Limiter(redis, defaults=default_limits),

@@ -76,9 +76,9 @@ def prompt_index(owner: str, name: str) -> str:
     return f"pw:{{{owner}}}:index:{name}"
 
 
-def response(tenant_id: str, response_id: str) -> str:
-    """String with expiry: a stored response."""
-    return f"pw:{{{tenant_id}}}:response:{response_id}"
+def stored_object(tenant_id: str, kind: str, object_id: str) -> str:
+    """String with expiry: a stored response, a conversation or a chat completion."""
+    return f"pw:{{{tenant_id}}}:{kind}:{object_id}"
 
 
 def usage(tenant_id: str) -> str:
@@ -121,14 +121,24 @@ def running(tenant_id: str, response_id: str) -> str:
     return f"pw:{{{tenant_id}}}:running:{response_id}"
 
 
+def claimed(tenant_id: str, conversation_id: str) -> str:
+    """String with expiry: id of the response that runs in a conversation."""
+    return f"pw:{{{tenant_id}}}:claimed:{conversation_id}"
+
+
 def stored(tenant_id: str) -> str:
-    """Sorted set with expiry: the keys of what is kept of responses, by when they expire."""
+    """Sorted set with expiry: the keys of what is kept, by when they expire."""
     return f"pw:{{{tenant_id}}}:stored"
 
 
 def stored_bytes(tenant_id: str) -> str:
-    """Hash with expiry: key of what is kept of a response to its bytes, and "total"."""
+    """Hash with expiry: key of what is kept to its bytes, and "total"."""
     return f"pw:{{{tenant_id}}}:stored-bytes"
+
+
+def listed(tenant_id: str) -> str:
+    """Sorted set with expiry: the keys of what is kept and listed, by when it was made."""
+    return f"pw:{{{tenant_id}}}:listed"
 
 
 def suspended(tenant_id: str, response_id: str) -> str:

@@ -1,5 +1,7 @@
 """Responses that run somewhere: every process over one Redis can show them and have them cancelled.
 
+While one runs in a conversation no other may: it has claimed it.
+
 A record is a lease that its process renews, so that what a process that died has left behind does
 not run for ever. Records are written behind the responses' backs, all that wait in one round trip:
 no stream waits for Redis.
@@ -14,9 +16,9 @@ import time
 
 from tenants import changes, redis_keys
 from tenants.connection import Command, GuardedRedis
-from tenants.conversations import is_response_id
 from tenants.errors import StoreUnavailable
 from tenants.records import Change
+from tenants.stored_objects import is_object_id
 
 _log = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0
@@ -30,27 +32,59 @@ class RunningResponses:
     def __init__(self, redis: GuardedRedis, lease_seconds: float = LEASE_SECONDS) -> None:
         self._redis = redis
         self._lease_milliseconds = int(lease_seconds * 1000)
-        self._running: dict[str, bytes | None] = {}
-        # What Redis does not know yet: a record, or `None` for one that is to go.
-        self._unwritten: dict[str, bytes | None] = {}
+        # What renews each record, and what Redis has not been told yet.
+        self._running: dict[str, Command] = {}
+        self._unwritten: dict[str, Command] = {}
+        self._claims: dict[str, str] = {}
+        """Responses of this process, by what they have claimed."""
         self._woken = asyncio.Event()
 
     def note_begin(self, tenant_id: str, response_id: str, record: bytes) -> None:
         """A response of this process runs; `record` is what others are to show of it."""
         key = redis_keys.running(tenant_id, response_id)
-        self._running[key] = self._unwritten[key] = record
+        command = ("SET", key, record, "PX", self._lease_milliseconds)
+        self._running[key] = self._unwritten[key] = command
         self._woken.set()
 
     def note_end(self, tenant_id: str, response_id: str) -> None:
         """It runs no longer; harmless for one that never did."""
         key = redis_keys.running(tenant_id, response_id)
         if self._running.pop(key, None) is not None:
-            self._unwritten[key] = None
+            self._unwritten[key] = ("DEL", key)
+            self._woken.set()
+
+    async def claim(self, tenant_id: str, conversation_id: str, response_id: str) -> bool:
+        """Have a response be the one that runs in a conversation; whether there is no other.
+
+        While Redis is down only those of this process are known.
+        """
+        key, lease = redis_keys.claimed(tenant_id, conversation_id), self._lease_milliseconds
+        try:
+            is_free = await self._redis.execute("SET", key, response_id, "NX", "PX", lease)
+        except StoreUnavailable:
+            is_free = True
+        if not is_free or key in self._claims:
+            return False
+        self._claims[key] = response_id
+        self._running[key] = ("PEXPIRE", key, lease)
+        return True
+
+    async def release(self, tenant_id: str, conversation_id: str, response_id: str) -> None:
+        """Let others run in a conversation; harmless for one that the response does not claim."""
+        key = redis_keys.claimed(tenant_id, conversation_id)
+        if self._claims.get(key) != response_id:
+            return
+        del self._claims[key], self._running[key]
+        self._unwritten.pop(key, None)
+        try:
+            await self._redis.execute("DEL", key)
+        except StoreUnavailable:
+            self._unwritten[key] = ("DEL", key)
             self._woken.set()
 
     async def find(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's record of a response that runs in any process. Raises `StoreUnavailable`."""
-        if not is_response_id(response_id):
+        if not is_object_id(response_id):
             return None
         key = redis_keys.running(tenant_id, response_id)
         record: bytes | None = await self._redis.execute("GET", key)
@@ -85,14 +119,9 @@ class RunningResponses:
         if not batch:
             return True
         try:
-            await self._redis.pipeline(*(self._command(*one) for one in batch.items()))
+            await self._redis.pipeline(*batch.values())
         except StoreUnavailable as error:
             _log.debug("running responses are not recorded: %s", error)
             self._unwritten = batch | self._unwritten
             return False
         return True
-
-    def _command(self, key: str, record: bytes | None) -> Command:
-        if record is None:
-            return ("DEL", key)
-        return ("SET", key, record, "PX", self._lease_milliseconds)

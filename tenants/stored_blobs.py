@@ -1,4 +1,4 @@
-"""What is kept of a tenant's responses: blobs with an end, of so many bytes together."""
+"""What is kept for a tenant's clients: blobs with an end, of so many bytes together."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ _OVERHEAD_BYTES = 512
 _GONE_AT_ONCE = 256
 """Blobs that one call takes out of the books at most: Redis does nothing else meanwhile."""
 _AGAIN = 2
+_CHANGED = 3
 
-# Shared by the scripts. KEYS: the blob's, stored, stored-bytes.
+# Shared by the scripts. KEYS: the blob's, stored, stored-bytes, listed.
 _BOOKS = """
-local blob_key, stored, sizes = KEYS[1], KEYS[2], KEYS[3]
+local blob_key, stored, sizes, listed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local function strike(key)
   local size = redis.call('HGET', sizes, key)
   if not size then return end
   redis.call('HINCRBY', sizes, 'total', -size)
   redis.call('HDEL', sizes, key)
   redis.call('ZREM', stored, key)
+  redis.call('ZREM', listed, key)
 end
 """
 
 # KEYS: and meta. ARGV: the blob, milliseconds to keep it, how many bytes there may be (empty is no
-# limit). Those that expire first make room. Gives 2 where there is not enough yet: call again.
+# limit), how the blob must begin that it replaces (empty is anyhow), when to list it (empty is
+# never). Those that expire first make room. Gives 2 where there is not enough yet: call again; and
+# 3 where another blob is there.
 _SAVE = Script(
     _BOOKS
     + f"""
-if redis.call('EXISTS', KEYS[4]) == 0 then return 1 end
+if redis.call('EXISTS', KEYS[5]) == 0 then return 1 end
+if ARGV[4] ~= '' and redis.call('GETRANGE', blob_key, 0, #ARGV[4] - 1) ~= ARGV[4] then
+  return {_CHANGED}
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local size, ttl, most = #ARGV[1] + {_OVERHEAD_BYTES}, tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -50,7 +57,8 @@ redis.call('SET', blob_key, ARGV[1], 'PX', ttl)
 redis.call('ZADD', stored, now + ttl, blob_key)
 redis.call('HSET', sizes, blob_key, size)
 redis.call('HINCRBY', sizes, 'total', size)
-for _, key in ipairs({{stored, sizes}}) do
+if ARGV[5] ~= '' then redis.call('ZADD', listed, ARGV[5], blob_key) end
+for _, key in ipairs({{stored, sizes, listed}}) do
   if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
 end
 return 1
@@ -80,24 +88,40 @@ class StoredBlobs:
         self._default_bytes = default_bytes
 
     async def save(
-        self, tenant_id: str, key: str, blob: bytes, ttl_seconds: float, max_bytes: int | None
-    ) -> None:
+        self,
+        tenant_id: str,
+        key: str,
+        blob: bytes,
+        ttl_seconds: float,
+        max_bytes: int | None,
+        *,
+        replacing: bytes = b"",
+        listed_at: float | None = None,
+    ) -> bool:
         """Keep a blob, unless the tenant was deleted meanwhile; its oldest ones may have to go.
 
-        `max_bytes` is the tenant's own limit, if it has one. Raises `InvalidField` ("ttl_seconds"),
-        `TooLargeToStore`.
+        `max_bytes` is the tenant's own limit, if it has one. One that replaces another is kept only
+        where that is still there and begins with `replacing`: whether it was. With a time it is
+        found by `listed`. Raises `InvalidField` ("ttl_seconds"), `TooLargeToStore`.
         """
         milliseconds = int(ttl_seconds * 1000)
         if milliseconds <= 0:
             raise InvalidField("ttl_seconds", "must be greater than 0")
         most = self._default_bytes if max_bytes is None else max_bytes
         keys = [*_keys(tenant_id, key), redis_keys.meta(tenant_id)]
-        given: list[bytes | int | str] = [blob, milliseconds, "" if most is None else most]
+        given: list[bytes | int | str | float] = [
+            blob,
+            milliseconds,
+            "" if most is None else most,
+            replacing,
+            "" if listed_at is None else listed_at,
+        ]
         result = _AGAIN
         while result == _AGAIN:  # each call makes some room
             result = await self._redis.run_script(_SAVE, keys, given)
         if not result:
             raise TooLargeToStore(tenant_id, len(blob))
+        return bool(result != _CHANGED)
 
     async def load(self, key: str) -> bytes | None:
         """A blob that is still kept."""
@@ -109,6 +133,26 @@ class StoredBlobs:
         blob: bytes | None = await self._redis.run_script(_TAKE, _keys(tenant_id, key))
         return blob
 
+    async def listed(
+        self, tenant_id: str, after: str | None, newest_first: bool, limit: int
+    ) -> list[str] | None:
+        """Keys of blobs that have a time, by it, behind the key `after`; `None` without it."""
+        index, reverse = redis_keys.listed(tenant_id), "REV" if newest_first else ""
+        first = 0
+        if after is not None:
+            rank = await self._redis.execute(f"Z{reverse}RANK", index, after)
+            if rank is None:
+                return None
+            first = int(rank) + 1
+        last = first + limit - 1
+        keys = await self._redis.execute(f"Z{reverse}RANGE", index, first, last)
+        return [key.decode() for key in keys]
+
 
 def _keys(tenant_id: str, key: str) -> list[str]:
-    return [key, redis_keys.stored(tenant_id), redis_keys.stored_bytes(tenant_id)]
+    return [
+        key,
+        redis_keys.stored(tenant_id),
+        redis_keys.stored_bytes(tenant_id),
+        redis_keys.listed(tenant_id),
+    ]

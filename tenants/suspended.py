@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tenants import redis_keys
 from tenants.connection import GuardedRedis
-from tenants.conversations import check_response_id, is_response_id
 from tenants.stored_blobs import StoredBlobs
+from tenants.stored_objects import check_object_id, is_object_id
 
 
 class SuspendedResponses:
@@ -28,14 +28,14 @@ class SuspendedResponses:
         """Keep a blob for `ttl_seconds`, unless the tenant was deleted meanwhile.
 
         `max_bytes` is the tenant's own limit of what is kept of it. Raises `InvalidField`
-        ("response_id", "ttl_seconds"), `TooLargeToStore`.
+        ("id", "ttl_seconds"), `TooLargeToStore`.
         """
-        check_response_id(response_id)
+        check_object_id(response_id)
         key = redis_keys.suspended(tenant_id, response_id)
         await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
 
     async def take(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's blob, which is then nobody else's; `None` if it is gone."""
-        if not is_response_id(response_id):
+        if not is_object_id(response_id):
             return None
         return await self._blobs.take(tenant_id, redis_keys.suspended(tenant_id, response_id))

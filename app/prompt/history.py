@@ -15,9 +15,9 @@ import msgspec
 from app.prompt.sealing import PromptOrigin
 from app.prompt.tools import FunctionCall
 from app.wire.errors import ApiError
-from tenants.conversations import Conversations
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
+from tenants.stored_objects import StoredObjects
 
 _log = logging.getLogger(__name__)
 _TOKEN_BYTES = 4
@@ -83,8 +83,8 @@ def pack_ids(ids: list[int]) -> bytes:
 class History:
     """The stored responses of all tenants, with the recently used ones in memory."""
 
-    def __init__(self, conversations: Conversations, ttl_seconds: int, cache_tokens: int) -> None:
-        self._conversations = conversations
+    def __init__(self, stored: StoredObjects, ttl_seconds: int, cache_tokens: int) -> None:
+        self._stored = stored
         self._ttl_seconds = ttl_seconds
         self._cache_tokens = cache_tokens
         self._cached: OrderedDict[tuple[str, str], Turn] = OrderedDict()
@@ -95,7 +95,7 @@ class History:
         self._remember((tenant.id, response_id), turn)
         blob = msgspec.msgpack.encode(turn)
         try:
-            await self._conversations.save(
+            await self._stored.save(
                 tenant.id, response_id, blob, self._ttl_seconds, tenant.limits.stored_bytes
             )
         except (StoreUnavailable, TooLargeToStore) as error:
@@ -108,7 +108,7 @@ class History:
         if turn is not None:
             self._cached.move_to_end(key)
             return turn
-        blob = await self._conversations.load(tenant_id, response_id)
+        blob = await self._stored.load(tenant_id, response_id)
         if blob is None:
             return None
         turn = msgspec.msgpack.decode(blob, type=Turn)
@@ -139,7 +139,7 @@ class History:
         Raises `StoreUnavailable`.
         """
         is_known = (tenant_id, response_id) in self._cached
-        is_stored = await self._conversations.delete(tenant_id, response_id)
+        is_stored = await self._stored.delete(tenant_id, response_id)
         self.forget(tenant_id, response_id)
         return is_known or is_stored
 

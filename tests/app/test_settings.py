@@ -286,7 +286,7 @@ async def test_the_services_stores_hold_tenants_to_the_defaults(tmp_path: Path) 
         await stores.limiter.admit(tenant, "r1")
         with pytest.raises(LimitExceeded):
             await stores.limiter.admit(tenant, "r2")
-        for store in (stores.conversations, stores.suspended):
+        for store in (stores.responses, stores.suspended):
             with pytest.raises(TooLargeToStore):
                 await store.save("acme", "resp_1", b"x" * 1024, 60)
 

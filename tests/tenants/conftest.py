@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from tenants.audit import Audit
 from tenants.connection import GuardedRedis, open_redis
-from tenants.conversations import Conversations
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
 from tenants.limits.limiter import Admission, Limiter
 from tenants.records import ApiKey, Change, ShareGroup, Tenant
 from tenants.store import TenantStore
+from tenants.stored_objects import StoredObjects
 from tenants.system_prompts import SystemPrompts
 from tests.tenants.server import Server
 
@@ -71,7 +71,7 @@ class Room:
         self.groups = ShareGroups(link)
         self.prompts = SystemPrompts(link, **ages)
         self.audit = Audit(link)
-        self.conversations = Conversations(link)
+        self.responses = StoredObjects(link)
 
 
 OpenRoom = Callable[..., Awaitable[Room]]

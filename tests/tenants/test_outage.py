@@ -83,8 +83,8 @@ async def test_writes_and_lists_say_that_the_store_is_down(
         lambda: room.prompts.put("acme", "law", "two"),
         lambda: room.prompts.list("acme"),
         lambda: room.prompts.delete("acme", "law"),
-        lambda: room.conversations.save("acme", "resp_1", b"blob", 60),
-        lambda: room.conversations.load("acme", "resp_1"),
+        lambda: room.responses.save("acme", "resp_1", b"blob", 60),
+        lambda: room.responses.load("acme", "resp_1"),
     ):
         with pytest.raises(StoreUnavailable):
             await call()
@@ -210,7 +210,7 @@ async def test_a_server_that_refuses_writes_is_an_outage_of_writes(
     for write in (
         lambda: room.store.ping(),
         lambda: room.store.create_tenant("umbra"),
-        lambda: room.conversations.save("acme", "resp_1", b"blob", 60),
+        lambda: room.responses.save("acme", "resp_1", b"blob", 60),
         lambda: Idempotency(room.redis, b"p" * 32).begin("ann", "k1", b"write"),
     ):
         with pytest.raises(StoreUnavailable):

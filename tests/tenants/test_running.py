@@ -62,3 +62,31 @@ async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(
         await until(alive, "dead", None)
         await asyncio.sleep(0.5)
         assert await alive.find("acme", "alive") == b"one"
+
+
+async def test_a_conversation_is_claimed_by_one_response(room: Room) -> None:
+    here, elsewhere = RunningResponses(room.redis), RunningResponses(room.redis)
+    assert await here.claim("acme", "conv_1", "resp_1")
+    assert not await here.claim("acme", "conv_1", "resp_2")
+    assert not await elsewhere.claim("acme", "conv_1", "resp_2")
+    assert await elsewhere.claim("acme", "conv_2", "resp_2")
+    assert await elsewhere.claim("umbra", "conv_1", "resp_2")
+    await here.release("acme", "conv_1", "resp_2")
+    assert not await elsewhere.claim("acme", "conv_1", "resp_2")
+    await here.release("acme", "conv_1", "resp_1")
+    assert await elsewhere.claim("acme", "conv_1", "resp_2")
+
+
+async def test_a_claim_is_renewed_and_ends_with_its_process(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_RENEW_SECONDS", 0.05)
+    elsewhere = RunningResponses(room.redis)
+    async with a_process(room.redis, 0.5) as here:
+        assert await here.claim("acme", "conv_1", "resp_1")
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            assert not await elsewhere.claim("acme", "conv_1", "resp_2")
+    async with asyncio.timeout(5):
+        while not await elsewhere.claim("acme", "conv_1", "resp_2"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

@@ -214,7 +214,7 @@ async def fill(room: Room, tenant_id: str) -> str:
     await room.prompts.put(tenant_id, "law", "two")
     await room.prompts.put(tenant_id, "gone", "three")
     await room.prompts.delete(tenant_id, "gone")
-    await room.conversations.save(tenant_id, "resp_1", b"blob", 60)
+    await room.responses.save(tenant_id, "resp_1", b"blob", 60)
     return key
 
 
@@ -235,7 +235,7 @@ async def test_deletion_leaves_nothing_of_a_tenant_and_all_of_the_others(
     assert await who(room.store, other_key) is not None
     assert await room.prompts.get("acme", "law") is None
     assert await room.prompts.find_by_text("acme", "two") is None
-    assert await room.conversations.load("acme", "resp_1") is None
+    assert await room.responses.load("acme", "resp_1") is None
 
 
 async def test_an_id_that_is_used_again_starts_from_nothing(room: Room) -> None:
@@ -247,7 +247,7 @@ async def test_an_id_that_is_used_again_starts_from_nothing(room: Room) -> None:
     assert await who(room.store, old_key) is None
     assert await room.prompts.list("acme") == []
     assert await room.prompts.get("acme", "law") is None
-    assert await room.conversations.load("acme", "resp_1") is None
+    assert await room.responses.load("acme", "resp_1") is None
 
 
 async def test_a_deletion_cut_off_anywhere_is_finished_by_another(

@@ -53,4 +53,4 @@ async def test_an_id_that_cannot_be_is_not_found_and_not_saved(
     assert await suspended.take("acme", response_id) is None
     with pytest.raises(InvalidField) as caught:
         await suspended.save("acme", response_id, b"blob", 60)
-    assert caught.value.field == "response_id"
+    assert caught.value.field == "id"

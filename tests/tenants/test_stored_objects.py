@@ -11,8 +11,8 @@ import redis
 
 from tenants import redis_keys
 from tenants.connection import GuardedRedis
-from tenants.conversations import Conversations
 from tenants.errors import InvalidField, TooLargeToStore
+from tenants.stored_objects import StoredObjects
 from tenants.suspended import SuspendedResponses
 from tests.tenants.conftest import Room, eventually, everything
 
@@ -25,44 +25,44 @@ async def tenants(room: Room) -> None:
 
 async def test_a_response_comes_back_as_it_was_saved(room: Room) -> None:
     blob = bytes(range(256)) * 100
-    await room.conversations.save("acme", "resp_1", blob, 60)
-    assert await room.conversations.load("acme", "resp_1") == blob
-    await room.conversations.save("acme", "resp_1", b"newer", 60)
-    assert await room.conversations.load("acme", "resp_1") == b"newer"
+    await room.responses.save("acme", "resp_1", blob, 60)
+    assert await room.responses.load("acme", "resp_1") == blob
+    await room.responses.save("acme", "resp_1", b"newer", 60)
+    assert await room.responses.load("acme", "resp_1") == b"newer"
 
 
 async def test_another_tenants_response_is_simply_not_there(room: Room) -> None:
-    await room.conversations.save("acme", "resp_1", b"blob", 60)
-    assert await room.conversations.load("umbra", "resp_1") is None
-    await room.conversations.delete("umbra", "resp_1")
-    assert await room.conversations.load("acme", "resp_1") == b"blob"
+    await room.responses.save("acme", "resp_1", b"blob", 60)
+    assert await room.responses.load("umbra", "resp_1") is None
+    await room.responses.delete("umbra", "resp_1")
+    assert await room.responses.load("acme", "resp_1") == b"blob"
 
 
 async def test_a_deleted_response_is_gone(room: Room) -> None:
-    await room.conversations.save("acme", "resp_1", b"blob", 60)
-    assert await room.conversations.delete("acme", "resp_1")
-    assert await room.conversations.load("acme", "resp_1") is None
-    assert not await room.conversations.delete("acme", "resp_1")
+    await room.responses.save("acme", "resp_1", b"blob", 60)
+    assert await room.responses.delete("acme", "resp_1")
+    assert await room.responses.load("acme", "resp_1") is None
+    assert not await room.responses.delete("acme", "resp_1")
 
 
 async def test_a_response_is_kept_for_its_time_only(room: Room, raw: redis.Redis) -> None:
-    await room.conversations.save("acme", "resp_1", b"blob", 60)
+    await room.responses.save("acme", "resp_1", b"blob", 60)
     (key,) = raw.scan_iter("pw:{acme}:*resp_1")
     assert 0 < raw.pttl(key) <= 60_000
-    await room.conversations.save("acme", "resp_2", b"blob", 0.05)
+    await room.responses.save("acme", "resp_2", b"blob", 0.05)
 
     async def gone() -> bool:
-        return await room.conversations.load("acme", "resp_2") is None
+        return await room.responses.load("acme", "resp_2") is None
 
     await eventually(gone)
-    assert await room.conversations.load("acme", "resp_1") == b"blob"
+    assert await room.responses.load("acme", "resp_1") == b"blob"
 
 
 async def test_nothing_is_kept_of_a_tenant_that_was_deleted_meanwhile(
     room: Room, raw: redis.Redis
 ) -> None:
     await room.store.delete_tenant("acme")
-    await room.conversations.save("acme", "resp_1", b"blob", 60)
+    await room.responses.save("acme", "resp_1", b"blob", 60)
     assert not [key for key in everything(raw) if b"{acme}" in key]
 
 
@@ -70,22 +70,22 @@ async def test_nothing_is_kept_of_a_tenant_that_was_deleted_meanwhile(
 async def test_an_id_that_cannot_be_is_not_found_and_not_saved(
     room: Room, response_id: str
 ) -> None:
-    assert await room.conversations.load("acme", response_id) is None
-    assert not await room.conversations.delete("acme", response_id)
+    assert await room.responses.load("acme", response_id) is None
+    assert not await room.responses.delete("acme", response_id)
     with pytest.raises(InvalidField) as caught:
-        await room.conversations.save("acme", response_id, b"blob", 60)
-    assert caught.value.field == "response_id"
+        await room.responses.save("acme", response_id, b"blob", 60)
+    assert caught.value.field == "id"
 
 
 @pytest.mark.parametrize("ttl_seconds", [0, -1, 0.0001])
 async def test_a_response_cannot_be_kept_for_no_time(room: Room, ttl_seconds: float) -> None:
     with pytest.raises(InvalidField) as caught:
-        await room.conversations.save("acme", "resp_1", b"blob", ttl_seconds)
+        await room.responses.save("acme", "resp_1", b"blob", ttl_seconds)
     assert caught.value.field == "ttl_seconds"
 
 
 async def test_the_oldest_responses_make_room_for_new_ones(room: Room) -> None:
-    small = Conversations(room.redis, default_bytes=10_000)
+    small = StoredObjects(room.redis, default_bytes=10_000)
     for number in range(5):
         await small.save("acme", f"resp_{number}", b"x" * 2500, 60 + number)
         await small.save("umbra", f"resp_{number}", b"x" * 500, 60)
@@ -101,7 +101,7 @@ async def test_the_oldest_responses_make_room_for_new_ones(room: Room) -> None:
 
 
 async def test_a_tenants_own_limit_of_stored_bytes_goes_before_the_default(room: Room) -> None:
-    store = Conversations(room.redis, default_bytes=1000)
+    store = StoredObjects(room.redis, default_bytes=1000)
     with pytest.raises(TooLargeToStore):
         await store.save("acme", "resp_1", b"x" * 2000, 60)
     await store.save("acme", "resp_1", b"x" * 2000, 60, max_bytes=5000)
@@ -113,7 +113,7 @@ async def test_a_tenants_own_limit_of_stored_bytes_goes_before_the_default(room:
 async def test_a_call_drops_a_few_responses_however_many_have_expired(
     room: Room, raw: redis.Redis
 ) -> None:
-    store = Conversations(room.redis, default_bytes=10_000_000)
+    store = StoredObjects(room.redis, default_bytes=10_000_000)
     await store.save("acme", "resp_1", b"blob", 60)
     stored, sizes = redis_keys.stored("acme"), redis_keys.stored_bytes("acme")
     expired = [f"expired-{number}" for number in range(1000)]
@@ -130,7 +130,7 @@ async def test_a_call_drops_a_few_responses_however_many_have_expired(
 async def test_room_is_made_by_several_calls_where_it_takes_many_responses(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Conversations(room.redis, default_bytes=300 * 612)
+    store = StoredObjects(room.redis, default_bytes=300 * 612)
     for number in range(300):
         await store.save("acme", f"resp_{number}", b"x" * 100, 60 + number)
     calls: list[int] = []
@@ -149,7 +149,7 @@ async def test_room_is_made_by_several_calls_where_it_takes_many_responses(
 
 
 async def test_what_has_expired_takes_no_room(room: Room) -> None:
-    store = Conversations(room.redis, default_bytes=10_000)
+    store = StoredObjects(room.redis, default_bytes=10_000)
     await store.save("acme", "resp_old", b"x" * 4000, 60)
     for number in range(3):
         await store.save("acme", f"resp_{number}", b"x" * 4000, 0.05)
@@ -164,7 +164,8 @@ async def test_what_has_expired_takes_no_room(room: Room) -> None:
 async def test_nobody_passes_the_limit_of_stored_bytes_however_many_save_at_once(
     room: Room, raw: redis.Redis
 ) -> None:
-    stores = (Conversations(room.redis, 20_000), SuspendedResponses(room.redis, 20_000))
+    most = 20_000
+    stores = (StoredObjects(room.redis, default_bytes=most), SuspendedResponses(room.redis, most))
     await asyncio.gather(
         *(store.save("acme", f"r{n}", b"x" * 1000, 60) for n in range(100) for store in stores)
     )
