@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.chat.stored import StoredCompletions
+from app.conversations.store import ConversationStore
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
 from app.prompt.history import History
@@ -14,6 +16,7 @@ from app.transport.bounds import Bounds
 from app.transport.intake import Intake
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
+from app.upkeep.late_writes import LateWrites
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
@@ -29,6 +32,9 @@ class Service:
     stores: Stores
     names: ModelNames
     history: History
+    conversations: ConversationStore
+    completions: StoredCompletions
+    late_writes: LateWrites
     gate: Gate
     template: ChatTemplate
     generations: Generations

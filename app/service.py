@@ -15,7 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from app.admin.mount import admin_routes
 from app.admin.token import AdminToken
+from app.chat.stored import StoredCompletions
 from app.context import Service
+from app.conversations.earlier import EarlierItems
+from app.conversations.store import ConversationStore
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
 from app.generate.constraint import GrammarCheck
@@ -30,6 +33,16 @@ from app.responses.store import ResponseStore
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text
+from app.routes.conversations import (
+    add_items,
+    create_conversation,
+    delete_conversation,
+    delete_item,
+    get_conversation,
+    get_item,
+    list_items,
+    update_conversation,
+)
 from app.routes.models import get_model, list_models, refuse_embeddings
 from app.routes.ops import healthz, metrics, readyz, readyz_with_reason, version
 from app.routes.responses import (
@@ -40,15 +53,23 @@ from app.routes.responses import (
     list_input_items,
 )
 from app.routes.responses_ws import responses_socket
+from app.routes.stored_completions import (
+    delete_completion,
+    get_completion,
+    list_completions,
+    list_messages,
+    update_completion,
+)
 from app.routes.tokens import count_input, detokenize, tokenize
 from app.stores import Stores
 from app.transport.bounds import Bounds
-from app.transport.http import answering, routing_error
+from app.transport.http import Endpoint, answering, routing_error
 from app.transport.intake import Intake
 from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
+from app.upkeep.late_writes import LateWrites
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
@@ -92,9 +113,9 @@ def _assembled(
     names = ModelNames(model_id)
     template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens, tool_format)
     registered = RegisteredPrompts(stores.prompts, template)
-    history = History(
-        stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens
-    )
+    history = History(stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens)
+    late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
+    conversations = ConversationStore(stores.conversations, late, ttl_seconds)
     gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
     connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
     generations = Generations(
@@ -105,6 +126,7 @@ def _assembled(
         prompts=PromptBuilder(template, registered),
         history=history,
         named_items=NamedItems(history, workers, bounds.max_body_bytes),
+        conversations=EarlierItems(conversations, workers, bounds.max_body_bytes),
         gate=gate,
         connections=connections,
         metrics=metrics,
@@ -117,11 +139,14 @@ def _assembled(
         stores=stores,
         names=names,
         history=history,
+        conversations=conversations,
+        completions=StoredCompletions(stores.completions, late, workers, ttl_seconds),
+        late_writes=late,
         gate=gate,
         template=template,
         generations=generations,
         responses=_responses(
-            engine, stores, model_id, bounds, history, generations, workers, metrics
+            engine, stores, model_id, bounds, history, conversations, generations, workers, metrics
         ),
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
@@ -141,13 +166,21 @@ def _responses(
     model_id: str,
     bounds: Bounds,
     history: History,
+    conversations: ConversationStore,
     generations: Generations,
     workers: Workers,
     metrics: Metrics,
 ) -> Responses:
     return Responses(
         generations,
-        ResponseStore(history, stores.suspended, stores.running, bounds.response_ttl_seconds),
+        ResponseStore(
+            history,
+            conversations,
+            workers,
+            stores.suspended,
+            stores.running,
+            bounds.response_ttl_seconds,
+        ),
         engine,
         workers,
         metrics,
@@ -161,7 +194,13 @@ def _responses(
 async def _background(service: Service) -> AsyncIterator[None]:
     """What runs beside requests does so while this is entered; then all accounts are settled."""
     stores, running = service.stores, service.supervisor.running
-    heeding = (service.connections, service.warmer, service.history, service.responses)
+    heeding = (
+        service.connections,
+        service.warmer,
+        service.history,
+        service.conversations,
+        service.responses,
+    )
 
     async def notify() -> None:
         """Pass the store's notices on; one subscription a process, by which they are counted."""
@@ -178,6 +217,7 @@ async def _background(service: Service) -> AsyncIterator[None]:
             notices=notify,
             leases=service.gate.run,
             running=stores.running.run,
+            late_writes=service.late_writes.run,
         ):
             yield
             await service.responses.close()
@@ -242,6 +282,8 @@ def _routes() -> list[BaseRoute]:
             answering(cancel_response, "responses"),
             methods=["POST"],
         ),
+        *_of("conversations", _CONVERSATIONS),
+        *_of("chat_completions", _STORED_COMPLETIONS),
         Route(
             "/v1/chat/completions",
             answering(create_completion, "chat_completions"),
@@ -257,4 +299,32 @@ def _routes() -> list[BaseRoute]:
         Route("/readyz", answering(readyz, "ops"), methods=["GET"]),
         Route("/health", answering(readyz, "ops"), methods=["GET"]),
         Route("/version", answering(version, "ops"), methods=["GET"]),
+    ]
+
+
+_CONVERSATION = "/v1/conversations/{conversation_id}"
+_CONVERSATIONS: list[tuple[str, str, Endpoint]] = [
+    ("POST", "/v1/conversations", create_conversation),
+    ("GET", _CONVERSATION, get_conversation),
+    ("POST", _CONVERSATION, update_conversation),
+    ("DELETE", _CONVERSATION, delete_conversation),
+    ("POST", f"{_CONVERSATION}/items", add_items),
+    ("GET", f"{_CONVERSATION}/items", list_items),
+    ("GET", f"{_CONVERSATION}/items/{{item_id}}", get_item),
+    ("DELETE", f"{_CONVERSATION}/items/{{item_id}}", delete_item),
+]
+_COMPLETION = "/v1/chat/completions/{completion_id}"
+_STORED_COMPLETIONS: list[tuple[str, str, Endpoint]] = [
+    ("GET", "/v1/chat/completions", list_completions),
+    ("GET", _COMPLETION, get_completion),
+    ("POST", _COMPLETION, update_completion),
+    ("DELETE", _COMPLETION, delete_completion),
+    ("GET", f"{_COMPLETION}/messages", list_messages),
+]
+
+
+def _of(counted_as: str, endpoints: Sequence[tuple[str, str, Endpoint]]) -> list[Route]:
+    return [
+        Route(path, answering(endpoint, counted_as), methods=[method])
+        for method, path, endpoint in endpoints
     ]

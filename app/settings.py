@@ -246,7 +246,8 @@ class Settings(BaseSettings):
     )
     default_stored_bytes: DefaultSize = Field(
         ByteSize(128 * 1024**2),
-        description="Stored responses of such a tenant; the oldest make room for new ones.",
+        description="Stored responses, conversations and chat completions of such a tenant; the "
+        "oldest make room for new ones.",
     )
     max_connections: Count = Field(
         4096, description="Connections open at once, WebSockets included."
@@ -293,7 +294,10 @@ class Settings(BaseSettings):
         1024, description="Requests of all tenants that wait for their first token; more get 429."
     )
     max_message_bytes: Count = Field(4 * 1024 * 1024, description="Largest request accepted.")
-    response_ttl_seconds: Count = Field(86_400, description="How long stored responses are kept.")
+    response_ttl_seconds: Count = Field(
+        86_400,
+        description="How long stored responses, conversations and chat completions are kept.",
+    )
     resume_grace_seconds: Seconds = Field(
         30.0, description="How long a response without a reader goes on, and can be resumed."
     )

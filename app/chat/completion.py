@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -35,7 +35,10 @@ from app.wire.events import EncodedLogprob, encode_json, made_id, padding
 
 
 class Completion:
-    """A running chat completion; whoever holds it must run it or call `close`."""
+    """A running chat completion; whoever holds it must run it or call `close`.
+
+    One that is to be kept is given to `keep` at its end.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Completion:
         generation: Generation,
         model_id: str,
         metrics: Metrics,
+        keep: Callable[[ChatCompletion], Awaitable[None]] | None = None,
     ) -> None:
         self._shows_logprobs = bool(body.logprobs)
         options = body.stream_options
@@ -55,7 +59,9 @@ class Completion:
         self._generation = generation
         self._model_id = model_id
         self._metrics = metrics
+        self._keep = keep
         self._created = int(time.time())
+        self._noted: list[list[EncodedLogprob]] = [[] for _ in generation.lines]
         self._calls: Counter[int] = Counter()
         """Calls so far, by their lines."""
 
@@ -70,24 +76,13 @@ class Completion:
 
     async def whole(self) -> bytes:
         """The completion as JSON. Raises `ApiError` if it fails."""
-        logprobs: list[list[EncodedLogprob]] = [[] for _ in self._generation.lines]
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                if self._shows_logprobs:
-                    logprobs[piece.index].extend(piece.logprobs)
-                    self._generation.keep(piece.logprobs)
+                self._note_logprobs(piece)
         self._finish()
-        chosen = best(self._generation.lines, self._candidates)
-        completion = ChatCompletion(
-            id=self._generation.request.request_id,
-            created=self._created,
-            model=self._model_id,
-            choices=[
-                self._choice(index, line, logprobs[line.index]) for index, line in enumerate(chosen)
-            ],
-            usage=self._usage(),
-            service_tier=self._tier,
-        )
+        completion = self._completion()
+        if self._keep is not None:
+            await self._keep(completion)
         return encode_json(completion)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -99,6 +94,8 @@ class Completion:
         silent = {line.index for line in self._generation.lines}
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
+                if self._keep is not None:
+                    self._note_logprobs(piece)
                 if piece.index in silent:
                     silent.remove(piece.index)
                     opening = {"role": "assistant", "content": ""}
@@ -115,9 +112,32 @@ class Completion:
         except ApiError as error:
             yield sse_event(encode_json(error.body()))
             return
+        if self._keep is not None:
+            await self._keep(self._completion())
         if self._reports_usage:
             yield self._chunk(None)
         yield SSE_DONE
+
+    def _note_logprobs(self, piece: Piece) -> None:
+        """The whole answer will show them."""
+        if self._shows_logprobs:
+            self._noted[piece.index].extend(piece.logprobs)
+            self._generation.keep(piece.logprobs)
+
+    def _completion(self) -> ChatCompletion:
+        """The answer, which has ended."""
+        chosen = best(self._generation.lines, self._candidates)
+        return ChatCompletion(
+            id=self._generation.request.request_id,
+            created=self._created,
+            model=self._model_id,
+            choices=[
+                self._choice(index, line, self._noted[line.index])
+                for index, line in enumerate(chosen)
+            ],
+            usage=self._usage(),
+            service_tier=self._tier,
+        )
 
     def _choice(self, index: int, line: Line, logprobs: list[EncodedLogprob]) -> Choice:
         calls = [

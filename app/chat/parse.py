@@ -42,6 +42,8 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         raise invalid_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
+    if body.metadata and not body.store:
+        raise invalid_request("'metadata' needs 'store': true: nothing else is kept.", "metadata")
     candidates = _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
     functions = [tool.function for tool in body.tools or ()]
     tools = asked_tools(functions, body.tool_choice, body.parallel_tool_calls)

@@ -9,6 +9,7 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from app.conversations.earlier import EarlierItems
 from app.generate.admission import Gate, Ticket
 from app.generate.answer_reader import AnswerReader
 from app.generate.constraint import GrammarCheck
@@ -55,6 +56,7 @@ class Generations:
         prompts: PromptBuilder,
         history: History,
         named_items: NamedItems,
+        conversations: EarlierItems,
         gate: Gate,
         connections: Connections,
         metrics: Metrics,
@@ -69,6 +71,7 @@ class Generations:
         self._prompts = prompts
         self._history = history
         self._named_items = named_items
+        self._conversations = conversations
         self._gate = gate
         self._connections = connections
         self._metrics = metrics
@@ -151,6 +154,9 @@ class Generations:
             self._template.tools.check()
         items = await self._named_items.resolved(request.items, principal.tenant.id, on_socket)
         request = replace(request, items=items)
+        if request.conversation_id is not None:
+            earlier = await self._conversations.load(principal.tenant.id, request.conversation_id)
+            request = replace(request, earlier=earlier)
         if request.previous_response_id is None:
             return await self._prompts.first_turn(principal, request)
         previous = await self._history.continued(

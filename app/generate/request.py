@@ -22,11 +22,24 @@ class SealedSummary:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What a model reasoned before it answered: it is not said again."""
+    """What a model reasoned before it answered: it is not said again.
+
+    It may come as `sealed` text, see `app.prompt.sealing`.
+    """
+
+    sealed: str | None = None
 
 
 Item = Message | SealedSummary | Thought
 """Something that was said, called or answered; developers speak as the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What was said in a conversation before, and the end user whom it belongs to."""
+
+    items: Sequence[Item] = ()
+    end_user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,8 @@ class GenerationRequest:
     """One conversation to be answered.
 
     It begins with `items`, under the system text that `prompt` names or `instructions` are, or goes
-    on with them behind `previous_response_id`. `sampling` is what all APIs share. An answer that
+    on with them behind `previous_response_id`, or behind what was said `earlier` in the
+    conversation `conversation_id`. `sampling` is what all APIs share. An answer that
     names no `max_tokens` has `default_max_tokens`, or what the service and the context allow.
     `constraint` is what it is held to. `logprobs` is the number of alternatives beside each token,
     `None` for no log-probabilities. Of a conversation that is too long turns may be left out where
@@ -96,6 +110,8 @@ class GenerationRequest:
     instructions: str | None = None
     prompt: PromptReference | None = None
     previous_response_id: str | None = None
+    conversation_id: str | None = None
+    earlier: Earlier = field(default_factory=Earlier)
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     logprobs: int | None = None
@@ -117,6 +133,8 @@ class GenerationRequest:
 
 def item_characters(item: Item | ItemName) -> int:
     """Characters that a request has for an item."""
-    if isinstance(item, ItemName | Thought):
+    if isinstance(item, ItemName):
         return 0
+    if isinstance(item, Thought):
+        return len(item.sealed or "")
     return len(item.sealed) if isinstance(item, SealedSummary) else num_characters(item)

@@ -9,7 +9,7 @@ from functools import partial
 
 from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
 from app.prompt.history import Turn
-from app.prompt.sealing import PromptOrigin, unseal
+from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.template import ChatTemplate
 from app.prompt.tools import Message, check_results
@@ -70,7 +70,9 @@ class PromptBuilder:
         one that a summary was made under; or its instructions, or else the summary's prompt, or
         the leading system message. Raises `ApiError` naming the field at fault.
         """
-        messages, recalled = await self._messages(principal, request.items)
+        earlier = request.earlier
+        items = [*earlier.items, *request.items]
+        messages, recalled = await self._messages(principal, items, len(earlier.items))
         check_results(messages, (), request.names.items)
         system: SystemText | None = None
         if request.prompt is not None:
@@ -90,7 +92,7 @@ class PromptBuilder:
             if system is None and messages[0]["role"] == "system":
                 system = await self._registered.recognize(principal, messages[0]["content"])
         ids = await self._first_ids(principal.tenant, request, messages)
-        end_user = request.sampling.end_user
+        end_user = request.sampling.end_user or earlier.end_user
         if system is None:
             return Prompt(ids, end_user=end_user, tools=request.tools.digest)
         shared = await self._registered.shared_tokens(system, ids)
@@ -177,22 +179,25 @@ class PromptBuilder:
         return context - (request.max_tokens or context // _ANSWER_PART)
 
     async def _messages(
-        self, principal: Principal, items: Sequence[Item | ItemName]
+        self, principal: Principal, items: Sequence[Item | ItemName], num_earlier: int = 0
     ) -> tuple[list[Message], SystemText | None]:
         """Items as templates take them, and the registered prompt that the first summary was under.
 
-        Summaries speak as the system.
+        Summaries speak as the system. The first `num_earlier` items are the conversation's.
         """
         messages: list[Message] = []
         recalled: SystemText | None = None
         for index, item in enumerate(items):
             assert not isinstance(item, ItemName), "names are looked up before"
+            param = f"input[{index - num_earlier}].encrypted_content"
+            if index < num_earlier:
+                param = "conversation"
             if isinstance(item, Thought):
+                _check_thought(principal.tenant, item, param)
                 continue
             if not isinstance(item, SealedSummary):
                 _say(messages, item)
                 continue
-            param = f"input[{index}].encrypted_content"
             summary = unseal(principal.tenant, item.sealed)
             if summary is None:
                 message = "This compaction item was not made by this service for this tenant."
@@ -208,6 +213,13 @@ class PromptBuilder:
         if not messages:
             raise invalid_request("Nothing is said that could be answered.", "input")
         return messages, recalled
+
+
+def _check_thought(tenant: Tenant, thought: Thought, param: str) -> None:
+    """Raises `ApiError` naming `param` where it was sealed by others, or for another tenant."""
+    if thought.sealed is not None and decrypt_thought(tenant, thought.sealed) is None:
+        message = "This content was not encrypted by this service for this tenant."
+        raise invalid_request(message, param, "invalid_encrypted_content")
 
 
 def _say(messages: list[Message], message: Message) -> None:

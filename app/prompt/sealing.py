@@ -3,20 +3,26 @@
 The client's own conversation is no secret from the client; what the seal proves is that this
 service wrote it for this tenant, so that a compaction item cannot be forged or moved. The client
 can read what is sealed: the text of a registered prompt must not be.
+
+What a model thought is encrypted besides: whoever stores it for a later request need not read it.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 
 import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.blocks.hashing import derive_key
 from tenants.records import Tenant
 
 _TAG_BYTES = 16
+_NONCE_BYTES = 12
 
 
 class PromptOrigin(msgspec.Struct, frozen=True):
@@ -60,6 +66,27 @@ def unseal(tenant: Tenant, sealed: str) -> Summary | None:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeError):  # of a version that sealed something else
         return None
+
+
+def encrypt_thought(tenant: Tenant, text: str) -> str:
+    """What a model thought, by AES-256-GCM under a key of the tenant's, as one URL-safe string."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    sealed = _thought_cipher(tenant).encrypt(nonce, text.encode(), None)
+    return urlsafe_b64encode(nonce + sealed).decode()
+
+
+def decrypt_thought(tenant: Tenant, sealed: str) -> str | None:
+    """What a model thought, or `None` where this service did not encrypt it for this tenant."""
+    try:
+        raw = urlsafe_b64decode(sealed.encode("ascii"))
+        text = _thought_cipher(tenant).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], None)
+    except (ValueError, InvalidTag):
+        return None
+    return text.decode()
+
+
+def _thought_cipher(tenant: Tenant) -> AESGCM:
+    return AESGCM(derive_key(tenant.namespace_key, "reasoning"))
 
 
 def _tag(tenant: Tenant, data: bytes) -> bytes:

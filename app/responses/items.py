@@ -18,7 +18,14 @@ from app.responses.parse import conversation
 from app.upkeep.workers import Workers
 from app.wire.common import parse
 from app.wire.errors import ApiError, invalid_request
-from app.wire.responses import CreateBody, InputItem, ItemReference, MessageItem, ResolvedInput
+from app.wire.responses import (
+    CreateBody,
+    InputItem,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    ResolvedInput,
+)
 
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 _MAX_NAMED_RESPONSES = 64
@@ -53,21 +60,27 @@ def is_short(body: CreateBody) -> bool:
 
 def listed_input(response_id: str, body: CreateBody) -> bytes:
     """The items of a request as `input_items` lists them, as JSON; each has an id."""
-    listed = [_listed(response_id, index, item) for index, item in enumerate(body.items)]
-    return msgspec.json.encode(listed)
+    return listed_items(response_id.removeprefix("resp_"), body.items)
 
 
-def _listed(response_id: str, index: int, item: InputItem) -> dict[str, Any]:
+def listed_items(owner: str, items: Sequence[InputItem]) -> bytes:
+    """Items as lists show them, as JSON; those without an id have one of the `owner`'s."""
+    return msgspec.json.encode([_listed(owner, index, item) for index, item in enumerate(items)])
+
+
+def _listed(owner: str, index: int, item: InputItem) -> dict[str, Any]:
     if isinstance(item, ItemReference):
         return {"type": "item_reference", "id": item.id}
     listed: dict[str, Any] = item.model_dump(exclude_none=True)
     kind = _PREFIXES[item.type]
-    listed["id"] = item.id or f"{kind}_{response_id.removeprefix('resp_')}i{index}"
+    listed["id"] = item.id or f"{kind}_{owner}i{index}"
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
         if isinstance(item.content, str):
             listed["content"] = [{"type": kind, "text": item.content}]
         listed.setdefault("status", "completed")
+    if isinstance(item, ReasoningItem):
+        listed.setdefault("summary", [])
     return listed
 
 

@@ -45,6 +45,8 @@ def generation_request(body: CreateBody) -> GenerationRequest:
     if body.top_logprobs and not body.wants_logprobs:
         message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
         raise invalid_request(message, "top_logprobs")
+    if body.conversation is not None:
+        _check_conversation(body)
     tools = asked_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls)
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
@@ -58,12 +60,24 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         instructions=body.instructions,
         prompt=body.prompt,
         previous_response_id=body.previous_response_id,
+        conversation_id=body.conversation_id,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
         constraint=constraint_of(body, _format(body), body.structured_outputs, tools),
         truncates=body.truncation == "auto",
         tools=tools,
     )
+
+
+def _check_conversation(body: CreateBody) -> None:
+    """Raises `ApiError` for what does not go with a conversation, which has its own items."""
+    if body.previous_response_id is not None:
+        message = "'conversation' cannot go with 'previous_response_id'."
+        raise invalid_request(message, "conversation")
+    for index, item in enumerate(body.items):
+        if isinstance(item, ItemReference):
+            message = "An item_reference cannot go with 'conversation', which has its items."
+            raise invalid_request(message, f"input[{index}]")
 
 
 def _format(body: CreateBody) -> Constraint | None:
@@ -79,7 +93,7 @@ def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
 
 def _item(item: ResolvedItem) -> Item:
     if isinstance(item, ReasoningItem):
-        return Thought()
+        return Thought(item.encrypted_content)
     if isinstance(item, FunctionCallItem):
         call = FunctionCall(item.call_id, item.name, item.arguments)
         return {"role": "assistant", "content": "", "calls": [call]}
@@ -103,6 +117,7 @@ def new_response(
         created_at=int(time.time()),
         model=model_id,
         previous_response_id=body.previous_response_id,
+        conversation={"id": body.conversation_id} if body.conversation_id else None,
         instructions=body.instructions,
         prompt=body.prompt.model_dump() if body.prompt else None,
         truncation=body.truncation or "disabled",

@@ -66,7 +66,7 @@ class Responses:
         request, tenant = generation_request(body), principal.tenant
         resource = new_response(request.id, self._model_id, body, tenant)
         listed = b""
-        if resource.store or on_socket is not None:
+        if resource.store or on_socket is not None or resource.conversation is not None:
             work = partial(listed_input, request.id, body)
             listed = work() if is_short(body) else await self._workers.run(tenant.id, work)
         options = body.stream_options
@@ -77,8 +77,9 @@ class Responses:
             ignored=body.ignored_fields,
             input=listed,
         )
-        generation = await self._generations.begin(principal, request, on_socket)
-        return await self._run(tenant, renderer, generation, on_socket=on_socket)
+        async with self._store.claiming(tenant.id, resource):
+            generation = await self._generations.begin(principal, request, on_socket)
+            return await self._run(tenant, renderer, generation, on_socket=on_socket)
 
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
         """A response whose stream can still be read, or go on: `follow` it from `after`.
@@ -204,8 +205,9 @@ class Responses:
             if suspended.engine != self._engine.info.hash_extras:
                 raise response_not_found(response_id)
             check_position(after, len(suspended.events))
-            generation = await self._generations.go_on(principal, suspended.asked)
-            return await self._run(tenant, suspended.renderer, generation, suspended.events)
+            async with self._store.claiming(tenant.id, suspended.resource):
+                generation = await self._generations.go_on(principal, suspended.asked)
+                return await self._run(tenant, suspended.renderer, generation, suspended.events)
         except BaseException:
             await self._store.put_back(tenant, response_id, blob)
             raise

@@ -174,6 +174,7 @@ class ResponseRun:
                 self._forget()
             else:
                 self._kept.add(self)
+            await self._store.leave_conversation(self._tenant.id, self.resource)
 
     async def _generate(self) -> None:
         if not self._stream.next_number:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import msgspec
 
+from app.conversations.conversation import kept_items
+from app.conversations.store import ConversationStore
 from app.generate.generation import Generation
 from app.prompt.history import History, SocketHistory, Turn, pack_ids
 from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
-from app.wire.errors import invalid_request, response_not_found
+from app.transport.bounds import INLINE_BYTES
+from app.upkeep.workers import Workers
+from app.wire.errors import conversation_locked, invalid_request, response_not_found
 from app.wire.events import ResponseResource, Status, encode_json
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
@@ -30,11 +35,15 @@ class ResponseStore:
     def __init__(
         self,
         history: History,
+        conversations: ConversationStore,
+        workers: Workers,
         suspended: SuspendedResponses,
         running: RunningResponses,
         suspended_ttl_seconds: float,
     ) -> None:
         self._history = history
+        self._conversations = conversations
+        self._workers = workers
         self._suspended = suspended
         self._running = running
         self._suspended_ttl_seconds = suspended_ttl_seconds
@@ -47,6 +56,26 @@ class ResponseStore:
     def note_end(self, tenant_id: str, response_id: str) -> None:
         """It runs no longer; to be told after `keep`, so that it is always found."""
         self._running.note_end(tenant_id, response_id)
+
+    @contextlib.asynccontextmanager
+    async def claiming(self, tenant_id: str, resource: ResponseResource) -> AsyncIterator[None]:
+        """Have a response be the only one in its conversation, if that comes to its start.
+
+        Raises `ApiError` 409 where another one runs in it.
+        """
+        named = resource.conversation
+        if named and not await self._running.claim(tenant_id, named["id"], resource.id):
+            raise conversation_locked(named["id"])
+        try:
+            yield
+        except BaseException:
+            await self.leave_conversation(tenant_id, resource)
+            raise
+
+    async def leave_conversation(self, tenant_id: str, resource: ResponseResource) -> None:
+        """Let others run in a response's conversation; harmless when repeated."""
+        if resource.conversation is not None:
+            await self._running.release(tenant_id, resource.conversation["id"], resource.id)
 
     async def load(self, tenant_id: str, response_id: str) -> bytes:
         """A tenant's response as JSON, as it runs in another process or as it has ended.
@@ -130,8 +159,10 @@ class ResponseStore:
         generation: Generation,
         on_socket: SocketHistory | None,
     ) -> None:
-        """Keep a response as it has ended."""
+        """Keep a response as it has ended, and what was said in its conversation."""
         resource = renderer.resource
+        if resource.conversation is not None:
+            await self._keep_said(tenant, renderer, generation)
         prompt, failed = generation.prompt, resource.status == "failed"
         turn = Turn(
             packed_ids=b"" if failed else pack_ids(prompt.ids + generation.line.output_ids),
@@ -149,6 +180,24 @@ class ResponseStore:
             await self._history.save(tenant, resource.id, turn)
         elif on_socket is not None:
             on_socket.save(resource.id, turn)
+
+    async def _keep_said(
+        self, tenant: Tenant, renderer: ResponseRenderer, generation: Generation
+    ) -> None:
+        """What was said goes to the conversation where the answer is one, if cut off: whoever has
+        cancelled it, or sees it fail, will ask again. Then others may run in it.
+        """
+        resource = renderer.resource
+        assert resource.conversation is not None
+        if generation.outcome in ("stop", "length"):
+            output = encode_json(resource.output)
+            work = partial(kept_items, renderer.input, output)
+            short = len(renderer.input) + len(output) <= INLINE_BYTES
+            items = work() if short else await self._workers.run(tenant.id, work)
+            await self._conversations.append(
+                tenant, resource.conversation["id"], items, generation.prompt.end_user
+            )
+        await self.leave_conversation(tenant.id, resource)
 
     async def suspend(
         self,

@@ -21,8 +21,9 @@ async def create_completion(request: Request) -> ASGIApp:
     body = await read_message(request, ChatBody, service, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))
+    keep = service.completions.keeping(principal.tenant, body) if body.store else None
     completion = Completion(
-        body, asked.candidates, generation, service.names.model_id, service.metrics
+        body, asked.candidates, generation, service.names.model_id, service.metrics, keep
     )
     if body.stream:
         chunks = completion.chunks()

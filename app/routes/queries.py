@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from starlette.requests import Request
-
-from app.wire.errors import invalid_request
+from app.wire.errors import ApiError, invalid_request
 from app.wire.responses import INCLUDABLE
 
 _MOST = 100
@@ -28,24 +27,45 @@ def take_include(query: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return rest
 
 
-def page(request: Request, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The part of `items`, oldest first, that a request's query asks for. Raises `ApiError`."""
-    query = dict(take_include(request.query_params.multi_items()))
-    order, after = query.pop("order", "desc"), query.pop("after", None)
-    limit = query.pop("limit", str(_USUAL))
-    for name in query:
-        raise invalid_request(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+@dataclass(frozen=True)
+class PageQuery:
+    """The part of a list that is asked for: so many behind the item `after`."""
+
+    limit: int
+    newest_first: bool
+    after: str | None
+
+
+def take_page(
+    query: list[tuple[str, str]], usual_order: Literal["asc", "desc"] = "desc"
+) -> PageQuery:
+    """What a query asks for that has nothing else left. Raises `ApiError`."""
+    given = dict(query)
+    order, after = given.pop("order", usual_order), given.pop("after", None)
+    limit = given.pop("limit", str(_USUAL))
+    refuse_others(list(given.items()))
     if order not in ("asc", "desc"):
         raise invalid_request("'order' is 'asc' or 'desc'.", "order")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MOST):
         raise invalid_request(f"'limit' is a number from 1 to {_MOST}.", "limit")
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    if after is not None:
+    return PageQuery(int(limit), order == "desc", after)
+
+
+def refuse_others(query: list[tuple[str, str]]) -> None:
+    """Raises `ApiError` for a query that has anything left."""
+    for name, _ in query:
+        raise invalid_request(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+
+
+def page(query: PageQuery, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The part of `items`, oldest first, that a query asks for. Raises `ApiError`."""
+    ordered = list(reversed(items)) if query.newest_first else list(items)
+    if query.after is not None:
         ids = [item["id"] for item in ordered]
-        if after not in ids:
-            raise invalid_request(f"There is no item '{after}' in this list.", "after")
-        ordered = ordered[ids.index(after) + 1 :]
-    data = ordered[: int(limit)]
+        if query.after not in ids:
+            raise not_listed(query.after)
+        ordered = ordered[ids.index(query.after) + 1 :]
+    data = ordered[: query.limit]
     return {
         "object": "list",
         "data": data,
@@ -53,3 +73,8 @@ def page(request: Request, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "last_id": data[-1]["id"] if data else None,
         "has_more": len(ordered) > len(data),
     }
+
+
+def not_listed(item_id: str) -> ApiError:
+    """A 400 for a list that is asked for behind what is not in it."""
+    return invalid_request(f"There is no item '{item_id}' in this list.", "after")

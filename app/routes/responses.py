@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from app.auth import authenticate
 from app.context import Service
 from app.responses.run import ResponseRun
-from app.routes.queries import page, take_include
+from app.routes.queries import page, take_include, take_page
 from app.transport.bounds import INLINE_BYTES
 from app.transport.http import json_response, read_message, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
@@ -73,10 +73,11 @@ async def list_input_items(request: Request) -> ASGIApp:
     """`GET /v1/responses/{response_id}/input_items`: what the request brought by itself."""
     service: Service = request.app.state.service
     tenant = (await authenticate(service.stores.tenants, request)).tenant
+    query = take_page(take_include(request.query_params.multi_items()))
     items = await service.responses.input_items(tenant, request.path_params["response_id"])
 
     def work() -> bytes:
-        return msgspec.json.encode(page(request, msgspec.json.decode(items)))
+        return msgspec.json.encode(page(query, msgspec.json.decode(items)))
 
     short = len(items) <= INLINE_BYTES
     return json_response(work() if short else await service.workers.run(tenant.id, work))

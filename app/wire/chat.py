@@ -13,9 +13,9 @@ from app.wire.common import (
     MAX_ITEMS,
     CacheControl,
     Declined,
-    DeclinedFlag,
     DeclinedList,
     Identifier,
+    Metadata,
     SamplingFields,
     Tier,
     Verbosity,
@@ -157,8 +157,8 @@ class ChatBody(SamplingFields):
     length_penalty: Annotated[float, Field(ge=-5, le=5)] | None = None
     early_stopping: Annotated[Any, AfterValidator(_early_stopping)] = None
 
-    store: DeclinedFlag = None
-    metadata: Annotated[Any, AfterValidator(declining({}))] = None
+    store: bool | None = None
+    metadata: Metadata | None = None
     modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
     tools: ChatTools | None = None
     tool_choice: ChatToolChoice | None = None

@@ -6,13 +6,14 @@ Codes, by status:
 
 - 400 `invalid_json`, `too_many_values`, `unknown_parameter`, `missing_required_parameter`,
   `invalid_type`, `invalid_value`, `unsupported_value`, `context_length_exceeded`,
-  `previous_response_not_found`, `prompt_not_found`, `invalid_stream_id`,
+  `previous_response_not_found`, `prompt_not_found`, `invalid_encrypted_content`,
+  `invalid_stream_id`,
   `websocket_stream_limit_reached`, `websocket_connection_limit_reached`, `unknown_message_type`,
   `message_too_large`
 - 401 `invalid_api_key`; 403 `tenant_disabled`, `origin_not_allowed`
-- 404 `model_not_found`, `response_not_found`, `item_not_found`, `not_found`,
-  `unsupported_endpoint`; 405 `method_not_allowed`
-- 408 `request_timeout`; 409 `response_runs_elsewhere`; 413 `body_too_large`;
+- 404 `model_not_found`, `response_not_found`, `conversation_not_found`, `completion_not_found`,
+  `item_not_found`, `not_found`, `unsupported_endpoint`; 405 `method_not_allowed`
+- 408 `request_timeout`; 409 `response_runs_elsewhere`, `conversation_locked`; 413 `body_too_large`;
   431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
   tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
@@ -113,6 +114,27 @@ def response_not_found(response_id: str) -> ApiError:
     """A 404 for a response that the tenant does not have."""
     message = f"There is no response '{response_id}'."
     return ApiError(404, message, code="response_not_found", param="response_id")
+
+
+def conversation_not_found(conversation_id: str) -> ApiError:
+    """A 404 for a conversation that the tenant does not have."""
+    message = f"There is no conversation '{conversation_id}'."
+    return ApiError(404, message, code="conversation_not_found", param="conversation")
+
+
+def completion_not_found(completion_id: str) -> ApiError:
+    """A 404 for a chat completion that the tenant has not stored."""
+    message = f"There is no stored chat completion '{completion_id}'."
+    return ApiError(404, message, code="completion_not_found", param="completion_id")
+
+
+def conversation_locked(conversation_id: str) -> ApiError:
+    """A 409 for a response in a conversation in which another one runs."""
+    message = (
+        f"Another response is running in conversation '{conversation_id}': it has to end first."
+    )
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    return ApiError(409, message, code="conversation_locked", param="conversation", headers=headers)
 
 
 def response_runs_elsewhere(response_id: str) -> ApiError:

@@ -124,6 +124,7 @@ class ResponseResource(Sent, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     model: str
     previous_response_id: str | None
+    conversation: dict[str, str] | None = None
     instructions: str | None
     prompt: dict[str, Any] | None
     output: list[OutputItem] = []

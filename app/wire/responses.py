@@ -205,6 +205,12 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None
 
 
+class ConversationReference(Wire):
+    """A conversation, by id."""
+
+    id: Identifier
+
+
 class CreateBody(SamplingFields):
     """The body of `POST /v1/responses`."""
 
@@ -228,7 +234,13 @@ class CreateBody(SamplingFields):
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     generate: Annotated[Any, AfterValidator(declining(True))] = None
-    conversation: Declined = None
+    conversation: (
+        Annotated[
+            Annotated[Identifier, Tag("@text")] | Annotated[ConversationReference, Tag("@list")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    ) = None
     context_management: DeclinedList = None
     max_tool_calls: Declined = None
     moderation: Declined = None
@@ -242,6 +254,12 @@ class CreateBody(SamplingFields):
     def wants_logprobs(self) -> bool:
         """Whether the answer's text carries log-probabilities."""
         return self.include is not None and LOGPROBS in self.include
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it belongs to, whichever form it came in."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationReference) else named
 
     @property
     def items(self) -> list[InputItem]:

@@ -89,7 +89,6 @@ async def test_length_is_reported(world: World) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"max_tokens": 5000}, "max_tokens"),
-        ({"store": True}, "store"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"extra_body": {"colour": 1}}, "colour"),

@@ -278,7 +278,6 @@ async def test_what_was_thought_is_not_said_again(client: AsyncOpenAI, world: Wo
         "type": "reasoning",
         "id": "rs_1",
         "summary": [{"type": "summary_text", "text": "secret"}],
-        "encrypted_content": "x",
     }
     said: Any = [user("one"), thought, {"role": "assistant", "content": "two"}, user("three")]
     response = await client.responses.create(model=MODEL, input=said)

@@ -1,0 +1,165 @@
+"""Chat completions that a client has asked to be stored."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from app.upkeep.late_writes import LateWrites
+from app.upkeep.workers import Workers
+from app.wire.chat import ChatBody, ChatCompletion, ChatMessage
+from app.wire.errors import completion_not_found
+from app.wire.events import encode_json
+from tenants.errors import TooLargeToStore
+from tenants.records import Tenant
+from tenants.stored_objects import REVISION_BYTES, EditedObjects
+
+_log = logging.getLogger(__name__)
+_READ_AT_ONCE = 16
+_PAGE_BYTES = 8 * 1024 * 1024
+
+
+class StoredCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one; `answer` is its JSON without metadata, `messages` a list as JSON."""
+
+    kept_at: float
+    model: str
+    metadata: dict[str, str]
+    answer: bytes
+    messages: bytes
+
+    @property
+    def shown(self) -> msgspec.Raw:
+        """It as clients see it."""
+        metadata = msgspec.json.encode(self.metadata)
+        return msgspec.Raw(b'%b,"metadata":%b}' % (self.answer[:-1], metadata))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which ones a list has: those of a model, with certain metadata."""
+
+    model: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def matches(self, kept: StoredCompletion) -> bool:
+        """Whether the list has this one."""
+        of_model = self.model in (None, kept.model)
+        return of_model and self.metadata.items() <= kept.metadata.items()
+
+
+class StoredCompletions:
+    """The stored completions of all tenants, each for `ttl_seconds` after its last change."""
+
+    def __init__(
+        self, stored: EditedObjects, late: LateWrites, workers: Workers, ttl_seconds: int
+    ) -> None:
+        self._stored = stored
+        self._late = late
+        self._workers = workers
+        self._ttl_seconds = ttl_seconds
+
+    def keeping(
+        self, tenant: Tenant, body: ChatBody
+    ) -> Callable[[ChatCompletion], Awaitable[None]]:
+        """What keeps the answer to a body: later where the store is down."""
+
+        async def keep(completion: ChatCompletion) -> None:
+            messages = partial(_listed, completion.id, body.messages)
+            kept = StoredCompletion(
+                kept_at=time.time(),
+                model=completion.model,
+                metadata=body.metadata or {},
+                answer=encode_json(completion),
+                messages=await self._workers.run(tenant.id, messages),
+            )
+            content = msgspec.msgpack.encode(kept)
+            put = partial(self._put, tenant, completion.id, content, kept.kept_at)
+            await self._late.make((tenant.id, completion.id), len(content), put)
+
+        return keep
+
+    async def load(self, tenant_id: str, completion_id: str) -> StoredCompletion:
+        """A tenant's completion. Raises `ApiError` 404, and `StoreUnavailable`."""
+        blob = await self._stored.load(tenant_id, completion_id)
+        if blob is None:
+            raise completion_not_found(completion_id)
+        return _decode(blob)
+
+    async def update(
+        self, tenant: Tenant, completion_id: str, metadata: dict[str, str]
+    ) -> StoredCompletion:
+        """A completion with other metadata from now on. Raises what `load` raises."""
+        kept_at = (await self.load(tenant.id, completion_id)).kept_at
+
+        def edit(content: bytes) -> bytes:
+            old = msgspec.msgpack.decode(content, type=StoredCompletion)
+            return msgspec.msgpack.encode(msgspec.structs.replace(old, metadata=metadata))
+
+        blob = await self._stored.edit(
+            tenant.id, completion_id, edit, self._ttl_seconds, tenant.limits.stored_bytes, kept_at
+        )
+        if blob is None:
+            raise completion_not_found(completion_id)
+        return _decode(blob)
+
+    async def delete(self, tenant_id: str, completion_id: str) -> None:
+        """Forget a completion. Raises what `load` raises."""
+        if not await self._stored.delete(tenant_id, completion_id):
+            raise completion_not_found(completion_id)
+
+    async def listed(
+        self, tenant_id: str, wanted: Wanted, after: str | None, *, newest_first: bool, limit: int
+    ) -> tuple[list[msgspec.Raw], bool] | None:
+        """Up to `limit` completions behind `after`, and whether there are more.
+
+        `None` where `after` is none of the tenant's. Raises `StoreUnavailable`.
+        """
+        found: list[msgspec.Raw] = []
+        while True:
+            batch = await self._stored.listed(
+                tenant_id, after, newest_first=newest_first, limit=_READ_AT_ONCE
+            )
+            if not batch:
+                return None if batch is None else (found, False)
+            after, _ = batch[-1]
+            for _, blob in batch:
+                kept = None if blob is None else _decode(blob)
+                if kept is None or not wanted.matches(kept):
+                    continue
+                if len(found) == limit or sum(map(_length, found)) > _PAGE_BYTES:
+                    return found, True
+                found.append(kept.shown)
+
+    async def _put(self, tenant: Tenant, completion_id: str, content: bytes, at: float) -> None:
+        limit = tenant.limits.stored_bytes
+        try:
+            await self._stored.put(tenant.id, completion_id, content, self._ttl_seconds, limit, at)
+        except TooLargeToStore as error:
+            _log.warning("chat completion %s is not kept: %s", completion_id, error)
+
+
+def _decode(blob: bytes) -> StoredCompletion:
+    return msgspec.msgpack.decode(blob[REVISION_BYTES:], type=StoredCompletion)
+
+
+def _length(document: msgspec.Raw) -> int:
+    return len(bytes(document))
+
+
+def _listed(completion_id: str, messages: Sequence[ChatMessage]) -> bytes:
+    """The messages of a request as lists show them, as JSON."""
+    listed = []
+    for index, message in enumerate(messages):
+        shown: dict[str, Any] = message.model_dump(exclude_none=True)
+        parts = None if isinstance(message.content, str) else shown.get("content")
+        content = message.content and message.text
+        shown |= {"id": f"{completion_id}-{index}", "content": content, "content_parts": parts}
+        listed.append(shown)
+    return msgspec.json.encode(listed)

@@ -1,0 +1,1 @@
+"""Conversations: what was said in them, kept for the requests that name them."""

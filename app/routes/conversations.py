@@ -1,0 +1,154 @@
+"""`/v1/conversations`: made, changed and deleted, and their items."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.auth import authenticate
+from app.context import Service
+from app.conversations.conversation import Conversation, KeptItem, kept_items
+from app.responses.items import listed_items
+from app.routes.queries import page, refuse_others, take_include, take_page
+from app.transport.http import json_response, read_message
+from app.wire.common import MAX_ITEMS
+from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
+from app.wire.errors import ApiError, invalid_request
+from app.wire.responses import ResolvedItem
+from tenants.records import Tenant
+
+
+async def create_conversation(request: Request) -> ASGIApp:
+    """`POST /v1/conversations`: a conversation, perhaps with its first items."""
+    service: Service = request.app.state.service
+    principal = await authenticate(service.stores.tenants, request)
+    body = await read_message(request, ConversationBody, service, principal)
+    async with service.generations.counted(principal):
+        items = await _kept(service, principal.tenant, body.items or [])
+        conversation_id, conversation = await service.conversations.create(
+            principal.tenant, items, body.metadata or {}
+        )
+    return json_response(conversation.shown(conversation_id))
+
+
+async def get_conversation(request: Request) -> ASGIApp:
+    """`GET /v1/conversations/{conversation_id}`."""
+    conversation_id = request.path_params["conversation_id"]
+    return json_response((await _found(request)).shown(conversation_id))
+
+
+async def update_conversation(request: Request) -> ASGIApp:
+    """`POST /v1/conversations/{conversation_id}`: with other metadata from now on."""
+    service: Service = request.app.state.service
+    principal = await authenticate(service.stores.tenants, request)
+    body = await read_message(request, MetadataBody, service, principal)
+    conversation_id = request.path_params["conversation_id"]
+    async with service.generations.counted(principal):
+        changed = await service.conversations.edit(
+            principal.tenant,
+            conversation_id,
+            lambda old: msgspec.structs.replace(old, metadata=body.metadata or {}),
+        )
+    return json_response(changed.shown(conversation_id))
+
+
+async def delete_conversation(request: Request) -> ASGIApp:
+    """`DELETE /v1/conversations/{conversation_id}`: it is forgotten with its items."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    conversation_id = request.path_params["conversation_id"]
+    await service.conversations.delete(tenant.id, conversation_id)
+    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+async def add_items(request: Request) -> ASGIApp:
+    """`POST /v1/conversations/{conversation_id}/items`: more items at its end."""
+    service: Service = request.app.state.service
+    principal = await authenticate(service.stores.tenants, request)
+    refuse_others(take_include(request.query_params.multi_items()))
+    body = await read_message(request, ItemsBody, service, principal)
+    conversation_id = request.path_params["conversation_id"]
+    async with service.generations.counted(principal):
+        items = await _kept(service, principal.tenant, body.items)
+        before: set[str] = set()
+
+        def add(old: Conversation) -> Conversation:
+            new = old.with_items(items)
+            before.clear()
+            before.update(old.items)
+            if len(new.items) > MAX_ITEMS or new.num_bytes > service.bounds.max_body_bytes:
+                message = "This conversation has no room for these items."
+                raise invalid_request(message, "items")
+            return new
+
+        new = await service.conversations.edit(principal.tenant, conversation_id, add)
+    return json_response(_list_of([one for one in new.items.items() if one[0] not in before]))
+
+
+async def list_items(request: Request) -> ASGIApp:
+    """`GET /v1/conversations/{conversation_id}/items`: newest first, unless asked otherwise."""
+    query = take_page(take_include(request.query_params.multi_items()))
+    conversation = await _found(request)
+    listed = page(query, [{"id": item_id} for item_id in conversation.items])
+    shown = [(one["id"], conversation.items[one["id"]]) for one in listed["data"]]
+    return json_response(_list_of(shown, has_more=listed["has_more"]))
+
+
+async def get_item(request: Request) -> ASGIApp:
+    """`GET /v1/conversations/{conversation_id}/items/{item_id}`."""
+    refuse_others(take_include(request.query_params.multi_items()))
+    conversation, item_id = await _found(request), request.path_params["item_id"]
+    if item_id not in conversation.items:
+        raise _no_item(item_id)
+    return json_response(conversation.items[item_id])
+
+
+async def delete_item(request: Request) -> ASGIApp:
+    """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`: the conversation without it."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    conversation_id = request.path_params["conversation_id"]
+    item_id = request.path_params["item_id"]
+
+    def remove(old: Conversation) -> Conversation:
+        if item_id not in old.items:
+            raise _no_item(item_id)
+        return old.without_item(item_id)
+
+    changed = await service.conversations.edit(tenant, conversation_id, remove)
+    return json_response(changed.shown(conversation_id))
+
+
+async def _found(request: Request) -> Conversation:
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    return await service.conversations.load(tenant.id, request.path_params["conversation_id"])
+
+
+async def _kept(service: Service, tenant: Tenant, items: Sequence[ResolvedItem]) -> list[KeptItem]:
+    """New items as they are kept; a worker makes those of a long body."""
+
+    def work() -> list[KeptItem]:
+        return kept_items(listed_items(secrets.token_hex(16), items))
+
+    return await service.workers.run(tenant.id, work) if items else []
+
+
+def _list_of(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
+    shown = {
+        "object": "list",
+        "data": [msgspec.Raw(item) for _, item in items],
+        "first_id": items[0][0] if items else None,
+        "last_id": items[-1][0] if items else None,
+        "has_more": has_more,
+    }
+    return msgspec.json.encode(shown)
+
+
+def _no_item(item_id: str) -> ApiError:
+    message = f"There is no item '{item_id}' in this conversation."
+    return ApiError(404, message, code="item_not_found", param="item_id")

@@ -1,0 +1,107 @@
+"""Stored chat completions: `GET /v1/chat/completions`, and one of them by its id."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from app.auth import authenticate
+from app.chat.stored import Wanted
+from app.context import Service
+from app.routes.queries import not_listed, page, take_page
+from app.transport.http import json_response, read_message
+from app.wire.conversations import MetadataBody
+
+_METADATA = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+
+
+async def list_completions(request: Request) -> ASGIApp:
+    """`GET /v1/chat/completions`: oldest first, unless asked otherwise.
+
+    The query is `model`, `metadata[KEY]`, `limit`, `order` and `after`. All that the tenant has
+    stored may have to be looked at, so that a list counts as a request.
+    """
+    service: Service = request.app.state.service
+    principal = await authenticate(service.stores.tenants, request)
+    wanted, rest = _take_wanted(request.query_params.multi_items())
+    query = take_page(rest, "asc")
+    async with service.generations.counted(principal):
+        found = await service.completions.listed(
+            principal.tenant.id,
+            wanted,
+            query.after,
+            newest_first=query.newest_first,
+            limit=query.limit,
+        )
+    if found is None:
+        raise not_listed(query.after or "")
+    shown, has_more = found
+    ids = [msgspec.json.decode(one, type=_Identified).id for one in (*shown[:1], *shown[-1:])]
+    ends = {"first_id": ids[0], "last_id": ids[-1]} if ids else {"first_id": None, "last_id": None}
+    document = {"object": "list", "data": shown, "has_more": has_more} | ends
+    return json_response(msgspec.json.encode(document))
+
+
+async def get_completion(request: Request) -> ASGIApp:
+    """`GET /v1/chat/completions/{completion_id}`."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    kept = await service.completions.load(tenant.id, request.path_params["completion_id"])
+    return json_response(bytes(kept.shown))
+
+
+async def update_completion(request: Request) -> ASGIApp:
+    """`POST /v1/chat/completions/{completion_id}`: with other metadata from now on."""
+    service: Service = request.app.state.service
+    principal = await authenticate(service.stores.tenants, request)
+    body = await read_message(request, MetadataBody, service, principal)
+    completion_id = request.path_params["completion_id"]
+    async with service.generations.counted(principal):
+        kept = await service.completions.update(
+            principal.tenant, completion_id, body.metadata or {}
+        )
+    return json_response(bytes(kept.shown))
+
+
+async def delete_completion(request: Request) -> ASGIApp:
+    """`DELETE /v1/chat/completions/{completion_id}`."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    completion_id = request.path_params["completion_id"]
+    await service.completions.delete(tenant.id, completion_id)
+    deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
+    return json_response(deleted)
+
+
+async def list_messages(request: Request) -> ASGIApp:
+    """`GET /v1/chat/completions/{completion_id}/messages`: those of its request, first to last."""
+    service: Service = request.app.state.service
+    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    query = take_page(request.query_params.multi_items(), "asc")
+    kept = await service.completions.load(tenant.id, request.path_params["completion_id"])
+
+    def work() -> bytes:
+        return msgspec.json.encode(page(query, msgspec.json.decode(kept.messages)))
+
+    return json_response(await service.workers.run(tenant.id, work))
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+def _take_wanted(query: list[tuple[str, str]]) -> tuple[Wanted, list[tuple[str, str]]]:
+    """What a query filters by, and the rest of it."""
+    model, metadata, rest = None, {}, []
+    for name, value in query:
+        matched = _METADATA.fullmatch(name)
+        if matched is not None:
+            metadata[matched[1]] = value
+        elif name == "model":
+            model = value
+        else:
+            rest.append((name, value))
+    return Wanted(model, metadata), rest
