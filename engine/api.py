@@ -15,7 +15,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `temperature == 0` means greedy. `max_tokens == 0` computes the prompt and generates nothing,
     which is how a prompt is warmed. Before `min_tokens` no stop token is chosen. `logprobs` is the
     number of alternatives reported beside the chosen token (0: only the chosen token's own), `None`
-    for no log-probabilities.
+    for no log-probabilities. `prompt_logprobs` is the same for the prompt's tokens behind the
+    first: blocks of the cache tell none, so all of these tokens are computed.
     """
 
     max_tokens: int
@@ -29,6 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
@@ -98,14 +100,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     `generated` holds, by sequence, output tokens that an earlier run of the same request has
     delivered already (empty: none): generation goes on behind them exactly as if it had never
     stopped, `max_tokens` and penalties included; `cached_tokens` is what that run has reported.
+    `num_scored` is for how many of the prompt's tokens it has delivered log-probabilities.
     Sequences that were over already are `ended`: they are neither computed nor reported again.
     With a `grammar` only tokens are drawn that one of its outputs may go on with, and end tokens
     only behind a whole one. With `cache` off it neither finds blocks nor leaves any. `pin` names a
     prompt (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`. Of a tenant's
     requests, those of higher `priority` are served first; between tenants it says nothing.
-
-    The output begins with `forced`, whatever the scores say, and only behind it a stop token ends
-    it: so log-probabilities of a given text are computed, a step for each token.
     """
 
     request_id: str
@@ -120,10 +120,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     generated: list[list[int]] = []
     ended: tuple[int, ...] = ()
     cached_tokens: int | None = None
+    num_scored: int = 0
     cache: bool = True
     pin: str | None = None
     priority: int = 0
-    forced: list[int] = []
 
     @property
     def num_outputs(self) -> int:
@@ -152,6 +152,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
+class PromptLogprobs(TokenLogprobs, frozen=True):
+    """Those of one token of a prompt, which is the `rank`-th likeliest in its place."""
+
+    rank: int
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of sequence `index` of a request; its last delta carries `finish_reason`.
 
@@ -162,13 +168,15 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A stop token is delivered like any other: it is the last of `token_ids` when
     `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
-    their blocks were found in the cache when the request was first admitted.
+    their blocks were found in the cache when the request was first admitted. `prompt_logprobs`
+    come in deltas of their own, in the prompt's order and before its first output.
     """
 
     request_id: str
     index: int = 0
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[PromptLogprobs] = []
     finish_reason: FinishReason | None = None
     score: float | None = None
     searched_tokens: int = 0

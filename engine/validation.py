@@ -34,8 +34,10 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("logit_bias names token ids outside the vocabulary", "logit_bias")
     if not 0 <= sampling.top_k <= _MAX_TOP_K:
         raise RequestRefused(f"top_k must be 0 ... {_MAX_TOP_K}", "top_k")
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs < info.vocab_size:
-        raise RequestRefused("logprobs is out of range", "logprobs")
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(sampling, field)
+        if wanted is not None and not 0 <= wanted < info.vocab_size:
+            raise RequestRefused(f"{field} is out of range", field)
     if not 0 < request.share.weight < math.inf:
         raise RequestRefused("a tenant's weight must be more than 0", "share")
     if request.pin is not None and (
@@ -45,7 +47,6 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     _check_lines(request, info)
     _check_grammar(request, info)
     _check_generated(request, info)
-    _check_forced(request, info)
     total = len(prompt) + sampling.max_tokens
     if total > info.max_context_tokens:
         raise RequestRefused(
@@ -118,19 +119,6 @@ def _check_lines(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("beams have a score instead of log-probabilities", "logprobs")
 
 
-def _check_forced(request: EngineRequest, info: EngineInfo) -> None:
-    """Whether an output can begin so."""
-    forced = request.forced
-    if not forced:
-        return
-    if not 0 <= min(forced) <= max(forced) < info.vocab_size:
-        raise RequestRefused("the output cannot begin with tokens that there are not", "forced")
-    if request.num_lines > 1:
-        raise RequestRefused("only a single output can have a given beginning", "forced")
-    if len(forced) > request.sampling.max_tokens:
-        raise RequestRefused("the output cannot be shorter than its beginning", "max_tokens")
-
-
 def excess_of(grammar: Grammar) -> str | None:
     """The bound that a grammar's source is beyond, if it is beyond one."""
     if len(grammar.source.encode()) > MAX_GRAMMAR_BYTES:
@@ -157,8 +145,6 @@ def _check_grammar(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("beams are not held to a grammar", "grammar")
     if request.sampling.min_tokens:
         raise RequestRefused("what has a grammar ends where that says", "min_tokens")
-    if request.forced:
-        raise RequestRefused("what has a grammar begins as that says", "forced")
     if not set(info.eos_token_ids) <= set(request.sampling.stop_token_ids):
         raise RequestRefused("the model's end tokens must stop what has a grammar", "grammar")
 
@@ -172,10 +158,12 @@ def _check_generated(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("a beam search starts from its prompt", "generated")
     if set(request.ended) >= set(range(request.num_outputs)):
         raise RequestRefused("every sequence has ended already", "ended")
+    if not 0 <= request.num_scored < len(request.prompt):
+        raise RequestRefused("num_scored is not within the prompt", "num_scored")
     for tokens in request.generated:
         if len(tokens) > sampling.max_tokens:
             raise RequestRefused("generated holds more than max_tokens tokens", "generated")
         if any(not 0 <= token < info.vocab_size for token in tokens):
             raise RequestRefused("generated holds token ids outside the vocabulary", "generated")
-        if any(token in sampling.stop_token_ids for token in tokens[len(request.forced) : -1]):
+        if any(token in sampling.stop_token_ids for token in tokens[:-1]):
             raise RequestRefused("generated goes on behind a stop token", "generated")

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from app.generate.generation import Generation
 from app.generate.lines import Line, Piece
@@ -137,6 +137,7 @@ class Completion:
             ],
             usage=self._usage(),
             service_tier=self._tier,
+            prompt_logprobs=self._prompt_logprobs(),
         )
 
     def _choice(self, index: int, line: Line, logprobs: list[EncodedLogprob]) -> Choice:
@@ -175,6 +176,12 @@ class Completion:
 
     def _call_id(self, line: Line, number: int) -> str:
         return made_id("call_", self._generation.request.request_id, line.index, number)
+
+    def _prompt_logprobs(self) -> list[EncodedLogprob | None] | UnsetType:
+        """As vLLM tells them: nothing foretells the first token."""
+        if self._generation.request.sampling.prompt_logprobs is None:
+            return UNSET
+        return [None, *self._generation.prompt_logprobs]
 
     def _logprobs(self, logprobs: list[EncodedLogprob]) -> ChoiceLogprobs | None:
         return ChoiceLogprobs(content=logprobs) if self._shows_logprobs else None

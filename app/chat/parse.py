@@ -44,6 +44,8 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
     if body.metadata and not body.store:
         raise invalid_request("'metadata' needs 'store': true: nothing else is kept.", "metadata")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid_request("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
     candidates = _sampled(body) if body.num_beams is None else _searched(body, body.num_beams)
     functions = [tool.function for tool in body.tools or ()]
     tools = asked_tools(functions, body.tool_choice, body.parallel_tool_calls)
@@ -59,6 +61,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         model=body.model,
         max_tokens=getattr(body, maximum),
         logprobs=body.top_logprobs or 0 if body.logprobs or candidates.ranks else None,
+        prompt_logprobs=body.prompt_logprobs,
         constraint=_constraint(body, tools),
         candidates=candidates,
         tools=tools,

@@ -20,8 +20,10 @@ def generation_requests(body: CompletionBody) -> list[GenerationRequest]:
         raise invalid_request("'stream_options' needs 'stream': true.", "stream_options")
     if body.stream and len(body.prompts) > 1:
         raise invalid_request("Only the answer to a single prompt can be streamed.", "stream")
-    if body.scores and candidates.num_sequences > 1:
-        raise invalid_request("'echo' with 'logprobs' goes with one answer.", candidates.field)
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid_request("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
+    if body.scored is not None and candidates.num_sequences > 1:
+        raise invalid_request("Scores of a prompt go with one answer.", candidates.field)
     request_id = f"cmpl-{secrets.token_hex(16)}"
     return [
         GenerationRequest(
@@ -37,7 +39,7 @@ def generation_requests(body: CompletionBody) -> list[GenerationRequest]:
             logprobs=0 if body.logprobs is None and candidates.ranks else body.logprobs,
             candidates=candidates,
             raw=prompt,
-            scores=body.scores,
+            prompt_logprobs=body.scored,
         )
         for index, prompt in enumerate(body.prompts)
     ]

@@ -83,15 +83,23 @@ class CompletionRun:
         """Raises `ApiError` where the answers to all prompts have more log-probabilities together
         than one may have, before any of them costs a step.
         """
-        if self._body.logprobs is None or len(self._requests) == 1:
+        if len(self._requests) == 1 or self._body.logprobs is self._body.scored is None:
             return
-        if self._body.scores:
+        if self._body.scored is not None:
             await self._tokenize()
-        most = MAX_LOGPROBS // (1 + self._body.logprobs)
-        told = sum(map(_told_tokens, self._requests))
-        if told > most:
-            message = f"All answers with so many log-probabilities may have {most} tokens together"
+        told = sum(map(self._num_logprobs, self._requests))
+        if told > MAX_LOGPROBS:
+            message = f"All answers may have {MAX_LOGPROBS} log-probabilities together"
             raise invalid_request(f"{message}; {told} were asked for.", "prompt")
+
+    def _num_logprobs(self, request: GenerationRequest) -> int:
+        """Those of its prompt and its answers, at most."""
+        body, told = self._body, 0
+        if body.scored is not None:
+            told += len(request.raw or ()) * (1 + body.scored)
+        if body.logprobs is not None:
+            told += request.candidates.width * (request.max_tokens or 0) * (1 + body.logprobs)
+        return told
 
     async def _tokenize(self) -> None:
         """Have all prompts as ids. Texts count as one request more: much may have to be read."""
@@ -148,7 +156,7 @@ class CompletionRun:
             return "", ""
         template, tenant = self._service.template, self._principal.tenant.id
         first = await template.text_of(tenant, ids[:1], request.names.items)
-        if isinstance(request.raw, str) and not request.scores:
+        if isinstance(request.raw, str) and not self._body.echoes_scores:
             return request.raw, first
         return await template.text_of(tenant, ids, request.names.items), first
 
@@ -165,7 +173,7 @@ class CompletionRun:
 
     def _usage(self) -> ChatUsage:
         generations = [answer.generation for answer in self._answers]
-        prompt = sum(one.prompt_tokens for one in generations)
+        prompt = sum(len(one.request.prompt) for one in generations)
         output = sum(one.output_tokens for one in generations)
         cached = sum(one.cached_tokens for one in generations)
         return ChatUsage(
@@ -179,9 +187,3 @@ class CompletionRun:
         for answer in answers:
             outcome = answer.generation.outcome or "cancelled"
             self._service.metrics.requests.labels("completions", outcome).inc()
-
-
-def _told_tokens(request: GenerationRequest) -> int:
-    """Tokens that have log-probabilities, at most."""
-    scored = len(request.raw or ()) if request.scores else 0
-    return request.candidates.width * (scored + (request.max_tokens or 0))

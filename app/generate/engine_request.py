@@ -9,7 +9,7 @@ import msgspec
 
 from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt
-from app.wire.common import SamplingFields, Tier
+from app.wire.common import Tier
 from app.wire.errors import ContextExceeded, invalid_request
 from engine.api import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
 from engine.blocks.hashing import derive_key
@@ -38,16 +38,13 @@ def engine_request(
     """
     tenant, candidates = principal.tenant, request.candidates
     max_tokens = _output_budget(len(prompt.ids), request, default_max_tokens, info, tenant.limits)
-    scored = prompt.ids[1:] if request.scores else []
-    sampling = _sampling_params(
-        request.sampling, info, max_tokens + len(scored), request.logprobs, len(scored)
-    )
+    sampling = _sampling_params(request, info, max_tokens)
     if candidates.beam is not None:
         sampling = msgspec.structs.replace(sampling, temperature=0.0)
     asked = EngineRequest(
         request_id=request.id,
         tenant=tenant.id,
-        prompt=prompt.ids[:1] if request.scores else prompt.ids,
+        prompt=prompt.ids,
         namespaces=_namespaces(principal, prompt, _private_key(tenant, request, prompt)),
         sampling=sampling,
         share=tenant_share(tenant),
@@ -56,7 +53,6 @@ def engine_request(
         beam=candidates.beam,
         grammar=None if request.constraint is None else request.constraint.grammar,
         priority=_PRIORITIES[request.sampling.tier],
-        forced=scored,
     )
     check_request(asked, info)
     return asked
@@ -170,14 +166,15 @@ def _longest(request: GenerationRequest, limits: TenantLimits, prompt_tokens: in
 
     Raises `ApiError` where a prompt alone has more of these.
     """
-    told = None
+    left, told = MAX_LOGPROBS, None
+    if request.prompt_logprobs is not None:
+        left -= prompt_tokens * (1 + request.prompt_logprobs)
+        if left < 0:
+            most = MAX_LOGPROBS // (1 + request.prompt_logprobs)
+            message = f"A prompt with so many log-probabilities may have {most} tokens"
+            raise invalid_request(f"{message}; it has {prompt_tokens}.", request.names.items)
     if request.logprobs is not None:
-        told = max(1, MAX_LOGPROBS // (request.candidates.width * (1 + request.logprobs)))
-        if request.scores:
-            if prompt_tokens > told:
-                message = f"A prompt with so many log-probabilities may have {told} tokens"
-                raise invalid_request(f"{message}; it has {prompt_tokens}.", request.names.items)
-            told -= prompt_tokens
+        told = left // (request.candidates.width * (1 + request.logprobs))
     return min((most for most in (limits.output_tokens, told) if most is not None), default=None)
 
 
@@ -193,13 +190,10 @@ def _room(prompt_tokens: int, sequences: int, info: EngineInfo, limits: TenantLi
 
 
 def _sampling_params(
-    fields: SamplingFields,
-    info: EngineInfo,
-    max_tokens: int,
-    logprobs: int | None,
-    num_scored: int,
+    request: GenerationRequest, info: EngineInfo, max_tokens: int
 ) -> SamplingParams:
     """How the engine samples. Raises `ApiError` for token ids outside the vocabulary."""
+    fields = request.sampling
     extra_stops = tuple(fields.stop_token_ids or ())
     for index, token_id in enumerate(extra_stops):
         _check_token(token_id, info, f"stop_token_ids[{index}]")
@@ -208,7 +202,7 @@ def _sampling_params(
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=(fields.min_tokens or 0) + num_scored,
+        min_tokens=fields.min_tokens or 0,
         temperature=or_default(fields.temperature, 1.0),
         top_p=or_default(fields.top_p, 1.0),
         top_k=fields.top_k or 0,
@@ -217,7 +211,8 @@ def _sampling_params(
         frequency_penalty=or_default(fields.frequency_penalty, 0.0),
         repetition_penalty=or_default(fields.repetition_penalty, 1.0),
         logit_bias=_logit_bias(fields.logit_bias or {}, info),
-        logprobs=logprobs,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
         seed=seed,
         stop_token_ids=tuple(dict.fromkeys((*eos, *extra_stops))),
     )

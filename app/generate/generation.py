@@ -15,16 +15,19 @@ from app.generate.admission import Ticket
 from app.generate.answer_reader import AnswerReader
 from app.generate.lines import Line, LineEnd, Piece
 from app.generate.logprob_room import LogprobRoom
+from app.generate.logprobs import TokenTexts
 from app.prompt.conversation import Prompt
 from app.prompt.tools import Tools
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from app.wire.events import EncodedLogprob
-from engine.api import EngineRequest, TokenDelta
+from engine.api import EngineRequest, PromptLogprobs, TokenDelta
 from engine.client import EngineClient, EngineError
 
 Interruption = Literal["cancelled", "suspended", "error"]
 Outcome = LineEnd | Interruption
+_AT_ONCE = 128
+"""Log-probabilities that are described without letting others go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +79,12 @@ class Generation:
                 request.generated_by(index),
                 asked.held,
                 new_reader(asked.tools),
-                len(request.forced),
             )
             for index in range(request.num_outputs)
         ]
+        self.prompt_logprobs: list[EncodedLogprob] = []
+        """Of the prompt's tokens behind the first, where they are asked for."""
+        self._texts = TokenTexts(tokenizer)
         self.cached_tokens = asked.cached_tokens
         self.failure: ApiError | None = None
         self.stop = asked.stop
@@ -124,13 +129,7 @@ class Generation:
         """Tokens of all lines so far; of a search, those of all its beams."""
         if self.request.beam is not None:
             return self._searched_tokens
-        given = len(self.request.forced)
-        return sum(max(0, len(line.output_ids) - given) for line in self.lines)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, scored or not."""
-        return len(self.request.prompt) + len(self.request.forced)
+        return sum(len(line.output_ids) for line in self.lines)
 
     def end_with(self, presence: AbstractContextManager[None]) -> None:
         """Enter `presence`, and leave it at the end, when the engine no longer runs this."""
@@ -232,7 +231,7 @@ class Generation:
         output = self.output_tokens - self.request.num_generated
         owes_prompt = output > 0 or not (self._engine_failed or self.outcome == "suspended")
         first = owes_prompt and not self.request.num_generated
-        prompt = self.prompt_tokens if first else 0
+        prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
         self._metrics.count_tokens(prompt, cached, output)
         await self.ticket.settle(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
@@ -277,6 +276,9 @@ class Generation:
             self.ticket.first_token()
             # A search whose engine has died begins anew, and is paid for once.
             self._searched_tokens = max(self._searched_tokens, delta.searched_tokens)
+        if delta.prompt_logprobs:
+            await self._score(delta.prompt_logprobs)
+            return []
         line = self.lines[delta.index]
         if line.end is not None:
             return []
@@ -290,6 +292,20 @@ class Generation:
         elif line.end is not None and delta.finish_reason is None and self.outcome is None:
             await self._engine.abort(self.request.request_id, line.index)
         return pieces
+
+    async def _score(self, logprobs: Sequence[PromptLogprobs]) -> None:
+        """Keep log-probabilities of the prompt's next tokens, in turns of a millisecond or two."""
+        step = max(1, _AT_ONCE // (1 + (self.request.sampling.prompt_logprobs or 0)))
+        for start in range(0, len(logprobs), step):
+            first = 1 + len(self.prompt_logprobs)
+            part = logprobs[start : start + step]
+            ids = self.request.prompt[first : first + len(part)]
+            encoded = list(map(self._texts.describe_prompt, ids, part))
+            self.prompt_logprobs += encoded
+            self.keep(encoded)
+            if self._interruption is not None:
+                return
+            await asyncio.sleep(0)
 
     def _observe_latency(self, delta: TokenDelta) -> None:
         now, before = perf_counter(), self._last_tokens.get(delta.index)

@@ -56,8 +56,8 @@ class Line:
 
     `output_ids` and `outputs` grow until `end` is set. `generated` and `held` are what an earlier
     stream of the same line was left with. `score` is what a beam search gives its hypothesis. A
-    `reader` finds the calls in the text. The first `num_given` tokens are the prompt's: they have
-    log-probabilities, and no text; then a stop token has some as well.
+    `reader` finds the calls in the text. Behind a prompt that has log-probabilities a stop token
+    has some as well.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class Line:
         generated: Sequence[int] = (),
         held: Sequence[EncodedLogprob] = (),
         reader: AnswerReader | None = None,
-        num_given: int = 0,
     ) -> None:
         self.index = index
         self.output_ids = list(generated)
@@ -80,12 +79,11 @@ class Line:
         self._texts = None if sampling.logprobs is None else TokenTexts(tokenizer)
         self._reader = reader
         shown = () if reader is None else reader.markers
-        self._detokenizer = Detokenizer(tokenizer, stop, sampling.min_tokens - num_given, shown)
-        self._num_given = num_given
+        self._detokenizer = Detokenizer(tokenizer, stop, sampling.min_tokens, shown)
         self._one_by_one = bool(stop) or sampling.logprobs is not None
         self._held: list[EncodedLogprob] = []
         self._logprob_sum = 0.0
-        told = self._detokenizer.push(generated[num_given:])
+        told = self._detokenizer.push(generated)
         if told:
             self._release(told)  # what an earlier stream has shown
         self._held = list(held)
@@ -119,8 +117,6 @@ class Line:
             self.output_ids.extend(ids)
             if delta.logprobs is not None and self._texts is not None:
                 self._note_logprobs(ids[0], delta, start, self._texts)
-            if len(self.output_ids) <= self._num_given:
-                continue
             text = self._detokenizer.push(ids)
             if text:
                 pieces += self._release(text)
@@ -131,8 +127,6 @@ class Line:
         if delta.finish_reason == "stop" or delta.finish_reason == "length":
             self.end, self.score = delta.finish_reason, delta.score
             pieces += self._last(self._detokenizer.finish())
-        elif self._held and len(self.output_ids) <= self._num_given:
-            pieces += self._release("")  # of a prompt nothing has to be held back
         return pieces
 
     def rest(self) -> list[Piece]:
@@ -147,7 +141,8 @@ class Line:
         self._logprob_sum += logprobs.logprob
         is_last = position == len(delta.token_ids) - 1
         is_stop = token_id in self._sampling.stop_token_ids
-        if delta.finish_reason == "stop" and is_last and is_stop and not self._num_given:
+        is_told = self._sampling.prompt_logprobs is not None
+        if delta.finish_reason == "stop" and is_last and is_stop and not is_told:
             return
         top = self._sampling.logprobs or 0
         self._held.append(texts.describe(token_id, logprobs, top))

@@ -98,8 +98,8 @@ class GenerationRequest:
     `None` for no log-probabilities. Of a conversation that is too long turns may be left out where
     it `truncates`.
 
-    A prompt that is no conversation is `raw`, a text or its token ids; `scores` has the
-    log-probabilities of its tokens told as well, behind the first.
+    A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
+    prompt's tokens, behind the first, what `logprobs` is for the answer's.
     """
 
     id: str
@@ -117,7 +117,7 @@ class GenerationRequest:
     logprobs: int | None = None
     truncates: bool = False
     raw: str | Sequence[int] | None = None
-    scores: bool = False
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)

@@ -16,6 +16,7 @@ from app.wire.common import (
     DeclinedList,
     Identifier,
     Metadata,
+    PromptLogprobsField,
     SamplingFields,
     Tier,
     Verbosity,
@@ -146,6 +147,7 @@ class ChatBody(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: PromptLogprobsField = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -260,6 +262,7 @@ class ChatCompletion(Sent, kw_only=True):
     choices: list[Choice]
     usage: ChatUsage
     service_tier: Tier
+    prompt_logprobs: list[msgspec.Raw | None] | UnsetType = UNSET
 
 
 class ChunkChoice(Sent, kw_only=True):

@@ -111,6 +111,8 @@ Declined = Annotated[Any, AfterValidator(declining())]
 
 DeclinedFlag = Annotated[Any, AfterValidator(declining(False))]
 DeclinedList = Annotated[Any, AfterValidator(declining([]))]
+PromptLogprobsField = Annotated[int, Field(ge=0, le=20)] | None
+"""vLLM's: alternatives to each of the prompt's tokens."""
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 EndUser = Annotated[str, StringConstraints(max_length=256)]
 """Whom a conversation belongs to; an empty one names nobody."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.chat import MAX_SEQUENCES, ChatUsage, FinishReason, StreamOptions
-from app.wire.common import Declined, Identifier, SamplingFields, declining
+from app.wire.common import Identifier, PromptLogprobsField, SamplingFields, declining
 from app.wire.events import Sent
 
 MAX_PROMPTS = 128
@@ -39,8 +39,9 @@ _Prompt = Annotated[
 class CompletionBody(SamplingFields):
     """The body of `POST /v1/completions`.
 
-    `echo` puts the prompt before each answer, and with `logprobs` scores its tokens, too; then
-    `max_tokens` may be 0.
+    `echo` puts the prompt before each answer, and with `logprobs` scores its tokens, too.
+    `prompt_logprobs` scores them as well, told as vLLM tells them. Scores may be all that is asked
+    for: then `max_tokens` may be 0.
     """
 
     model: Identifier
@@ -53,12 +54,12 @@ class CompletionBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     suffix: Annotated[Any, AfterValidator(declining(""))] = None
-    prompt_logprobs: Declined = None
+    prompt_logprobs: PromptLogprobsField = None
 
     @model_validator(mode="after")
     def _generates_or_scores(self) -> CompletionBody:
-        if self.max_tokens == 0 and not self.scores:
-            message = "'max_tokens' can be 0 only with 'echo' and 'logprobs'"
+        if self.max_tokens == 0 and self.scored is None:
+            message = "'max_tokens' can be 0 only with 'echo' and 'logprobs', or 'prompt_logprobs'"
             raise PydanticCustomError("invalid_value", message)
         return self
 
@@ -71,9 +72,15 @@ class CompletionBody(SamplingFields):
         return [ids] if ids else [one for one in self.prompt if not isinstance(one, int)]
 
     @property
-    def scores(self) -> bool:
-        """Whether the prompt's tokens have log-probabilities."""
+    def echoes_scores(self) -> bool:
+        """Whether the log-probabilities of an answer begin with those of the prompt's tokens."""
         return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def scored(self) -> int | None:
+        """The number of alternatives to each token of the prompt; `None` for no scores."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echoes_scores else None]
+        return max((number for number in asked if number is not None), default=None)
 
 
 class CompletionLogprobs(Sent, kw_only=True):
@@ -97,6 +104,7 @@ class CompletionChoice(Sent, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[msgspec.Raw | None] | UnsetType = UNSET
 
 
 class Completion(Sent, kw_only=True):

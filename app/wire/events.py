@@ -41,8 +41,16 @@ class TokenLogprob(TopLogprob, kw_only=True):
     top_logprobs: list[TopLogprob]
 
 
+class PromptLogprob(Sent, kw_only=True):
+    """A token in some place of a prompt, the `rank`-th likeliest there, as vLLM tells it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 EncodedLogprob = msgspec.Raw
-"""A `TokenLogprob` as JSON."""
+"""As JSON a `TokenLogprob`, or of a prompt a `PromptLogprob` for each token id."""
 
 
 class TextPart(Sent, kw_only=True):

@@ -58,14 +58,17 @@ class BatchBuilder:
         """Keys that a layer has not read again since the start, because they were grouped."""
 
     def build(self, plan: StepPlan) -> Batch:
-        """The batch of `plan`, with one logit row for each token that is drawn.
+        """The batch of `plan`, with a logit row for each token that is drawn, and then one for each
+        position that is scored.
 
         Where the host does not know a token, it is 0. A draft is packed like a sequence of its own
         that begins with the blocks of the one that it continues: a step that decodes stays one.
         """
         chunks = plan.chunks
-        firsts = zip(chunks, first_rows(plan), strict=True)
-        rows = [row for chunk, first in firsts for row in _drawing(chunk, first)]
+        firsts = first_rows(plan)
+        places = list(zip(chunks, firsts, strict=True))
+        rows = [row for chunk, first in places for row in _drawing(chunk, first)]
+        rows += [first + at - chunk.start for chunk, first in places for at in chunk.scored]
         parts = [part for chunk in chunks for part in self._parts(chunk)]
         batch = pack(parts, rows, self._block_size, self._device, self._group)
         return replace(batch, is_long=self._is_long(chunks))

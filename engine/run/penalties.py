@@ -28,8 +28,6 @@ Tokens = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float32]
 
 _SPARE = 16
-_CERTAIN = 1e30
-"""A bias that neither a score, a penalty nor noise makes up for, and that is a float32."""
 
 
 @dataclass(slots=True)
@@ -209,10 +207,8 @@ def biases(draws: abc.Sequence[Draw]) -> dict[int, tuple[Tokens, Numbers]]:
 
 
 def _bias(draw: Draw) -> dict[int, float]:
-    """The request's own, and what keeps an output from ending too soon, or gives its tokens."""
-    sampling, forced = draw.sequence.sampling, draw.sequence.request.forced
-    if draw.num_output_tokens < len(forced):
-        return {forced[draw.num_output_tokens]: _CERTAIN}
+    """The request's own, and what keeps an output from ending too soon."""
+    sampling = draw.sequence.sampling
     if draw.num_output_tokens >= sampling.min_tokens:
         return sampling.logit_bias
     return sampling.logit_bias | dict.fromkeys(sampling.stop_token_ids, -math.inf)

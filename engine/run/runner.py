@@ -7,7 +7,7 @@ the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from engine.run.graphs.pieces import PieceGraphs
 from engine.run.masks import Masks, RowMasks
 from engine.run.memory_errors import attempt
 from engine.run.penalties import Counts
+from engine.run.prompt_scores import PromptScores, score
 from engine.run.sampler import Draws, sample
 from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
@@ -40,6 +41,7 @@ class LaunchedStep:
 
     _plan: StepPlan
     _draws: Draws
+    _scores: PromptScores | None
     _watch: Stopwatch
     _copies: BlockCopies
     _costs: CostModel | None
@@ -49,12 +51,18 @@ class LaunchedStep:
 
         Raises `StepOutOfMemory` as `execute` does: a device may say so late.
         """
-        sampled = attempt(self._draws.result)
+        sampled = attempt(self._result)
         if self._costs is not None:
             self._copies.observe(self._costs)
             (seconds,) = self._watch.seconds()
             self._costs.observe_compute(self._plan.spans, seconds)
         return sampled
+
+    def _result(self) -> Sampled:
+        sampled = self._draws.result()
+        if self._scores is None:
+            return sampled
+        return replace(sampled, prompt_logprobs=self._scores.result())
 
 
 class ModelRunner:
@@ -117,11 +125,14 @@ class ModelRunner:
         newest, logits = self._compute(plan, host)
         self._copies.launched(touched)
         wanted = plan.draws
-        draws = sample(logits, wanted, newest, self._counts, self._allowed(wanted))
+        count = len(wanted)
+        allowed = self._allowed(wanted)
+        draws = sample(logits[:count], wanted, newest[:count], self._counts, allowed)
+        scores = score(logits[count:], plan.chunks) if len(logits) > count else None
         self._drawn = {draw.sequence: row for row, draw in enumerate(wanted)}
         self._draws = draws
         watch.mark()
-        return LaunchedStep(plan, draws, watch, self._copies, self._costs)
+        return LaunchedStep(plan, draws, scores, watch, self._copies, self._costs)
 
     def _allowed(self, draws: list[Draw]) -> RowMasks | None:
         """The masks of a step whose layers are in the device's queue.
@@ -143,7 +154,7 @@ class ModelRunner:
         return self._masks.of(draws, newest)
 
     def _compute(self, plan: StepPlan, host: Batch) -> tuple[Tensor, Tensor]:
-        """Of each row that draws in the batch of `plan`: the newest token, and the logits."""
+        """Of each row of `plan` that draws, and then that is scored: its token, and the logits."""
         model = self._model
         unknown = [
             (first, self._drawn[chunk.sequence])

@@ -71,7 +71,7 @@ class Draws:
             for k, (row, width) in enumerate(self._widths.items()):
                 best = zip(tokens[k][:width], values[k][:width], strict=True)
                 candidates[row] = list(best)
-        return Sampled(token_ids, logprobs, candidates, self._failures)
+        return Sampled(token_ids, logprobs, candidates, failures=self._failures)
 
 
 def sample(

@@ -198,7 +198,9 @@ def compute_admission(
             starts.append(Start(sequence, table.missing(len(tokens), 0), [], [], None, True))
             continue
         num_shared = _common_blocks(before, tokens, tiers.block_size)
-        starts.append(_start(sequence, num_shared, tiers, recovery))
+        # Cached blocks tell no scores; the last known token is never taken from the cache.
+        known = tokens[: group.num_scored + 1] if group.is_scoring else tokens
+        starts.append(_start(sequence, known, num_shared, tiers, recovery))
         num_new += table.missing(len(tokens), num_shared + len(starts[-1].hits))
         before = tokens
     writes = group.request.sampling.max_tokens > 0
@@ -207,10 +209,18 @@ def compute_admission(
     return ComputeAdmission(group, starts, num_new, num_forks if writes else 0, num_cached)
 
 
-def _start(sequence: Sequence, num_shared: int, tiers: Tiers, recovery: SwapOrRecompute) -> Start:
-    """What is found of a sequence behind the blocks that it shares with the one before it."""
+def _start(
+    sequence: Sequence,
+    known: list[int],
+    num_shared: int,
+    tiers: Tiers,
+    recovery: SwapOrRecompute,
+) -> Start:
+    """What is found of the tokens `known`, which a sequence begins with, behind the blocks that it
+    shares with the one before it.
+    """
     tokens, table = sequence.token_ids, sequence.table
-    hashes = table.prefix_hashes(tokens)[num_shared:]
+    hashes = table.prefix_hashes(known)[num_shared:]
     hits = tiers.pool.find(hashes)
     slots = tiers.host.find(hashes[len(hits) :])
     present = (num_shared + len(hits)) * tiers.block_size
@@ -220,7 +230,7 @@ def _start(sequence: Sequence, num_shared: int, tiers: Tiers, recovery: SwapOrRe
     ):
         slots = []
     num_ready = num_shared + len(hits) + len(slots)
-    return Start(sequence, num_shared, hits, slots, table.partial_hit(tokens, num_ready))
+    return Start(sequence, num_shared, hits, slots, table.partial_hit(known, num_ready))
 
 
 def _common_blocks(one: list[int], other: list[int], block_size: int) -> int:

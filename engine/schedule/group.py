@@ -57,6 +57,8 @@ class SequenceGroup:
     """What the sequences are the live beams of, in its order."""
     candidates: dict[Sequence, list[Candidate]] = field(default_factory=dict)
     """The next tokens of beams that wait for the other ones to be computed."""
+    num_scored: int = 0
+    """Of the prompt's log-probabilities that are to be told: how many are known, the first ones."""
     num_searched: int = 0
     """Tokens by which all beams have grown, those that were dropped included."""
     saved: Saved | None = None
@@ -77,6 +79,7 @@ class SequenceGroup:
         indices = [i for i in range(request.num_sequences) if i not in request.ended]
         sequences = [Sequence(request, new_table(), index, grammar) for index in indices]
         group = cls(request, sequences, arrival, is_charged=request.num_generated > 0)
+        group.num_scored = request.num_scored
         if request.beam is not None:
             sampling = request.sampling
             group.search = BeamSearch(request.beam, sampling.max_tokens, sampling.stop_token_ids)
@@ -96,6 +99,19 @@ class SequenceGroup:
     def place(self) -> tuple[int, int]:
         """Its place among its tenant's requests: those of higher priority come before it."""
         return -self.request.priority, self.arrival
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be told."""
+        wanted = self.request.sampling.prompt_logprobs is not None
+        return wanted and self.num_scored < len(self.request.prompt) - 1
+
+    def scored(self, start: int, count: int) -> range:
+        """Which of so many positions from `start` on tell a log-probability of the prompt."""
+        if not self.is_scoring:
+            return range(0)
+        first, last = max(start, self.num_scored), len(self.request.prompt) - 1
+        return range(first, max(first, min(start + count, last)))
 
     @property
     def unfinished(self) -> list[Sequence]:

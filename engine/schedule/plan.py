@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.api import TokenLogprobs
+from engine.api import PromptLogprobs, TokenLogprobs
 from engine.blocks.transfers import Transfers
 from engine.schedule.beam import Candidate
 from engine.schedule.sequence import Sequence
@@ -22,6 +22,8 @@ class ScheduledChunk:
     drafts: tuple[int, ...] = ()
     """What may follow the newest token of a sequence that draws alone: computed in rows of their
     own, each of which draws what follows it."""
+    scored: range = range(0)
+    """Its positions whose scores tell the log-probability of the prompt's next token."""
 
     @property
     def is_unknown(self) -> bool:
@@ -118,14 +120,20 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     """By row; the token of such a row is its first candidate."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """One for each scored position of a plan's chunks, in their order."""
     failures: dict[int, str] = field(default_factory=dict)
     """By row, why no token could be drawn: a grammar is at a loss. What is drawn there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a step means to a sequence: new tokens, its end, or that its beams have grown."""
+    """What a step means to a sequence: new tokens, its end, that its beams have grown, or
+    log-probabilities of its prompt.
+    """
 
     sequence: Sequence
     rows: range = range(0)
     """Of what was drawn: its new tokens."""
+    scored: range = range(0)
+    """Of what was told of prompts: its own's."""

@@ -72,7 +72,7 @@ class PrefillPlanner:
         """
         running = self._lifecycle.running
         step = Prefill(decoding)
-        room = Room.beside(decoding, self._lifecycle, self._budget.num_tokens, self._pace)
+        room = Room.beside(decoding, self._lifecycle, self._budget, self._pace)
         prefilling = [group for group in running.values() if group.prefill]
         passed: set[str] = set()
         planned: set[str] = set()  # who is part of the step keeps its place in it
@@ -104,7 +104,7 @@ class PrefillPlanner:
             prefilling.remove(group)
             while group.prefill and (share := room.share(group)) > 0:
                 step.chunks.append(_next_chunk(group, share))
-                room.spend(step.chunks[-1].count)
+                room.spend(step.chunks[-1].count, len(step.chunks[-1].scored))
         self._num_planned += room.num_spent
         step.is_preparing |= hashing.is_short
         return step
@@ -253,6 +253,8 @@ class PrefillPlanner:
         """
         if group.saved is not None:
             return sum(sequence.num_uncomputed for sequence in group.saved.prefill)
+        if group.is_scoring:
+            return group.num_tokens - group.num_scored
         tiers, sequence = self._lifecycle.tiers, group.unfinished[0]
         hashes = sequence.table.prefix_hashes(sequence.token_ids)
         num_found = bisect_left(
@@ -279,4 +281,5 @@ def _next_chunk(group: SequenceGroup, budget: int) -> ScheduledChunk:
     sequence = group.prefill[0]
     count = min(budget, sequence.num_uncomputed)
     start = sequence.compute(count)
-    return ScheduledChunk(sequence, start, count, group.take_prefilled())
+    scored = group.scored(start, count)
+    return ScheduledChunk(sequence, start, count, group.take_prefilled(), scored=scored)

@@ -6,7 +6,7 @@ from engine.blocks.pins import Pins
 from engine.schedule.beam import BeamSearch, Candidate
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.plan import News, Sampled, StepPlan
+from engine.schedule.plan import News, Sampled, ScheduledChunk, StepPlan
 from engine.schedule.sequence import Sequence
 from engine.schedule.speculation import Speculation
 
@@ -22,8 +22,12 @@ class Results:
     def take(self, plan: StepPlan, sampled: Sampled) -> list[News]:
         """Take over a step, all of which has been computed; see `Scheduler.commit`."""
         news: list[News] = []
-        row = 0
+        row = num_told = 0
         for chunk in plan.chunks:
+            told = range(num_told, num_told + len(chunk.scored))
+            num_told = told.stop
+            if told:
+                news += self._score(chunk, told)
             for sequence in chunk.samplers:
                 first, row = row, row + len(chunk.drafts) + 1
                 if sequence.finish_reason is not None:
@@ -82,6 +86,15 @@ class Results:
             if sequence.finish_reason is not None:
                 self._speculation.ended([sequence])
         return count
+
+    def _score(self, chunk: ScheduledChunk, told: range) -> list[News]:
+        """Take over a prompt's log-probabilities, told as those of a sequence that goes on."""
+        group = self._lifecycle.running.get(chunk.sequence.request_id)
+        if group is None or chunk.sequence not in group.sequences:
+            return []
+        assert chunk.scored.start == group.num_scored, "each is told once, and none is left out"
+        group.num_scored = chunk.scored.stop
+        return [News(group.unfinished[0], scored=told)]
 
     def _let_go(self, sequence: Sequence) -> None:
         """Let a finished sequence give its blocks back, unless it has, or they are still needed."""

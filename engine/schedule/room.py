@@ -9,6 +9,9 @@ from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.pace import Pace
 from engine.schedule.sequence import Sequence
+from engine.schedule.step_budget import StepBudget
+
+_FEWEST_ROWS = 16
 
 
 @dataclass(slots=True)
@@ -24,18 +27,22 @@ class Room:
     """Tenants whose sequences decode in the step."""
     is_owed: bool
     """Whether prompts have lately had more time than what decodes in the step."""
+    rows: int
+    """Tokens of prompts whose log-probabilities are told."""
     num_spent: int = 0
     """Tokens that prompts have taken."""
 
     @classmethod
     def beside(
-        cls, decoding: list[Sequence], lifecycle: Lifecycle, num_tokens: int, pace: Pace
+        cls, decoding: list[Sequence], lifecycle: Lifecycle, budget: StepBudget, pace: Pace
     ) -> Room:
-        """What a step of up to `num_tokens` has left beside what decodes.
+        """What a step has left beside what decodes.
 
-        Streams wait for it, or newcomers.
+        Streams wait for it, or newcomers. Scores over the whole vocabulary take much memory: there
+        is some for as many rows as sequences may decode.
         """
-        accounts, left = lifecycle.accounts, num_tokens - len(decoding)
+        accounts, left = lifecycle.accounts, budget.num_tokens - len(decoding)
+        rows = max(_FEWEST_ROWS, budget.num_sequences - len(decoding))
         streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
         short: int | None = None
         if decoding:
@@ -43,20 +50,22 @@ class Room:
         elif accounts.num_known > 1:
             short = pace.efficient_tokens
         short = left if short is None else min(left, short)
-        return cls(lifecycle, left, short, streams, bool(decoding) and pace.is_in_debt)
+        return cls(lifecycle, left, short, streams, bool(decoding) and pace.is_in_debt, rows)
 
     def share(self, group: SequenceGroup) -> int:
         """Tokens that a group's prompt may take of what is left."""
         account = self.lifecycle.account(group)
+        left = min(self.left, self.rows) if group.is_scoring else self.left
         is_waiting = group.request_id not in self.lifecycle.running
         if self.is_owed and self.lifecycle.fairness.must_pay(account, self.streams):
             return 0
         if self.lifecycle.fairness.may_draw_out(len(account.waiting) - is_waiting, self.streams):
-            return self.left
-        return min(self.left, self.short)
+            return left
+        return min(left, self.short)
 
-    def spend(self, num_tokens: int) -> None:
-        """So many tokens of prompts are computed."""
+    def spend(self, num_tokens: int, num_scored: int) -> None:
+        """So many tokens of prompts are computed, and of these so many scored."""
+        self.rows -= num_scored
         self.left -= num_tokens
         self.short -= num_tokens
         self.num_spent += num_tokens

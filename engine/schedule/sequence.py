@@ -105,10 +105,9 @@ class Sequence:
         A step that computes its KV may have been launched.
         """
         self.token_ids.append(token_id)
-        length = len(self.token_ids) - self.num_prompt_tokens
-        if token_id in self.sampling.stop_token_ids and length > len(self.request.forced):
+        if token_id in self.sampling.stop_token_ids:
             self.finish_reason = "stop"
-        elif length >= self.sampling.max_tokens:
+        elif len(self.token_ids) - self.num_prompt_tokens >= self.sampling.max_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             self.num_drawn = 0

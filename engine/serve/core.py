@@ -244,6 +244,13 @@ class EngineCore:
     def _delta(self, news: News, sampled: Sampled) -> TokenDelta:
         """What sampled tokens, or what a beam search has come to, are to their reader, counted."""
         sequence = news.sequence
+        if news.scored:
+            return TokenDelta(
+                request_id=sequence.request_id,
+                index=sequence.index,
+                prompt_logprobs=[sampled.prompt_logprobs[row] for row in news.scored],
+                cached_tokens=sequence.first_hit or 0,
+            )
         if sequence.sampling.max_tokens == 0:
             return _last_delta(sequence)
         if sequence.request.beam is not None and sequence.finish_reason is None:

@@ -30,6 +30,7 @@ class RunningStream:
         self._news: asyncio.Future[None] | None = None
         self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
         self._cached_tokens = request.cached_tokens
+        self._num_scored = request.num_scored
         self._open = set(range(request.num_outputs)).difference(request.ended)
         self._aborted: set[int] = set()
         self._num_searched = 0
@@ -72,6 +73,7 @@ class RunningStream:
         """Take over what an engine has produced."""
         if delta.index not in self._open:
             return
+        self._num_scored += len(delta.prompt_logprobs)
         if delta.token_ids:
             self._generated[delta.index] += delta.token_ids
             self._cached_tokens = delta.cached_tokens
@@ -121,6 +123,7 @@ class RunningStream:
             self._request,
             generated=[list(tokens) for tokens in self._generated] if self._has_begun else [],
             cached_tokens=self._cached_tokens,
+            num_scored=self._num_scored,
             ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
         )
 

@@ -13,6 +13,7 @@ from engine.api import (
     EngineInfo,
     EngineRequest,
     EngineStats,
+    PromptLogprobs,
     TenantStats,
     TokenDelta,
     TokenLogprobs,
@@ -186,6 +187,10 @@ class ScriptedEngine:
                 yield TokenDelta(request_id=rid, finish_reason="error", error="no room for the pin")
                 return
             self.pins[request.pin] = (request.tenant, hashes)
+        if sampling.prompt_logprobs is not None:
+            for part in self._scores(request):
+                await asyncio.sleep(0)
+                yield part
         if sampling.max_tokens == 0:
             yield TokenDelta(request_id=rid, finish_reason="length", cached_tokens=cached)
             return
@@ -219,6 +224,16 @@ class ScriptedEngine:
                 yield structs.replace(delta, cached_tokens=cached)
             if not lines:
                 return
+
+    def _scores(self, request: EngineRequest) -> list[TokenDelta]:
+        """Of a prompt, a delta for every hundred tokens."""
+        count, (_, *tokens) = request.sampling.prompt_logprobs or 0, request.prompt
+        top = [(other, -0.25 * rank) for rank, other in enumerate(range(count), 1)]
+        scores = [PromptLogprobs(-0.5, top, 21) for _ in tokens]
+        return [
+            TokenDelta(request_id=request.request_id, prompt_logprobs=scores[start : start + 100])
+            for start in range(0, len(scores), 100)
+        ]
 
     def _ended(self, request: EngineRequest, position: int) -> TokenDelta | None:
         """How the whole request ends here, if it does."""

@@ -13,7 +13,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from engine.api import BeamParams, EngineInfo, EngineRequest, Namespaces, SamplingParams
+from engine.api import (
+    BeamParams,
+    EngineInfo,
+    EngineRequest,
+    Namespaces,
+    PromptLogprobs,
+    SamplingParams,
+)
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.blocks.transfers import Transfers
@@ -48,6 +55,13 @@ def expected_output(prompt: list[int], max_tokens: int, index: int = 0) -> list[
     return history[len(prompt) :]
 
 
+def expected_scores(prompt: list[int]) -> list[PromptLogprobs]:
+    """What the simulated model says of a prompt's tokens behind the first."""
+    return [
+        PromptLogprobs(-next_token(prompt[:end]), [], prompt[end]) for end in range(1, len(prompt))
+    ]
+
+
 def candidates(history: list[int], count: int) -> list[Candidate]:
     """What the simulated model lists for a beam: any tokens, often the stop token among them."""
     rng = random.Random(next_token(history))
@@ -76,6 +90,8 @@ class Work(NamedTuple):
     draws: list[tuple[Sequence, Sequence, int, list[int], list[int]]]
     """Of each sampler: itself, whose row it draws from, behind how many tokens, its known tokens
     and its blocks."""
+    scores: list[tuple[list[int], list[int]]]
+    """Of each scored position: the tokens up to the one behind it, and the blocks."""
 
 
 class SimulatedRunner:
@@ -114,7 +130,12 @@ class SimulatedRunner:
             assert not chunk.drafts or (chunk.samplers == (one,) and one.num_uncomputed == 0)
             assert all(sampler.num_tokens == end for sampler in chunk.samplers)
             assert one.num_drawn == end - len(one.token_ids) or end < one.num_tokens
-        return Work(plan.transfers, writes, draws)
+        scores = [
+            (chunk.sequence.token_ids[: position + 2], chunk.sequence.table.blocks[:])
+            for chunk in plan.chunks
+            for position in chunk.scored
+        ]
+        return Work(plan.transfers, writes, draws, scores)
 
     def compute(self, work: Work) -> Sampled:
         """Needs the work alone: sequences tell whose token the step before has drawn, no more."""
@@ -147,7 +168,12 @@ class SimulatedRunner:
             tokens.append(next_token(history, sampler.index))
             drawn[sampler] = tokens[-1]
         self._newest = drawn
-        return Sampled(tokens, [None] * len(tokens), listed)
+        scores: list[PromptLogprobs] = []
+        for known_ids, blocks in work.scores:
+            history = self.memory[blocks].reshape(-1)[: len(known_ids) - 1].tolist()
+            assert history == known_ids[:-1], "the KV memory shows other tokens"
+            scores.append(PromptLogprobs(-next_token(history), [], known_ids[-1]))
+        return Sampled(tokens, [None] * len(tokens), listed, prompt_logprobs=scores)
 
 
 class LateRunner(SimulatedRunner):

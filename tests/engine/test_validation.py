@@ -32,9 +32,8 @@ from tests.engine.simulation import EOS, make_request, simulated_core
             "min_tokens",
         ),
         ({"sampling": SamplingParams(max_tokens=9, min_tokens=10)}, "min_tokens"),
-        ({"forced": [-1]}, "forced"),
-        ({"forced": [5], "num_sequences": 2}, "forced"),
-        ({"forced": [5] * 9}, "max_tokens"),
+        ({"sampling": SamplingParams(max_tokens=9, prompt_logprobs=-1)}, "prompt_logprobs"),
+        ({"num_scored": 6}, "num_scored"),
         (
             {"beam": BeamParams(num_beams=4), "sampling": SamplingParams(max_tokens=9)},
             "num_beams",

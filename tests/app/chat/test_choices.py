@@ -299,3 +299,19 @@ async def test_an_answer_is_as_long_as_all_of_them_can_be_at_once(world: World, 
     with pytest.raises(openai.BadRequestError) as refused:
         await complete(world, n=n, max_tokens=401)
     assert refused.value.param == "max_tokens"
+
+
+async def test_a_prompt_is_scored_once_for_all_answers(world: World) -> None:
+    completion = await complete(world, {"prompt_logprobs": 2}, n=2)
+    (request,) = world.engine.requests
+    first, *scores = completion.prompt_logprobs
+    assert first is None
+    assert [next(iter(one)) for one in scores] == list(map(str, request.prompt[1:]))
+    assert {len(one) for one in scores} <= {2, 3}
+    assert scores[0][str(request.prompt[1])]["rank"] == 21
+    assert completion.usage.prompt_tokens == len(request.prompt)
+    assert not hasattr(await complete(world), "prompt_logprobs")
+    for fields in ({"stream": True}, {"extra": {"prompt_logprobs": 21}}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await complete(world, **{"extra": {"prompt_logprobs": 1}} | fields)
+        assert refused.value.param == "prompt_logprobs"

@@ -73,18 +73,20 @@ async def test_a_stream_is_the_whole_in_parts(world: World) -> None:
 
 
 async def test_a_prompt_is_scored_token_by_token(world: World) -> None:
-    world.engine.answer = "nce!"  # what is forced, and one token more
+    world.engine.answer = "!"
     completion = await complete(world, echo=True, logprobs=2, max_tokens=1)
     [request] = world.engine.requests
-    assert (request.prompt, request.forced) == (ids(world, "O"), ids(world, "nce"))
-    assert request.sampling.max_tokens == 4
+    assert request.prompt == ids(world, "Once")
+    assert (request.sampling.max_tokens, request.sampling.prompt_logprobs) == (1, 2)
     [choice] = completion.choices
     assert choice.text == "Once!"
     assert choice.logprobs.tokens == list("Once!")
     assert choice.logprobs.token_logprobs == [None, -0.5, -0.5, -0.5, -0.5]
     assert choice.logprobs.text_offset == [0, 1, 2, 3, 4]
     assert choice.logprobs.top_logprobs[0] is None
-    assert [len(top) for top in choice.logprobs.top_logprobs[1:-1]] == [2, 2, 2]
+    assert [list(top.values()) for top in choice.logprobs.top_logprobs[1:-1]] == [
+        [-0.25, -0.5, -0.5]
+    ] * 3
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (4, 1)
     await world.metered("acme", 1, 5)
     scored = await complete(world, echo=True, logprobs=0, max_tokens=0)
@@ -94,6 +96,38 @@ async def test_a_prompt_is_scored_token_by_token(world: World) -> None:
     streamed = await complete(world, echo=True, logprobs=2, max_tokens=1, stream=True)
     tokens = [t for one in [c async for c in streamed] for t in one.choices[0].logprobs.tokens]
     assert tokens == list("Once!")
+
+
+async def test_a_prompt_is_scored_as_vllm_tells_it(world: World) -> None:
+    tokens, fields = ids(world, "Once"), {"prompt_logprobs": 3}
+    scored = await complete(world, max_tokens=0, extra_body=fields)
+    [choice] = scored.choices
+    assert choice.text == ""
+    first, *others = choice.prompt_logprobs
+    assert first is None
+    assert [next(iter(one)) for one in others] == list(map(str, tokens[1:])), "its own comes first"
+    own = {"logprob": -0.5, "rank": 21, "decoded_token": "n"}
+    assert next(iter(others[0].values())) == own
+    assert [one["rank"] for one in others[0].values()] == [21, 1, 2, 3]
+    both = await complete(world, max_tokens=0, echo=True, logprobs=1, extra_body=fields)
+    assert both.choices[0].prompt_logprobs == choice.prompt_logprobs
+    assert [len(top) for top in both.choices[0].logprobs.top_logprobs[1:]] == [2, 2, 2]
+    fewer = await complete(world, echo=True, logprobs=3, extra_body={"prompt_logprobs": 1})
+    assert [len(one) for one in fewer.choices[0].prompt_logprobs[1:]] == [2, 2, 2]
+    several = await complete(world, prompt=["ab", "cde"], max_tokens=0, extra_body=fields)
+    assert [len(one.prompt_logprobs) for one in several.choices] == [2, 3]
+
+
+async def test_a_long_prompt_is_told_in_parts(world: World) -> None:
+    text = "long " * 100
+    fields: dict[str, Any] = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 1}
+    whole = (await complete(world, **fields)).choices[0]
+    choices = [one.choices[0] async for one in await complete(world, **fields, stream=True)]
+    assert "".join(choice.text for choice in choices) == whole.text
+    assert [t for one in choices for t in one.logprobs.tokens] == whole.logprobs.tokens
+    offsets = [offset for one in choices for offset in one.logprobs.text_offset]
+    assert offsets == whole.logprobs.text_offset == list(range(len(whole.text)))
+    assert max(len(choice.logprobs.tokens) for choice in choices) < 100
 
 
 async def test_a_prompt_has_no_more_scores_than_an_answer(
@@ -147,7 +181,7 @@ async def test_what_is_large_is_made_json_beside_the_event_loop(
 
 
 async def test_what_ends_a_scored_answer_is_scored_as_well(world: World) -> None:
-    world.engine.answer = "nce"
+    world.engine.answer = ""
     completion = await complete(world, echo=True, logprobs=1, max_tokens=1)
     assert completion.choices[0].finish_reason == "stop"
     assert completion.choices[0].logprobs.tokens == [*"Once", "<|im_end|>"]
@@ -159,14 +193,17 @@ async def test_logprobs_without_a_prompt_are_the_answers(world: World) -> None:
     [choice] = (await complete(world, logprobs=1)).choices
     assert choice.logprobs.tokens == ["a", "b"]
     assert choice.logprobs.text_offset == [0, 1]
-    assert not world.engine.requests[-1].forced
+    assert world.engine.requests[-1].sampling.prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"suffix": "x"}, "suffix"),
-        ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": -1}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 1}, "best_of": 2}, "best_of"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [65, "x"]}, "prompt[1]"),

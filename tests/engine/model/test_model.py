@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.api import EngineError, SamplingParams, TokenLogprobs, UnsupportedModel
+from engine.api import EngineError, SamplingParams, UnsupportedModel
 from engine.config import EngineConfig
 from engine.model import kernel_paths
 from engine.model.calibration import calibrate, calibrate_steps
@@ -145,36 +145,6 @@ def test_a_shortest_output_is_that_of_generate(tmp_path: Path) -> None:
         core.submit(make_request("r", prompt, sampling=sampling))
         assert run_to_end(core)["r"] == output[0, len(prompt) :].tolist()
     assert len(generate(model, prompt, 3)) == 3, "the stop token is what comes without a minimum"
-
-
-def test_a_given_output_has_the_log_probabilities_that_the_model_gives_it(tmp_path: Path) -> None:
-    model, rng = save_model("llama", tmp_path), random.Random(6)
-    core = make_core(tmp_path, num_blocks=16)
-    texts = {str(index): random_prompt(rng, 40) for index in range(4)}
-    for name, text in texts.items():
-        text[20] = 3  # a stop token ends nothing where it is given
-        sampling = SamplingParams(
-            max_tokens=len(text), temperature=0.7, logprobs=2, stop_token_ids=(3,), seed=1,
-            presence_penalty=2.0, repetition_penalty=5.0, logit_bias={text[5]: -100.0},
-        )  # fmt: skip
-        core.submit(make_request(name, text[:1], sampling=sampling, forced=text[1:]))
-    told: dict[str, list[TokenLogprobs]] = {name: [] for name in texts}
-    outputs: dict[str, list[int]] = {name: [] for name in texts}
-    while not core.is_idle:
-        for delta in core.step():
-            told[delta.request_id] += delta.logprobs or []
-            outputs[delta.request_id] += delta.token_ids
-        core.scheduler.check()
-    assert core.stats().preemptions > 0, "the pool was meant to be too small"
-    for name, text in texts.items():
-        assert outputs[name][:-1] == text[1:]
-        with torch.inference_mode():
-            logits = model(torch.tensor([text])).logits[0].float()
-        expected = logits.log_softmax(-1)
-        for position, one in enumerate(told[name][:-1]):
-            row = expected[position]
-            assert one.logprob == pytest.approx(float(row[text[position + 1]]), abs=1e-4)
-            assert one.top[0][0] == int(row.argmax())
 
 
 def test_a_model_whose_attention_cannot_be_paged_is_refused(tmp_path: Path) -> None:

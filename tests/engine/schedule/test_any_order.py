@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from typing import Literal
 
 from hypothesis import settings
@@ -14,8 +15,16 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec import structs
 
-from engine.api import EngineRequest, RequestRefused, StepOutOfMemory, TenantShare, TokenDelta
+from engine.api import (
+    EngineRequest,
+    PromptLogprobs,
+    RequestRefused,
+    StepOutOfMemory,
+    TenantShare,
+    TokenDelta,
+)
 from engine.blocks.eviction_policy import Eviction
 from engine.draft.drafter import Drafter
 from engine.run.steps import Runner
@@ -25,6 +34,7 @@ from engine.validation import check_request
 from tests.effort import scaled
 from tests.engine.simulation import (
     expected_output,
+    expected_scores,
     make_request,
     random_prompt,
     simulated_core,
@@ -90,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.shares = {tenant: TenantShare() for tenant in "abc"}
         self.requests: dict[str, EngineRequest] = {}
         self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.scores: defaultdict[str, list[PromptLogprobs]] = defaultdict(list)
         self.ends: dict[tuple[str, int], TokenDelta] = {}
         self.may_lack_room = False
 
@@ -100,9 +111,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.lists(st.integers(0, 8), max_size=4),
         count=st.sampled_from([1, 1, 2, 3, 4]),
         cache=st.sampled_from([True, True, True, False]),
+        scored=st.booleans(),
     )
     def submit(
-        self, shared: int, own: int, out: int, resumed: list[int], count: int, cache: bool
+        self,
+        shared: int,
+        own: int,
+        out: int,
+        resumed: list[int],
+        count: int,
+        cache: bool,
+        scored: bool,
     ) -> None:
         prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
         prompt = prompt[: self.capacity - out]
@@ -111,7 +130,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             expected_output(prompt, out, index)[:length]
             for index, length in enumerate(resumed[:count])
         ]
-        self._submit(prompt, out, tenant, cache=cache, num_sequences=count, generated=generated)
+        fields = {"num_sequences": count, "generated": generated, "num_scored": 0}
+        if scored:
+            last = len(prompt) - 1
+            fields["num_scored"] = last if any(generated) else self.rng.randint(0, last)
+        self._submit(prompt, out, tenant, scored=scored, cache=cache, **fields)
 
     @rule(
         tenant=st.sampled_from("abc"),
@@ -206,10 +229,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.ends[name, index].finish_reason in ("aborted", "error"):
                 expected = expected[: len(output)]
             assert output == expected
+        for name, request in self.requests.items():
+            self._check_scores(request, self.scores[name])
 
-    def _submit(self, prompt: list[int], out: int, tenant: str, **fields: object) -> None:
+    def _check_scores(self, request: EngineRequest, scores: list[PromptLogprobs]) -> None:
+        if request.sampling.prompt_logprobs is None:
+            assert not scores
+            return
+        expected = expected_scores(request.prompt)[request.num_scored :]
+        ends = [self.ends[request.request_id, index] for index in range(request.num_sequences)]
+        if all(end.finish_reason in ("aborted", "error") for end in ends):
+            expected = expected[: len(scores)]
+        assert scores == expected
+
+    def _submit(
+        self, prompt: list[int], out: int, tenant: str, *, scored: bool = False, **fields: object
+    ) -> None:
         name, share = str(len(self.requests)), self.shares[tenant]
         request = make_request(name, prompt, out, tenant=tenant, share=share, **fields)
+        if scored:
+            sampling = structs.replace(request.sampling, prompt_logprobs=0)
+            request = structs.replace(request, sampling=sampling)
         try:
             check_request(request, self.core.info)
         except RequestRefused:
@@ -223,6 +263,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for delta in deltas:
             name = delta.request_id, delta.index
             assert name not in self.ends, "news after the end"
+            self.scores[delta.request_id] += delta.prompt_logprobs
             self.outputs[name] += delta.token_ids
             if delta.finish_reason is not None:
                 self.ends[name] = delta

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import Counter
 
 import pytest
 from msgspec import structs
 
-from engine.api import BeamParams, TokenDelta
+from engine.api import BeamParams, PromptLogprobs, TokenDelta
 from engine.client import EngineUnavailable
 from engine.schedule.plan import StepPlan
 from engine.serve import remote
 from engine.serve.local import LocalEngine
 from tests.engine.serve.conftest import Fate, by_index, collect, request, several, tokens
-from tests.engine.simulation import expected_output
+from tests.engine.simulation import (
+    expected_output,
+    expected_scores,
+    make_request,
+    random_prompt,
+)
 
 # A thread dies as a process does: without a word to the other side.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -66,6 +72,24 @@ async def test_all_sequences_of_a_request_outlive_deaths_and_end_once_each(
     assert fate.builds > 4, "more deaths than a stream survives without a token"
     assert [tokens(lines[index]) for index in range(6)] == expected
     assert (await engine.stats()).blocks_in_use == 0
+
+
+async def test_a_prompt_is_scored_once_through_deaths(engine: LocalEngine, fate: Fate) -> None:
+    asked = make_request("r", random_prompt(random.Random(1), 200), 20)
+    sampling = structs.replace(asked.sampling, prompt_logprobs=0)
+    deltas = engine.generate(structs.replace(asked, sampling=sampling))
+    scores: list[PromptLogprobs] = []
+    output: list[int] = []
+    has_died = False
+    async for delta in deltas:
+        scores += delta.prompt_logprobs
+        output += delta.token_ids
+        if not has_died and len(scores) > 60:
+            has_died = True
+            fate.die_once()
+    assert fate.builds == 2
+    assert scores == expected_scores(asked.prompt)
+    assert output == expected_output(asked.prompt, 20)
 
 
 async def test_the_cache_hit_that_a_reader_was_told_stays_the_same(
