@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.models.sizes import BESIDE_BYTES
 from app.settings import Settings, option_name
 from engine.model.machine import Machine
 from engine.model.weights import DEFAULT_MODEL
 
 _MIB = 2**20
-_BESIDE_WEIGHTS = 450 * _MIB
-"""That service and engine take beside weights and KV cache: 0.7 GiB with the default model's."""
 _DEFAULT_WEIGHTS = 260 * _MIB
 _LEAST_KV = 180 * _MIB
 """Of the default model: for a request of 8,192 tokens."""
@@ -88,12 +87,12 @@ def _of_memory(machine: Machine, settings: Settings) -> Iterator[Finding]:
     weights = _weights_bytes(settings.model)
     if settings.draft_model is not None:
         weights = (weights or 0) + (_weights_bytes(settings.draft_model) or 0)
-    needed = kv + (weights or 0) + _BESIDE_WEIGHTS
+    needed = kv + (weights or 0) + BESIDE_BYTES
     if needed > machine.available_bytes:
         of_weights = "" if weights is None else f"weights {weights // _MIB} MiB, "
         yield Finding(
             f"{machine.available_bytes // _MIB} MiB of memory may be taken; {of_weights}"
-            f"KV cache {kv // _MIB} MiB and what runs beside them, {_BESIDE_WEIGHTS // _MIB} MiB, "
+            f"KV cache {kv // _MIB} MiB and what runs beside them, {BESIDE_BYTES // _MIB} MiB, "
             f"need {needed // _MIB} MiB.",
             f"Free memory, raise the container's limit, or lower {option_name('kv_memory')}. A "
             "service that runs here already has its part of it.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.commands import chat, doctor, group, key, prompt, report, serve, tenant
+from app.commands import chat, doctor, group, key, models, prompt, report, serve, tenant
 
 app = typer.Typer(
     name="partywall",
@@ -23,3 +23,4 @@ app.add_typer(group.app, name="group")
 app.command("usage")(report.usage)
 app.command("audit")(report.audit)
 app.command("doctor")(doctor.doctor)
+app.command("models")(models.models)

