@@ -15,8 +15,13 @@ import msgspec
 
 from app.conversations.conversation import Conversation, KeptItem
 from app.upkeep.late_writes import LateWrites
-from app.wire.errors import ApiError, conversation_not_found, invalid_request
-from tenants.errors import StoreUnavailable, TooLargeToStore
+from app.wire.errors import (
+    ApiError,
+    conversation_locked,
+    conversation_not_found,
+    invalid_request,
+)
+from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
 
@@ -85,7 +90,8 @@ class ConversationStore:
     async def edit(self, tenant: Tenant, conversation_id: str, change: Edit) -> Conversation:
         """What `change` makes of a conversation, called again where others come in between.
 
-        Raises `ApiError` 404, and 400 for more than the tenant may keep; and `StoreUnavailable`.
+        Raises `ApiError` 404, 400 for more than the tenant may keep, and 409 where others do not
+        stop; and `StoreUnavailable`.
         """
         key = tenant.id, conversation_id
         await self._late.catch_up(key)
@@ -93,6 +99,8 @@ class ConversationStore:
             return await self._edit(key, tenant, change)
         except TooLargeToStore as error:
             raise invalid_request(str(error), "items") from error
+        except StoreConflict as error:
+            raise conversation_locked(conversation_id) from error
 
     async def delete(self, tenant_id: str, conversation_id: str) -> None:
         """Forget a conversation, everywhere. Raises `ApiError` 404, and `StoreUnavailable`."""
@@ -154,6 +162,8 @@ class ConversationStore:
             _log.info("conversation %s was deleted while something was said in it", key[1])
         except TooLargeToStore as error:
             _log.warning("what was said in conversation %s is not kept: %s", key[1], error)
+        except StoreConflict as error:
+            raise StoreUnavailable(str(error)) from error
 
     def _seen(self, key: Key, blob: bytes) -> Conversation:
         conversation = _decode(blob[REVISION_BYTES:])

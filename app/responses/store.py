@@ -18,11 +18,17 @@ from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
 from app.transport.bounds import INLINE_BYTES
 from app.upkeep.workers import Workers
-from app.wire.errors import conversation_locked, invalid_request, response_not_found
+from app.wire.errors import (
+    conversation_locked,
+    conversation_not_found,
+    invalid_request,
+    response_not_found,
+)
 from app.wire.events import ResponseResource, Status, encode_json
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
 from tenants.running import RunningResponses
+from tenants.stored_objects import is_object_id
 from tenants.suspended import SuspendedResponses
 
 _log = logging.getLogger(__name__)
@@ -61,11 +67,14 @@ class ResponseStore:
     async def claiming(self, tenant_id: str, resource: ResponseResource) -> AsyncIterator[None]:
         """Have a response be the only one in its conversation, if that comes to its start.
 
-        Raises `ApiError` 409 where another one runs in it.
+        Raises `ApiError` 409 where another one runs in it, and 404 for what no conversation is.
         """
-        named = resource.conversation
-        if named and not await self._running.claim(tenant_id, named["id"], resource.id):
-            raise conversation_locked(named["id"])
+        if resource.conversation is not None:
+            named = resource.conversation["id"]
+            if not is_object_id(named):
+                raise conversation_not_found(named)
+            if not await self._running.claim(tenant_id, named, resource.id):
+                raise conversation_locked(named)
         try:
             yield
         except BaseException:

@@ -56,7 +56,7 @@ Part = Annotated[
     Discriminator(
         _part_tag,
         custom_error_type="unsupported_value",
-        custom_error_message="only text is served: parts of type text",
+        custom_error_message="only text is served, no images, files or audio: parts of type text",
     ),
 ]
 

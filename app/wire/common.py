@@ -151,8 +151,10 @@ def _stop_strings(value: str | list[str]) -> str | list[str]:
 def _metadata(value: dict[str, str]) -> dict[str, str]:
     if len(value) > MAX_METADATA_PAIRS:
         raise PydanticCustomError("invalid_value", f"at most {MAX_METADATA_PAIRS} pairs")
-    if any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
-        raise PydanticCustomError("invalid_value", "keys hold 64 characters, values 512")
+    for key, text in value.items():
+        if len(key) > 64 or len(text) > 512:
+            message = "keys hold 64 characters, values 512: {key} has more"
+            raise PydanticCustomError("invalid_value", message, {"key": repr(key[:64])})
     return value
 
 

@@ -63,7 +63,10 @@ Part = Annotated[
     Discriminator(
         _type_tag,
         custom_error_type="unsupported_value",
-        custom_error_message="only text is served: parts of type input_text and output_text",
+        custom_error_message=(
+            "only text is served, no images, files or audio: parts of type input_text and "
+            "output_text"
+        ),
     ),
 ]
 

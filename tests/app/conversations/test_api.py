@@ -48,19 +48,20 @@ async def test_a_conversation_is_made_changed_and_deleted(client: AsyncOpenAI) -
 
 
 async def test_items_are_added_listed_and_deleted(client: AsyncOpenAI) -> None:
-    said: Any = [user("zero"), {"role": "assistant", "content": "one", "id": "msg_mine"}]
+    mine = "msg/mine"
+    said: Any = [user("zero"), {"role": "assistant", "content": "one", "id": mine}]
     made = await client.conversations.create(items=said)
     added = await client.conversations.items.create(made.id, items=[user("two")])
     assert (added.has_more, added.first_id) == (False, added.data[0].id)
     assert await texts(client, made.id) == ["zero", "one", "two"]
-    found: Any = await client.conversations.items.retrieve("msg_mine", conversation_id=made.id)
+    found: Any = await client.conversations.items.retrieve(mine, conversation_id=made.id)
     assert (found.role, found.content[0].type) == ("assistant", "output_text")
-    left = await client.conversations.items.delete("msg_mine", conversation_id=made.id)
+    left = await client.conversations.items.delete(mine, conversation_id=made.id)
     assert left.id == made.id
     assert await texts(client, made.id) == ["zero", "two"]
     for gone in (
-        client.conversations.items.retrieve("msg_mine", conversation_id=made.id),
-        client.conversations.items.delete("msg_mine", conversation_id=made.id),
+        client.conversations.items.retrieve(mine, conversation_id=made.id),
+        client.conversations.items.delete(mine, conversation_id=made.id),
     ):
         with pytest.raises(NotFoundError) as refused:
             await gone

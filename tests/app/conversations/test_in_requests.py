@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, ConflictError
+from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError
 
+from app.conversations.store import ConversationStore
+from app.upkeep.late_writes import LateWrites
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.conversations.test_api import texts, user
 from tests.app.responses.test_responses_ws import socket, text_of
@@ -80,8 +82,9 @@ async def test_a_socket_has_conversations_too(world: World, client: AsyncOpenAI)
         assert text_of(await ws.turn()) == "You said: one"
         await ws.create("two", conversation={"id": made.id}, store=False)
         assert (await ws.turn())[-1]["response"]["conversation"] == {"id": made.id}
-        await ws.create("three", conversation="conv_elsewhere")
-        assert (await ws.turn())[-1]["error"]["code"] == "conversation_not_found"
+        for elsewhere in ("conv_elsewhere", "}:*"):
+            await ws.create("three", conversation=elsewhere)
+            assert (await ws.turn())[-1]["error"]["code"] == "conversation_not_found"
     assert await texts(client, made.id) == ["one", "You said: one", "two", "You said: two"]
 
 
@@ -222,3 +225,21 @@ async def test_a_store_outage_keeps_what_is_said(client: AsyncOpenAI, world: Wor
     await eventually(lambda: len(late) == 0)
     said = ["zero", "one", "You said: one", "two", "You said: two"]
     assert await texts(client, made.id) == said
+
+
+async def test_nobody_goes_on_from_what_another_process_has_changed(
+    client: AsyncOpenAI, world: World
+) -> None:
+    made = await client.conversations.create()
+    elsewhere = ConversationStore(world.stores.conversations, LateWrites(), 60)
+    item = b'{"id":"msg_1","type":"message","role":"user","content":"zero"}'
+    await elsewhere.append(world.tenants["acme"], made.id, [("msg_1", item)], None)
+    known = world.app.state.service.conversations._known
+    await eventually(lambda: not known)
+    with world.outage(), pytest.raises(InternalServerError) as refused:
+        await client.responses.create(model=MODEL, input="one", conversation=made.id)
+    assert refused.value.code == "store_unavailable"
+    await client.with_options(max_retries=4).responses.create(
+        model=MODEL, input="one", conversation=made.id
+    )
+    assert "zero" in prompt(world)

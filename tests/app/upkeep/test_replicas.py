@@ -202,3 +202,27 @@ async def test_a_running_response_is_shown_and_cancelled_by_any_process(
         for process in deployment.processes:  # the other one hears of it
             await answered_in_time(lambda process=process: process.get(path), 404)
             assert (await process.get(f"{path}/input_items")).status_code == 404
+
+
+async def test_a_conversation_is_one_and_the_same_in_every_process(
+    urls: list[str], store_server: EmbeddedStore
+) -> None:
+    async with deployed(urls, store_server, "talking", TenantLimits()) as deployment:
+        here, other = deployment.processes
+        made = (await here.post("/v1/conversations", json={})).json()["id"]
+        body = {"model": MODEL, "input": "one", "conversation": made}
+        async with here.stream("POST", "/v1/responses", json=body | {"stream": True}) as answer:
+            events = answer.aiter_lines()
+            while not (line := await anext(events)).startswith("data: "):
+                pass
+            refused = await other.post("/v1/responses", json=body)
+            assert refused.json()["error"]["code"] == "conversation_locked"
+            running = json.loads(line[6:])["response"]["id"]
+            await other.post(f"/v1/responses/{running}/cancel")
+            assert [line async for line in events]
+        short = body | {"max_output_tokens": 3}
+        for process in (other, here):
+            assert (await process.post("/v1/responses", json=short)).status_code == 200
+        listed = (await other.get(f"/v1/conversations/{made}/items")).json()["data"]
+        said = [item["content"][0]["text"] for item in reversed(listed)]
+        assert said == ["one", "You", "one", "You"]
