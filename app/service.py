@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import Lifespan
 from transformers import PreTrainedTokenizerBase
 
@@ -30,40 +30,11 @@ from app.prompt.template import ChatTemplate
 from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
-from app.routes.chat_completions import create_completion
-from app.routes.compact import compact_conversation
-from app.routes.completions import complete_text
-from app.routes.conversations import (
-    add_items,
-    create_conversation,
-    delete_conversation,
-    delete_item,
-    get_conversation,
-    get_item,
-    list_items,
-    update_conversation,
-)
-from app.routes.models import get_model, list_models, refuse_embeddings
-from app.routes.ops import healthz, metrics, readyz, readyz_with_reason, version
-from app.routes.responses import (
-    cancel_response,
-    create_response,
-    delete_response,
-    get_response,
-    list_input_items,
-)
-from app.routes.responses_ws import responses_socket
-from app.routes.stored_completions import (
-    delete_completion,
-    get_completion,
-    list_completions,
-    list_messages,
-    update_completion,
-)
-from app.routes.tokens import count_input, detokenize, tokenize
+from app.routes.ops import healthz, metrics, readyz_with_reason
+from app.routes.table import tenant_routes
 from app.stores import Stores
 from app.transport.bounds import Bounds
-from app.transport.http import Endpoint, answering, routing_error
+from app.transport.http import answering, routing_error
 from app.transport.intake import Intake
 from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
@@ -97,7 +68,7 @@ def create_app(
         async with _background(service):
             yield
 
-    return _application(service, _routes(), lifespan, cors(bounds.page_origins))
+    return _application(service, tenant_routes(), lifespan, cors(bounds.page_origins))
 
 
 def _assembled(
@@ -254,77 +225,3 @@ def _application(
     )
     app.state.service = service
     return app
-
-
-def _routes() -> list[BaseRoute]:
-    return [
-        WebSocketRoute("/v1/responses", responses_socket),
-        Route("/v1/responses", answering(create_response, "responses"), methods=["POST"]),
-        Route(
-            "/v1/responses/compact", answering(compact_conversation, "compact"), methods=["POST"]
-        ),
-        Route(
-            "/v1/responses/input_tokens", answering(count_input, "input_tokens"), methods=["POST"]
-        ),
-        Route("/v1/responses/{response_id}", answering(get_response, "responses"), methods=["GET"]),
-        Route(
-            "/v1/responses/{response_id}",
-            answering(delete_response, "responses"),
-            methods=["DELETE"],
-        ),
-        Route(
-            "/v1/responses/{response_id}/input_items",
-            answering(list_input_items, "responses"),
-            methods=["GET"],
-        ),
-        Route(
-            "/v1/responses/{response_id}/cancel",
-            answering(cancel_response, "responses"),
-            methods=["POST"],
-        ),
-        *_of("conversations", _CONVERSATIONS),
-        *_of("chat_completions", _STORED_COMPLETIONS),
-        Route(
-            "/v1/chat/completions",
-            answering(create_completion, "chat_completions"),
-            methods=["POST"],
-        ),
-        Route("/v1/completions", answering(complete_text, "completions"), methods=["POST"]),
-        Route("/v1/embeddings", answering(refuse_embeddings, "embeddings"), methods=["POST"]),
-        Route("/tokenize", answering(tokenize, "tokenize"), methods=["POST"]),
-        Route("/detokenize", answering(detokenize, "detokenize"), methods=["POST"]),
-        Route("/v1/models", answering(list_models, "models"), methods=["GET"]),
-        Route("/v1/models/{model:path}", answering(get_model, "models"), methods=["GET"]),
-        Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
-        Route("/readyz", answering(readyz, "ops"), methods=["GET"]),
-        Route("/health", answering(readyz, "ops"), methods=["GET"]),
-        Route("/version", answering(version, "ops"), methods=["GET"]),
-    ]
-
-
-_CONVERSATION = "/v1/conversations/{conversation_id}"
-_CONVERSATIONS: list[tuple[str, str, Endpoint]] = [
-    ("POST", "/v1/conversations", create_conversation),
-    ("GET", _CONVERSATION, get_conversation),
-    ("POST", _CONVERSATION, update_conversation),
-    ("DELETE", _CONVERSATION, delete_conversation),
-    ("POST", f"{_CONVERSATION}/items", add_items),
-    ("GET", f"{_CONVERSATION}/items", list_items),
-    ("GET", f"{_CONVERSATION}/items/{{item_id}}", get_item),
-    ("DELETE", f"{_CONVERSATION}/items/{{item_id}}", delete_item),
-]
-_COMPLETION = "/v1/chat/completions/{completion_id}"
-_STORED_COMPLETIONS: list[tuple[str, str, Endpoint]] = [
-    ("GET", "/v1/chat/completions", list_completions),
-    ("GET", _COMPLETION, get_completion),
-    ("POST", _COMPLETION, update_completion),
-    ("DELETE", _COMPLETION, delete_completion),
-    ("GET", f"{_COMPLETION}/messages", list_messages),
-]
-
-
-def _of(counted_as: str, endpoints: Sequence[tuple[str, str, Endpoint]]) -> list[Route]:
-    return [
-        Route(path, answering(endpoint, counted_as), methods=[method])
-        for method, path, endpoint in endpoints
-    ]

@@ -1,0 +1,74 @@
+"""Every path that tenants reach, and what serves it."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from app.routes import conversations, models, ops, responses, stored_completions, tokens
+from app.routes.chat_completions import create_completion
+from app.routes.compact import compact_conversation
+from app.routes.completions import complete_text
+from app.routes.responses_ws import responses_socket
+from app.transport.http import Endpoint, answering
+
+_RESPONSE = "/v1/responses/{response_id}"
+_CONVERSATION = "/v1/conversations/{conversation_id}"
+_ITEM = f"{_CONVERSATION}/items/{{item_id:path}}"
+_CHATS = "/v1/chat/completions"
+
+_ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
+    "responses": [
+        ("POST", "/v1/responses", responses.create_response),
+        ("GET", _RESPONSE, responses.get_response),
+        ("DELETE", _RESPONSE, responses.delete_response),
+        ("GET", f"{_RESPONSE}/input_items", responses.list_input_items),
+        ("POST", f"{_RESPONSE}/cancel", responses.cancel_response),
+    ],
+    "compact": [("POST", "/v1/responses/compact", compact_conversation)],
+    "input_tokens": [("POST", "/v1/responses/input_tokens", tokens.count_input)],
+    "conversations": [
+        ("POST", "/v1/conversations", conversations.create_conversation),
+        ("GET", _CONVERSATION, conversations.get_conversation),
+        ("POST", _CONVERSATION, conversations.update_conversation),
+        ("DELETE", _CONVERSATION, conversations.delete_conversation),
+        ("POST", f"{_CONVERSATION}/items", conversations.add_items),
+        ("GET", f"{_CONVERSATION}/items", conversations.list_items),
+        ("GET", _ITEM, conversations.get_item),
+        ("DELETE", _ITEM, conversations.delete_item),
+    ],
+    "chat_completions": [
+        ("POST", _CHATS, create_completion),
+        ("GET", _CHATS, stored_completions.list_completions),
+        ("GET", f"{_CHATS}/{{completion_id}}", stored_completions.get_completion),
+        ("POST", f"{_CHATS}/{{completion_id}}", stored_completions.update_completion),
+        ("DELETE", f"{_CHATS}/{{completion_id}}", stored_completions.delete_completion),
+        ("GET", f"{_CHATS}/{{completion_id}}/messages", stored_completions.list_messages),
+    ],
+    "completions": [("POST", "/v1/completions", complete_text)],
+    "embeddings": [("POST", "/v1/embeddings", models.refuse_embeddings)],
+    "tokenize": [("POST", "/tokenize", tokens.tokenize)],
+    "detokenize": [("POST", "/detokenize", tokens.detokenize)],
+    "models": [
+        ("GET", "/v1/models", models.list_models),
+        ("GET", "/v1/models/{model:path}", models.get_model),
+    ],
+    "ops": [
+        ("GET", "/healthz", ops.healthz),
+        ("GET", "/readyz", ops.readyz),
+        ("GET", "/health", ops.readyz),
+        ("GET", "/version", ops.version),
+    ],
+}
+"""Methods, paths and endpoints, by what their refusals are counted as."""
+
+
+def tenant_routes() -> list[BaseRoute]:
+    """The routes of the tenants' port."""
+    return [
+        WebSocketRoute("/v1/responses", responses_socket),
+        *(
+            Route(path, answering(endpoint, counted_as), methods=[method])
+            for counted_as, endpoints in _ENDPOINTS.items()
+            for method, path, endpoint in endpoints
+        ),
+    ]
