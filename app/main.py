@@ -180,6 +180,7 @@ async def run_service(
             _model_id(settings.model, folder),
             service_bounds(settings),
             settings.tool_format,
+            settings.reasoning_format,
         )
         apps = (app, create_admin_app(app.state.service, admin_token))
         bounds = connection_bounds(settings)

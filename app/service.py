@@ -22,6 +22,7 @@ from app.conversations.store import ConversationStore
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
 from app.generate.constraint import GrammarCheck
+from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
@@ -55,13 +56,16 @@ def create_app(
     model_id: str,
     bounds: Bounds,
     tool_format: ToolFormat = "auto",
+    reasoning_format: ReasoningSetting = "auto",
 ) -> Starlette:
-    """What the tenants reach. `tool_format` is how the model writes the functions that it calls.
+    """What the tenants reach. `tool_format` is how the model writes the functions that it calls,
+    and `reasoning_format` what it reasons.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
-    service = _assembled(engine, stores, tokenizer, model_id, bounds, tool_format)
+    formats = tool_format, reasoning_format
+    service = _assembled(engine, stores, tokenizer, model_id, bounds, *formats)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -78,11 +82,13 @@ def _assembled(
     model_id: str,
     bounds: Bounds,
     tool_format: ToolFormat,
+    reasoning_format: ReasoningSetting,
 ) -> Service:
     """Every part with the parts that it works with."""
     metrics, workers = Metrics(), Workers()
     names = ModelNames(model_id)
-    template = ChatTemplate(tokenizer, workers, engine.info.max_context_tokens, tool_format)
+    context = engine.info.max_context_tokens
+    template = ChatTemplate(tokenizer, workers, context, tool_format, reasoning_format)
     registered = RegisteredPrompts(stores.prompts, template)
     history = History(stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
 from app.setting_kinds import (
     LAST_PORT,
@@ -289,6 +290,11 @@ class Settings(BaseSettings):
         "auto",
         description="How the model writes the functions that it calls; auto is what its chat "
         "template does.",
+    )
+    reasoning_format: ReasoningSetting = Field(
+        "auto",
+        description="How the model writes what it reasons before it answers; auto is what its chat "
+        "template shows, if anything.",
     )
     max_queued_requests: Count = Field(
         1024, description="Requests of all tenants that wait for their first token; more get 429."

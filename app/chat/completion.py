@@ -25,6 +25,7 @@ from app.wire.chat import (
     Choice,
     ChoiceLogprobs,
     ChunkChoice,
+    CompletionTokensDetails,
     FinishReason,
     PromptTokensDetails,
     SentCall,
@@ -144,14 +145,18 @@ class Completion:
         calls = [
             SentCall(
                 id=self._call_id(line, number),
-                function=SentFunction(name=call.name or "", arguments=call.text),
+                function=SentFunction(name=call.name, arguments=call.text),
             )
             for number, call in enumerate(line.calls)
         ]
         content = line.text or None if calls else line.text
         return Choice(
             index=index,
-            message=AnswerMessage(content=content, tool_calls=calls or UNSET),
+            message=AnswerMessage(
+                content=content,
+                reasoning_content=line.reasoning or UNSET,
+                tool_calls=calls or UNSET,
+            ),
             logprobs=self._logprobs(logprobs),
             finish_reason=_finish_reason(line),
             score=UNSET if line.score is None else line.score,
@@ -164,6 +169,8 @@ class Completion:
                 delta={"content": piece.text},
                 logprobs=self._logprobs(piece.logprobs),
             )
+        if piece.kind == "reasoning":
+            return ChunkChoice(index=piece.index, delta={"reasoning_content": piece.text})
         if piece.kind == "call":
             self._calls[piece.index] += 1
         number = self._calls[piece.index] - 1
@@ -215,6 +222,9 @@ class Completion:
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._generation.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=self._generation.reasoning_tokens
+            ),
         )
 
 

@@ -65,6 +65,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         constraint=_constraint(body, tools),
         candidates=candidates,
         tools=tools,
+        effort=body.reasoning_effort,
     )
 
 
@@ -91,6 +92,8 @@ def message_item(message: ChatMessage, param: str) -> Message:
         said["name"] = message.name
     if message.tool_call_id is not None:
         said["call_id"] = message.tool_call_id
+    if message.reasoning_content and role == "assistant":
+        said["reasoning"] = message.reasoning_content
     if message.tool_calls:
         said["calls"] = [
             FunctionCall(call.id, call.function.name, call.function.arguments)

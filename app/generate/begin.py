@@ -99,6 +99,10 @@ class Generations:
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
             prompt = await self._prompt(principal, request, on_socket)
+            constraint = request.constraint
+            if constraint is not None:
+                held = self._template.reasoning.before(constraint, prompt.opened)
+                request = replace(request, constraint=held)
             asked = Asked(
                 request=engine_request(principal, request, prompt, info, self._default_max_tokens),
                 prompt=prompt,
@@ -106,9 +110,9 @@ class Generations:
                 engine_kind=info.hash_extras,
                 tools=request.tools,
             )
-            if request.constraint is not None:
+            if constraint is not None:
                 key = asked.request.namespaces.private_key
-                await self._grammars.check(principal.tenant.id, key, request.constraint)
+                await self._grammars.check(principal.tenant.id, key, constraint)
             return await self._start(principal, asked, ticket)
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
@@ -158,11 +162,13 @@ class Generations:
             earlier = await self._conversations.load(principal.tenant.id, request.conversation_id)
             request = replace(request, earlier=earlier)
         if request.previous_response_id is None:
-            return await self._prompts.first_turn(principal, request)
-        previous = await self._history.continued(
-            principal.tenant.id, request.previous_response_id, on_socket
-        )
-        return await self._prompts.next_turn(principal, request, previous)
+            prompt = await self._prompts.first_turn(principal, request)
+        else:
+            previous = await self._history.continued(
+                principal.tenant.id, request.previous_response_id, on_socket
+            )
+            prompt = await self._prompts.next_turn(principal, request, previous)
+        return replace(prompt, opened=self._template.reasoning.opened(prompt.ids))
 
     async def _start(self, principal: Principal, asked: Asked, ticket: Ticket) -> Generation:
         """Take what it may use, and hand it to the engine."""
@@ -178,6 +184,7 @@ class Generations:
             self._logprob_room,
             deltas,
             self._new_reader,
+            self._template.reasoning.sifter,
         )
         generation.end_with(self._connections.stream(principal, generation.fail))
         return generation

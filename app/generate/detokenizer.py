@@ -8,6 +8,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from app.generate.sifter import Sifter
 from app.generate.token_bytes import TokenBytes, token_bytes
 
 _INCOMPLETE = "�"
@@ -21,7 +22,8 @@ class Detokenizer:
 
     Text is held back while it ends in an incomplete UTF-8 character or in what may become a stop
     string. Special tokens (the end of a turn among them) are not part of the text, but those that
-    are to be `shown`. What the first `min_tokens` spell stops nothing.
+    are to be `shown`. What the first `min_tokens` spell stops nothing. A `sifter` takes reasoning
+    out before stop strings are looked for.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         shown: tuple[str, ...] = (),
+        sifter: Sifter | None = None,
     ) -> None:
         self.stopped = False
         """Whether a stop string was seen; neither it nor what follows is ever emitted."""
         table = token_bytes(tokenizer, shown)
         self._decoder: _Decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
+        self._sifter = sifter
         self._stop = tuple(stop)
         self._longest_stop = max((len(text) for text in stop), default=0)
         self._unstopped_tokens = min_tokens
@@ -50,17 +54,26 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the text that is safe to show now."""
         if not self._stop:
-            text = self._decoder.push(token_ids)
+            text = self._decoded(token_ids)
             self._emitted.append(text)
             return text
         return "".join(self._take(token_id) for token_id in token_ids if not self.stopped)
 
     def finish(self) -> str:
         """No more tokens will come; returns the text that was held back."""
-        return "" if self.stopped else self._release(self._decoder.finish(), final=True)
+        if self.stopped:
+            return ""
+        rest = self._decoder.finish()
+        if self._sifter is not None:
+            rest = self._sifter.push(rest) + self._sifter.finish()
+        return self._release(rest, final=True)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        text = self._decoder.push(token_ids)
+        return text if self._sifter is None else self._sifter.push(text)
 
     def _take(self, token_id: int) -> str:
-        new = self._decoder.push((token_id,))
+        new = self._decoded((token_id,))
         if self._unstopped_tokens == 0:
             return self._release(new, final=False)
         self._unstopped_tokens -= 1

@@ -16,7 +16,9 @@ from app.generate.answer_reader import AnswerReader
 from app.generate.lines import Line, LineEnd, Piece
 from app.generate.logprob_room import LogprobRoom
 from app.generate.logprobs import TokenTexts
+from app.generate.sifter import Sifter
 from app.prompt.conversation import Prompt
+from app.prompt.reasoning_style import Opened
 from app.prompt.tools import Tools
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
@@ -67,6 +69,7 @@ class Generation:
         logprob_room: LogprobRoom,
         deltas: AsyncGenerator[TokenDelta, None],
         new_reader: Callable[[Tools], AnswerReader | None],
+        new_sifter: Callable[[Opened | None], Sifter | None],
     ) -> None:
         request = self.request = asked.request
         self.prompt = asked.prompt
@@ -79,6 +82,7 @@ class Generation:
                 request.generated_by(index),
                 asked.held,
                 new_reader(asked.tools),
+                new_sifter(asked.prompt.opened),
             )
             for index in range(request.num_outputs)
         ]
@@ -130,6 +134,11 @@ class Generation:
         if self.request.beam is not None:
             return self._searched_tokens
         return sum(len(line.output_ids) for line in self.lines)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Those of its output tokens that are reasoning."""
+        return sum(line.num_reasoning_tokens for line in self.lines)
 
     def end_with(self, presence: AbstractContextManager[None]) -> None:
         """Enter `presence`, and leave it at the end, when the engine no longer runs this."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from app.generate.constraint import Constraint
 from app.prompt.tools import Message, Tools, num_characters
-from app.wire.common import SamplingFields
+from app.wire.common import Effort, SamplingFields
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
 from engine.api import BeamParams
@@ -22,11 +22,12 @@ class SealedSummary:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What a model reasoned before it answered: it is not said again.
+    """What a model reasoned before it answered or called.
 
     It may come as `sealed` text, see `app.prompt.sealing`.
     """
 
+    text: str = ""
     sealed: str | None = None
 
 
@@ -99,7 +100,8 @@ class GenerationRequest:
     it `truncates`.
 
     A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
-    prompt's tokens, behind the first, what `logprobs` is for the answer's.
+    prompt's tokens, behind the first, what `logprobs` is for the answer's. `effort` is how much to
+    reason.
     """
 
     id: str
@@ -121,6 +123,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)
+    effort: Effort | None = None
 
     @property
     def longest_field(self) -> str:
@@ -136,5 +139,5 @@ def item_characters(item: Item | ItemName) -> int:
     if isinstance(item, ItemName):
         return 0
     if isinstance(item, Thought):
-        return len(item.sealed or "")
+        return len(item.text) + len(item.sealed or "")
     return len(item.sealed) if isinstance(item, SealedSummary) else num_characters(item)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
+from app.prompt.asides import Aside, without_asides
 from app.prompt.history import Turn
+from app.prompt.reasoning_style import Opened
 from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.template import ChatTemplate
@@ -29,7 +31,8 @@ class Prompt:
 
     `shared_owner` is whose prompt that is, see `SystemText`, `end_user` whom the conversation
     belongs to, and `origin` the registered prompt that it is under. At `starts` later requests of
-    the conversation have begun. `tools` tells which functions it describes.
+    the conversation have begun, and at `asides` lies what earlier answers have reasoned. `tools`
+    tells which functions it describes. `opened` says how it begins the answer.
     """
 
     ids: list[int]
@@ -40,6 +43,8 @@ class Prompt:
     origin: PromptOrigin | None = None
     starts: list[int] = field(default_factory=list)
     tools: bytes = b""
+    asides: list[Aside] = field(default_factory=list)
+    opened: Opened | None = None
 
 
 class PromptBuilder:
@@ -127,14 +132,19 @@ class PromptBuilder:
         check_results(messages, calls, request.names.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
+        asides, starts = previous.asides, previous.starts
         earlier = previous.ids
+        if asides and not self._template.keeps_reasoning(messages, calls, request.effort):
+            earlier, starts = without_asides(earlier, asides, starts)
+            asides = []
         ids = await self._template.continuation_ids(
-            principal.tenant.id, earlier, messages, request.names.items, calls
+            principal.tenant.id, earlier, messages, request.names.items, calls, request.effort
         )
         # A call's result belongs to the turn of the call: there is no cut between the two.
         begun = [] if "call_id" in messages[0] else [len(earlier)]
-        starts, room = [*previous.starts, *begun], self._room(principal.tenant, request)
+        starts, room = [*starts, *begun], self._room(principal.tenant, request)
         if request.truncates and len(ids) > room:
+            asides = []  # they lie elsewhere then, and stay
             ids, starts = without_middle_ids(ids, starts, room, self._template.special_ids)
         return Prompt(
             ids,
@@ -145,6 +155,7 @@ class PromptBuilder:
             previous.origin,
             starts,
             previous.tools,
+            asides,
         )
 
     async def _first_ids(
@@ -160,6 +171,7 @@ class PromptBuilder:
             param=request.names.items,
             longest=request.longest_field,
             tools=request.tools,
+            effort=request.effort,
         )
         room = left = self._room(tenant, request)
         for _ in range(_TRUNCATIONS if request.truncates and room > 0 else 0):
@@ -187,16 +199,18 @@ class PromptBuilder:
         """
         messages: list[Message] = []
         recalled: SystemText | None = None
+        thought = ""
         for index, item in enumerate(items):
             assert not isinstance(item, ItemName), "names are looked up before"
             param = f"input[{index - num_earlier}].encrypted_content"
             if index < num_earlier:
                 param = "conversation"
             if isinstance(item, Thought):
-                _check_thought(principal.tenant, item, param)
+                thought += _thought(principal.tenant, item, param)
                 continue
             if not isinstance(item, SealedSummary):
-                _say(messages, item)
+                _say(messages, item, thought)
+                thought = ""
                 continue
             summary = unseal(principal.tenant, item.sealed)
             if summary is None:
@@ -215,17 +229,29 @@ class PromptBuilder:
         return messages, recalled
 
 
-def _check_thought(tenant: Tenant, thought: Thought, param: str) -> None:
-    """Raises `ApiError` naming `param` where it was sealed by others, or for another tenant."""
-    if thought.sealed is not None and decrypt_thought(tenant, thought.sealed) is None:
+def _thought(tenant: Tenant, thought: Thought, param: str) -> str:
+    """What was reasoned. Raises `ApiError` naming `param` where it was sealed by others, or for
+    another tenant.
+    """
+    if thought.sealed is None:
+        return thought.text
+    text = decrypt_thought(tenant, thought.sealed)
+    if text is None:
         message = "This content was not encrypted by this service for this tenant."
         raise invalid_request(message, param, "invalid_encrypted_content")
+    return text
 
 
-def _say(messages: list[Message], message: Message) -> None:
-    """Add a message; one of calls alone belongs to the answer that it stands behind."""
+def _say(messages: list[Message], message: Message, thought: str) -> None:
+    """Add a message; one of calls alone belongs to the answer that it stands behind.
+
+    A `thought` before an assistant's is what it reasoned.
+    """
+    if thought and message["role"] == "assistant":
+        message = {**message, "reasoning": thought}
     calls, before = message.get("calls"), messages[-1] if messages else None
-    if calls and not message["content"] and before is not None and before["role"] == "assistant":
+    bare = calls and not message["content"] and "reasoning" not in message
+    if calls and bare and before is not None and before["role"] == "assistant":
         messages[-1] = {**before, "calls": [*before.get("calls", ()), *calls]}
     else:
         messages.append(message)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from app.prompt.asides import Aside
 from app.prompt.sealing import PromptOrigin
 from app.prompt.tools import FunctionCall
 from app.wire.errors import ApiError
@@ -31,8 +32,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     `shared_tokens` of them belong to a registered system prompt of `shared_owner`, the tenant or
     its share group. `system` is the text of the system message that begins the conversation, and
     `origin` the registered prompt that it is the text of. At `starts` later requests of the
-    conversation have begun. `input` are the items of the request, as JSON. `tools` tells which
-    functions the prompt describes.
+    conversation have begun, and at `asides` lies what was reasoned. `input` are the items of the
+    request, as JSON. `tools` tells which functions the prompt describes.
     """
 
     packed_ids: bytes
@@ -45,6 +46,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     starts: list[int] = []
     input: bytes = b""
     tools: bytes = b""
+    asides: list[Aside] = []
 
     @property
     def calls(self) -> list[FunctionCall]:

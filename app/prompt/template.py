@@ -14,13 +14,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.plain_text import PlainText, TooManyTokens
+from app.prompt.reasoning_style import ReasoningStyle
 from app.prompt.tool_style import REFUSALS, ToolStyle, marked, tool_style
 from app.prompt.tools import Function, FunctionCall, Message, Tools, num_characters
 from app.prompt.truncation import without_middle
 from app.upkeep.workers import Workers
-from app.wire.errors import ContextExceeded, invalid_request
+from app.wire.common import Effort
+from app.wire.errors import ApiError, ContextExceeded, invalid_request
 
 _INLINE_CHARACTERS = 4096
 _INLINE_MESSAGES = 32
@@ -45,17 +48,24 @@ class ChatTemplate:
         workers: Workers,
         context_tokens: int,
         tool_format: ToolFormat = "auto",
+        reasoning_format: ReasoningSetting = "auto",
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = PlainText(tokenizer)
         self._workers = workers
         self._context_tokens = context_tokens
         self._tool_format = tool_format
+        self._reasoning_format = reasoning_format
 
     @cached_property
     def tools(self) -> ToolStyle:
         """How functions reach the model; found out once a request has some."""
         return tool_style(self._tokenizer, self._tool_format)
+
+    @cached_property
+    def reasoning(self) -> ReasoningStyle:
+        """How the model reasons; found out with the first request."""
+        return ReasoningStyle(self._tokenizer, self._reasoning_format)
 
     @property
     def context_tokens(self) -> int:
@@ -84,6 +94,7 @@ class ChatTemplate:
         param: str,
         longest: str | None = None,
         tools: Tools = _NO_TOOLS,
+        effort: Effort | None = None,
     ) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
@@ -94,7 +105,7 @@ class ChatTemplate:
         self.check_length(messages, longest)
         size = tools.num_characters
         self.check_characters(size, "tools")
-        render = partial(self._render, param, tools.told)
+        render = partial(self._render, param, tools.told, effort)
         return await self._ids(tenant, messages, longest, render, size=size)
 
     async def text_ids(
@@ -144,6 +155,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         param: str,
         calls: Sequence[FunctionCall] = (),
+        effort: Effort | None = None,
     ) -> list[int]:
         """The ids of a conversation whose turns so far are `previous`, answer included.
 
@@ -152,8 +164,28 @@ class ChatTemplate:
         already. Raises `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        render = partial(self._render_after, previous[-1], param, calls)
+        render = partial(self._render_after, previous[-1], param, calls, effort)
         return await self._ids(tenant, messages, param, render, previous)
+
+    def keeps_reasoning(
+        self, messages: Sequence[Message], calls: Sequence[FunctionCall], effort: Effort | None
+    ) -> bool:
+        """Whether the template repeats what an answer has reasoned where `messages` follow it.
+
+        `calls` are those of the answer. It goes by who speaks, not by what is said.
+        """
+        results: list[Message] = [{**one, "content": "."} for one in messages if "call_id" in one]
+        asked: Message = {"role": "user", "content": "."}
+        answer: Message = {"role": "assistant", "content": "." if not calls else ""}
+        answer["reasoning"] = _SENTINEL
+        if calls:
+            answer["calls"] = [replace(call, arguments="{}") for call in calls]
+        speaks = any(one["role"] == "user" for one in messages)
+        said: list[Message] = [asked, answer, *results, *([asked] if speaks else [])]
+        try:
+            return _SENTINEL in self._render("input", (), effort, said)
+        except ApiError:
+            return True  # these words alone are refused: nothing is known of it
 
     async def shortened(self, tenant: str, messages: Sequence[Message], room: int) -> list[Message]:
         """The messages without so many turns that about `room` tokens are left."""
@@ -218,11 +250,19 @@ class ChatTemplate:
         return await self._workers.run(tenant, work)
 
     def _render(
-        self, param: str, functions: Sequence[Function], messages: Sequence[Message]
+        self,
+        param: str,
+        functions: Sequence[Function],
+        effort: Effort | None,
+        messages: Sequence[Message],
     ) -> str:
         given, described = self._marked(messages, functions)
         write = partial(
-            self._tokenizer.apply_chat_template, given, tokenize=False, add_generation_prompt=True
+            self._tokenizer.apply_chat_template,
+            given,
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.reasoning.variables(effort),
         )
         try:
             try:
@@ -252,6 +292,7 @@ class ChatTemplate:
         last: int,
         param: str,
         calls: Sequence[FunctionCall],
+        effort: Effort | None,
         messages: Sequence[Message],
     ) -> str:
         """What the template writes behind an answer whose last token is `last`."""
@@ -259,25 +300,34 @@ class ChatTemplate:
         end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
         tail = None
         if calls and self.tools.native and self.tools.writes_calls:
-            tail = self._tail_of_calls(param, calls, messages, end)
+            tail = self._tail_of_calls(param, calls, effort, messages, end)
         if tail is None:
-            tail = self._tail(param, {"role": "assistant", "content": _SENTINEL}, messages)
+            answer: Message = {"role": "assistant", "content": _SENTINEL}
+            tail = self._tail(param, answer, effort, messages)
         return tail.removeprefix(end)
 
     def _tail_of_calls(
-        self, param: str, calls: Sequence[FunctionCall], messages: Sequence[Message], end: str
+        self,
+        param: str,
+        calls: Sequence[FunctionCall],
+        effort: Effort | None,
+        messages: Sequence[Message],
+        end: str,
     ) -> str | None:
         """What follows an answer of calls, from its end token on; `None` where there is none."""
         same = [replace(call, arguments="{}") for call in calls]
         same[-1] = replace(same[-1], arguments=f'{{"{_SENTINEL}": ""}}')
-        tail = self._tail(param, {"role": "assistant", "content": "", "calls": same}, messages)
+        answer: Message = {"role": "assistant", "content": "", "calls": same}
+        tail = self._tail(param, answer, effort, messages)
         at = tail.find(end or str(self._tokenizer.eos_token))
         return None if at < 0 else tail[at:]
 
-    def _tail(self, param: str, answer: Message, messages: Sequence[Message]) -> str:
+    def _tail(
+        self, param: str, answer: Message, effort: Effort | None, messages: Sequence[Message]
+    ) -> str:
         """What the template writes behind the sentinel in an answer."""
         asked: Message = {"role": "user", "content": "."}
-        rendered = self._render(param, (), [asked, answer, *messages])
+        rendered = self._render(param, (), effort, [asked, answer, *messages])
         _, found, tail = rendered.partition(_SENTINEL)
         if not found:
             message = "This model's chat template cannot continue a conversation."

@@ -144,7 +144,9 @@ class ToolStyle:
         assert self.form is not None
         written = self.form.write([(call.name, _object(call)) for call in message["calls"]])
         text = "\n".join(filter(None, [message["content"], written]))
-        return {"role": message["role"], "content": text}
+        message = {**message, "content": text}
+        del message["calls"]
+        return message
 
 
 def tool_style(tokenizer: PreTrainedTokenizerBase, name: ToolFormat) -> ToolStyle:
@@ -233,6 +235,10 @@ def marked(message: Message, mark: Callable[[str, str], str]) -> dict[str, Any]:
     out: dict[str, Any] = {"role": role, "content": mark(message["content"], role)}
     if "name" in message:
         out["name"] = mark(message["name"], "user")
+    if "reasoning" in message:
+        out["reasoning_content"] = reasoning = mark(message["reasoning"], role)
+        if not (message["content"] and message.get("calls")):  # gpt-oss refuses all three
+            out["thinking"] = reasoning
     return out
 
 

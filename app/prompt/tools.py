@@ -92,13 +92,14 @@ class Tools:
 class Message(TypedDict):
     """One message of a conversation; developer messages are system messages to a template.
 
-    An assistant's may have calls; one of role "tool" is the result of the call `call_id`. Few
-    templates write a speaker's `name`.
+    An assistant's may have calls, and reasoning before; one of role "tool" is the result of the
+    call `call_id`. Few templates write a speaker's `name`.
     """
 
     role: str
     content: str
     name: NotRequired[str]
+    reasoning: NotRequired[str]
     calls: NotRequired[list[FunctionCall]]
     call_id: NotRequired[str]
 
@@ -122,7 +123,8 @@ def check_results(messages: Sequence[Message], calls: Sequence[FunctionCall], pa
 def num_characters(message: Message) -> int:
     """How long a message is, with the calls in it."""
     calls = message.get("calls", ())
-    return len(message["content"]) + sum(len(one.name) + len(one.arguments) for one in calls)
+    said = len(message["content"]) + len(message.get("reasoning", ""))
+    return said + sum(len(one.name) + len(one.arguments) for one in calls)
 
 
 def is_too_deep(value: Any) -> bool:

@@ -66,6 +66,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         constraint=constraint_of(body, _format(body), body.structured_outputs, tools),
         truncates=body.truncation == "auto",
         tools=tools,
+        effort=body.reasoning.effort if body.reasoning else None,
     )
 
 
@@ -93,7 +94,7 @@ def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
 
 def _item(item: ResolvedItem) -> Item:
     if isinstance(item, ReasoningItem):
-        return Thought(item.encrypted_content)
+        return Thought(item.text, item.encrypted_content)
     if isinstance(item, FunctionCallItem):
         call = FunctionCall(item.call_id, item.name, item.arguments)
         return {"role": "assistant", "content": "", "calls": [call]}
@@ -130,6 +131,7 @@ def new_response(
         presence_penalty=or_default(body.presence_penalty, 0.0),
         frequency_penalty=or_default(body.frequency_penalty, 0.0),
         top_logprobs=body.top_logprobs or 0,
+        reasoning=_reasoning(body),
         max_output_tokens=body.max_output_tokens,
         store=store,
         background=bool(body.background),
@@ -154,6 +156,13 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 def _choice(choice: ToolChoice | None) -> str | dict[str, Any]:
     return choice or "auto" if choice is None or isinstance(choice, str) else choice.model_dump()
+
+
+def _reasoning(body: CreateBody) -> dict[str, Any] | None:
+    """`reasoning` as the response repeats it: no summary is made."""
+    if body.reasoning is None:
+        return None
+    return {"effort": body.reasoning.effort, "summary": None}
 
 
 def _format_sent(body: CreateBody) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from app.generate.generation import Generation, Outcome
-from app.generate.lines import Output, Piece
+from app.generate.lines import Output, OutputKind, Piece
 from app.responses.items import output_item_id
 from app.wire.events import (
     ArgumentsDelta,
@@ -26,7 +26,12 @@ from app.wire.events import (
     LifecycleKind,
     OutputItem,
     OutputMessage,
+    OutputTokensDetails,
     PartEvent,
+    Reasoning,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningText,
     ResponseFailure,
     ResponseResource,
     Status,
@@ -45,6 +50,7 @@ _STATUS_OF_OUTCOME: dict[Outcome, Status] = {
     "cancelled": "cancelled",
     "error": "failed",
 }
+_PREFIXES: dict[OutputKind, str] = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
     "completed": "response.completed",
     "incomplete": "response.incomplete",
@@ -90,8 +96,8 @@ class ResponseRenderer:
         if piece.is_empty:
             return []
         index = len(self.logprobs) - 1
-        is_call = piece.kind != "text"
-        if index < 0 or piece.kind == "call" or is_call != self._is_call(index, generation):
+        kind: OutputKind = "call" if piece.kind == "arguments" else piece.kind
+        if index < 0 or piece.kind == "call" or kind != self._output(index, generation).kind:
             events = [*self._item_done(generation, "completed"), *self._item_begun(generation)]
             index += 1
         else:
@@ -102,6 +108,15 @@ class ResponseRenderer:
         if piece.kind == "arguments":
             events.append(
                 ArgumentsDelta(
+                    item_id=item_id,
+                    output_index=index,
+                    delta=piece.text,
+                    obfuscation=obfuscation,
+                )
+            )
+        elif piece.kind == "reasoning":
+            events.append(
+                ReasoningDelta(
                     item_id=item_id,
                     output_index=index,
                     delta=piece.text,
@@ -149,7 +164,7 @@ class ResponseRenderer:
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 
     def _item_begun(self, generation: Generation) -> list[Event]:
-        """The next item begins: the message or call that the answer has there."""
+        """The next item begins: the message, reasoning or call that the answer has there."""
         index = len(self.logprobs)
         self.logprobs.append([])
         item = self._item(index, generation, "in_progress")
@@ -160,8 +175,8 @@ class ResponseRenderer:
         events: list[Event] = [
             ItemEvent(type="response.output_item.added", output_index=index, item=item)
         ]
-        if isinstance(item, OutputMessage):
-            part = TextPart(text="")
+        if not isinstance(item, FunctionCall):
+            part = TextPart(text="") if isinstance(item, OutputMessage) else ReasoningText(text="")
             events.append(_part_event("response.content_part.added", item.id, index, part))
         return events
 
@@ -180,19 +195,19 @@ class ResponseRenderer:
             ]
         else:
             [part] = item.content
-            done = TextDone(
-                item_id=item.id, output_index=index, text=part.text, logprobs=part.logprobs
-            )
+            done = _text_done(item.id, index, part)
             events = [done, _part_event("response.content_part.done", item.id, index, part)]
         done_item = ItemEvent(type="response.output_item.done", output_index=index, item=item)
         return [*events, done_item]
 
     def _item(self, index: int, generation: Generation, status: ItemStatus) -> OutputItem:
         """An item of the answer so far."""
-        outputs = generation.line.outputs
-        output = outputs[index] if index < len(outputs) else Output()
+        output = self._output(index, generation)
         item_id = self._item_id(index, generation)
-        if output.name is not None:
+        if output.kind == "reasoning":
+            reasoned = [ReasoningText(text=output.text)]
+            return Reasoning(id=item_id, status=status, content=reasoned)
+        if output.kind == "call":
             return FunctionCall(
                 id=item_id,
                 call_id=made_id("call_", self.resource.id, index),
@@ -204,21 +219,27 @@ class ResponseRenderer:
         return OutputMessage(id=item_id, status=status, content=[part])
 
     def _item_id(self, index: int, generation: Generation) -> str:
-        kind = "fc" if self._is_call(index, generation) else "msg"
+        kind = _PREFIXES[self._output(index, generation).kind]
         return output_item_id(kind, self.resource.id, index)
 
-    def _is_call(self, index: int, generation: Generation) -> bool:
+    def _output(self, index: int, generation: Generation) -> Output:
         outputs = generation.line.outputs
-        return index < len(outputs) and outputs[index].name is not None
+        return outputs[index] if index < len(outputs) else Output()
 
 
 def _part_event(
     kind: Literal["response.content_part.added", "response.content_part.done"],
     item_id: str,
     index: int,
-    part: TextPart,
+    part: TextPart | ReasoningText,
 ) -> PartEvent:
     return PartEvent(type=kind, item_id=item_id, output_index=index, part=part)
+
+
+def _text_done(item_id: str, index: int, part: TextPart | ReasoningText) -> Event:
+    if isinstance(part, ReasoningText):
+        return ReasoningDone(item_id=item_id, output_index=index, text=part.text)
+    return TextDone(item_id=item_id, output_index=index, text=part.text, logprobs=part.logprobs)
 
 
 def _last_status(generation: Generation) -> ItemStatus:
@@ -238,5 +259,6 @@ def usage_of(generation: Generation) -> Usage:
         input_tokens=prompt,
         input_tokens_details=InputTokensDetails(cached_tokens=generation.cached_tokens),
         output_tokens=output,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=generation.reasoning_tokens),
         total_tokens=prompt + output,
     )

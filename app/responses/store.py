@@ -13,6 +13,7 @@ import msgspec
 from app.conversations.conversation import kept_items
 from app.conversations.store import ConversationStore
 from app.generate.generation import Generation
+from app.prompt.asides import asides_of
 from app.prompt.history import History, SocketHistory, Turn, pack_ids
 from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
@@ -184,6 +185,10 @@ class ResponseStore:
             starts=prompt.starts,
             input=renderer.input,
             tools=prompt.tools,
+            asides=[
+                *prompt.asides,
+                *asides_of(len(prompt.ids), prompt.opened, generation.line.asides),
+            ],
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)

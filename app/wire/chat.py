@@ -14,6 +14,7 @@ from app.wire.common import (
     CacheControl,
     Declined,
     DeclinedList,
+    Effort,
     Identifier,
     Metadata,
     PromptLogprobsField,
@@ -81,6 +82,7 @@ class ChatMessage(Wire):
     """One message of the conversation; an answer's message fits unchanged.
 
     An assistant's that calls functions needs no content. One of role "tool" is a call's result.
+    `reasoning_content`, which other open servers have as well, is what an assistant reasoned.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -97,6 +99,7 @@ class ChatMessage(Wire):
     ) = None
     tool_call_id: CallId | None = None
     name: Identifier | None = None
+    reasoning_content: str | None = None
     refusal: Declined = None
     audio: Declined = None
     annotations: DeclinedList = None
@@ -171,7 +174,7 @@ class ChatBody(SamplingFields):
     prediction: Declined = None
     prompt_cache_options: Declined = None
     prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
-    reasoning_effort: Annotated[Any, AfterValidator(declining("none"))] = None
+    reasoning_effort: Effort | None = None
     verbosity: Verbosity = None
     web_search_options: Declined = None
 
@@ -184,7 +187,7 @@ class PromptTokensDetails(Sent, kw_only=True):
 
 
 class CompletionTokensDetails(Sent, kw_only=True):
-    """This service hides no reasoning tokens."""
+    """`reasoning_tokens` are those of `reasoning_content`."""
 
     reasoning_tokens: int = 0
     audio_tokens: int = 0
@@ -234,6 +237,7 @@ class AnswerMessage(Sent, kw_only=True):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
     tool_calls: list[SentCall] | UnsetType = UNSET
 

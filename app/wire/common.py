@@ -119,6 +119,8 @@ EndUser = Annotated[str, StringConstraints(max_length=256)]
 CacheKey = Annotated[str, StringConstraints(max_length=64)]
 Tier = Literal["flex", "default", "priority"]
 """Which of a tenant's requests are served first: none goes before another tenant's."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much to reason. What a model cannot be asked for changes nothing."""
 Verbosity = Literal["low", "medium", "high"] | None
 """No model here can be asked for it: `ignored_fields` names what is not "medium"."""
 ServiceTier = Literal["auto", "flex", "default", "priority"] | None

@@ -81,7 +81,24 @@ class FunctionCall(Sent, kw_only=True, tag_field="type", tag="function_call"):
     status: ItemStatus
 
 
-OutputItem = OutputMessage | FunctionCall
+class ReasoningText(Sent, kw_only=True):
+    """What the model reasoned."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class Reasoning(Sent, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model reasoned before it answered; nothing here sums it up."""
+
+    id: str
+    status: ItemStatus
+    summary: list[dict[str, Any]] = []
+    content: list[ReasoningText]
+    encrypted_content: str | None = None
+
+
+OutputItem = OutputMessage | Reasoning | FunctionCall
 
 
 class InputTokensDetails(Sent, kw_only=True):
@@ -92,7 +109,7 @@ class InputTokensDetails(Sent, kw_only=True):
 
 
 class OutputTokensDetails(Sent, kw_only=True):
-    """This service hides no reasoning tokens."""
+    """`reasoning_tokens` are those of reasoning items."""
 
     reasoning_tokens: int = 0
 
@@ -146,7 +163,7 @@ class ResponseResource(Sent, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     top_logprobs: int
-    reasoning: None = None
+    reasoning: dict[str, Any] | None = None
     usage: Usage | None = None
     max_output_tokens: int | None
     max_tool_calls: None = None
@@ -233,7 +250,7 @@ class PartEvent(Event, kw_only=True):
     item_id: str
     output_index: int = 0
     content_index: int = 0
-    part: TextPart
+    part: TextPart | ReasoningText
 
 
 class TextDelta(Event, kw_only=True):
@@ -257,6 +274,27 @@ class TextDone(Event, kw_only=True):
     content_index: int = 0
     text: str
     logprobs: list[EncodedLogprob] = []
+
+
+class ReasoningDelta(Event, kw_only=True):
+    """More of what the model reasons."""
+
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    delta: str
+    obfuscation: str | UnsetType = UNSET
+
+
+class ReasoningDone(Event, kw_only=True):
+    """The reasoning is whole."""
+
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    text: str
 
 
 def padding(text: str) -> str:

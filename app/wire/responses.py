@@ -12,6 +12,7 @@ from app.wire.common import (
     CacheKey,
     Declined,
     DeclinedList,
+    Effort,
     Identifier,
     Metadata,
     SamplingFields,
@@ -30,7 +31,7 @@ from app.wire.tools import FunctionCallItem, FunctionCallOutputItem, Functions, 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 INCLUDABLE: frozenset[str] = frozenset(get_args(Includable))
-"""What a response can be asked to have besides. A model that does not reason has no reasoning."""
+"""What a response can be asked to have besides."""
 
 
 def _type_tag(value: Any, default: str = "") -> str:
@@ -104,15 +105,29 @@ class CompactionItem(Wire):
     id: Identifier | None = None
 
 
+class ReasoningPart(Wire):
+    """A text of a reasoning item."""
+
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
 class ReasoningItem(Wire):
-    """What a model thought before an answer, here or elsewhere: templates do not say it again."""
+    """What a model reasoned before an answer, here or elsewhere."""
 
     type: Literal["reasoning"]
     id: Identifier | None = None
     summary: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    content: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = (
+        None
+    )
     encrypted_content: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return "".join(part.text for part in self.content or ())
 
 
 class ItemReference(Wire):
@@ -195,11 +210,11 @@ class TextOptions(Wire):
 
 
 class ReasoningOptions(Wire):
-    """How to reason: not at all, as every model here answers."""
+    """How to reason. No summary is made: reasoning is told as it is."""
 
-    effort: Annotated[Any, AfterValidator(declining("none"))] = None
-    summary: Declined = None
-    generate_summary: Declined = None
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class StreamOptions(Wire):

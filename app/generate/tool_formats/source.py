@@ -14,13 +14,15 @@ import msgspec
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
-Kind = Literal["text", "call", "arguments"]
+Kind = Literal["text", "reasoning", "call", "arguments"]
 
 _SPACE = re.compile(r"\s*")
 
 
 class Part(msgspec.Struct, frozen=True):
-    """More text; or a call that begins, by its function's name; or more of its arguments' JSON."""
+    """More text, or more reasoning; or a call that begins, by its function's name; or more of its
+    arguments' JSON.
+    """
 
     kind: Kind
     text: str
@@ -30,16 +32,23 @@ class Source:
     """What has come and was not read yet.
 
     `functions` are those that may be called, each by name with the JSON schema of its parameters.
-    `parts` is what was made of the text, for whoever feeds it to take.
+    `parts` is what was made of the text, for whoever feeds it to take. What is read while it
+    `is_aside` is no part of the answer.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
         self.functions = functions
         self.parts: list[Part] = []
+        self.is_aside = False
         self._text = ""
         self._at = 0
         self._marked: int | None = None
         self._ended = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether some of the text is not told yet, but may be."""
+        return self._marked is not None or self._at < len(self._text)
 
     def feed(self, text: str) -> None:
         """There is more text."""
@@ -62,9 +71,13 @@ class Source:
         """What is read from here on may turn out to be plain text: `as_text` gives it back."""
         self._marked = self._at
 
+    def unmark(self) -> None:
+        """What was read since `mark` is no text."""
+        self._marked = None
+
     def begin_call(self, name: str) -> None:
         """What was read since `mark` is a call of this function."""
-        self._marked = None
+        self.unmark()
         self.emit("call", name)
 
     def as_text(self) -> None:
@@ -130,11 +143,16 @@ class Source:
 
     def text_until(self, *literals: str) -> Reading[str]:
         """The same, with the text before made parts as it comes; the one that it was is marked."""
+        literal = yield from self.told_until("text", *literals)
+        if literal:
+            self._marked = self._at - len(literal)
+        return literal
+
+    def told_until(self, kind: Kind, *literals: str) -> Reading[str]:
+        """Read up to the first of these and itself; what stands before it is made parts."""
         while True:
             text, literal = self._before(literals)
-            self.emit("text", text)
-            if literal:
-                self._marked = self._at - len(literal)
+            self.emit(kind, text)
             if literal or self._ended:
                 return literal
             yield

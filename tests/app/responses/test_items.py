@@ -293,8 +293,8 @@ async def test_what_was_thought_is_not_said_again(client: AsyncOpenAI, world: Wo
         assert refused.value.param == "input"
 
 
-async def test_not_to_reason_may_be_asked_for(client: AsyncOpenAI) -> None:
-    for effort in ("none", None):
+async def test_how_much_to_reason_may_be_asked_for(client: AsyncOpenAI) -> None:
+    for effort in ("none", "high", None):
         reasoning: Any = {"effort": effort, "summary": None}
         await client.responses.create(model=MODEL, input="x", reasoning=reasoning)
         await client.chat.completions.create(
@@ -302,6 +302,7 @@ async def test_not_to_reason_may_be_asked_for(client: AsyncOpenAI) -> None:
             messages=[{"role": "user", "content": "x"}],
             reasoning_effort=effort,  # type: ignore[arg-type]
         )
+    unknown: Any = {"effort": "some"}
     with pytest.raises(BadRequestError) as refused:
-        await client.responses.create(model=MODEL, input="x", reasoning={"effort": "low"})
+        await client.responses.create(model=MODEL, input="x", reasoning=unknown)
     assert refused.value.param == "reasoning.effort"

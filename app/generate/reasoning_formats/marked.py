@@ -1,0 +1,80 @@
+"""Reasoning between two markers, at the beginning of an answer: `<think>...</think>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.generate.reasoning_formats.format import Spell
+from app.generate.tool_formats.source import Reading, Source
+
+_SPACE = r"/[ \n]{0,8}/"
+_ANYTHING = r"/(?s:.*)/"
+
+
+@dataclass(frozen=True)
+class Marked:
+    """`pairs` has the markers that may close for each that opens. The answer behind them may
+    itself be `framed`. Where `begins_inside`, a prompt that shows no marker has opened the first.
+    """
+
+    pairs: Mapping[str, Sequence[str]]
+    framed: tuple[str, str] | None = None
+    begins_inside: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See `ReasoningFormat`."""
+        closings = (one for closings in self.pairs.values() for one in closings)
+        return (*dict.fromkeys((*self.pairs, *closings)), *(self.framed or ()))
+
+    def opened_by(self, tail: str) -> tuple[int, str]:
+        """See `ReasoningFormat`."""
+        for opening, closings in self.pairs.items():
+            closed = "|".join(map(re.escape, closings))
+            found = re.search(rf"{re.escape(opening)}\s*((?:{closed})\s*)?\Z", tail)
+            if found is not None:
+                return len(found[0]), "" if found[1] else opening
+        return 0, next(iter(self.pairs)) if self.begins_inside else ""
+
+    def read(self, source: Source, opened: str) -> Reading[None]:
+        """See `ReasoningFormat`."""
+        if not opened:
+            source.mark()
+            yield from source.skip_space()
+            opened = yield from source.take(*self.pairs)
+            if not opened:
+                source.as_text()
+                return
+            source.unmark()
+        source.is_aside = True
+        if self.begins_inside:
+            yield from source.skip_space()
+            yield from source.take(opened)
+        yield from source.told_until("reasoning", *self.pairs[opened])
+        yield from source.skip_space()
+        if self.framed is not None and (yield from source.take(self.framed[0])):
+            yield from source.skip_space()
+            source.is_aside = False
+            yield from source.told_until("text", self.framed[1])
+        source.is_aside = False
+
+    def preamble(self, opened: str, spell: Spell) -> str:
+        """See `ReasoningFormat`."""
+        rules: list[str] = []
+        thoughts: list[str] = []
+        for opening in [opened] if opened else self.pairs:
+            ends = [_up_to(spell(one), rules) for one in self.pairs[opening]]
+            thoughts.append(f"{'' if opened else spell(opening)} ({' | '.join(ends)})")
+        frame = "" if self.framed is None else f"({spell(self.framed[0])} {_SPACE})?"
+        whole = f"({' | '.join(thoughts)}) {_SPACE} {frame}"
+        return "\n".join([f"preamble: {whole if opened else f'({whole})?'}", *rules])
+
+
+def _up_to(marker: str, rules: list[str]) -> str:
+    """Any text and a marker: what stands for it, with what `rules` that needs."""
+    if not marker.startswith('"'):
+        return f"{_ANYTHING} {marker}"
+    rules.append(f"up_to_{len(rules)}[suffix={marker}]: {_ANYTHING}")
+    return f"up_to_{len(rules) - 1}"

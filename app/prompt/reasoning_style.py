@@ -1,0 +1,144 @@
+"""How a model is asked to reason, and how it writes what it reasons, as its template shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from jinja2 import Environment, TemplateError, meta
+from msgspec import structs
+from transformers import PreTrainedTokenizerBase
+
+from app.generate.constraint import Constraint
+from app.generate.reasoning_formats.format import ReasoningFormat
+from app.generate.reasoning_formats.formats import (
+    REASONING_FORMATS,
+    ReasoningName,
+    ReasoningSetting,
+)
+from app.generate.sifter import Sifter
+from app.wire.common import Effort
+
+_SPOKEN: Final[dict[ReasoningName, Sequence[str]]] = {
+    "harmony": ("<|channel|>",),
+    "mistral": ("[THINK]",),
+    "granite": ("<response>", "Here is my thought process:"),
+    "think": ("<think>", "</think>"),
+}
+"""What a template spells whose model writes in a format."""
+_SWITCHES: Final = ("enable_thinking", "thinking")
+_EFFORT: Final = "reasoning_effort"
+_GENERATION_TAG: Final = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
+_TAIL_TOKENS: Final = 32
+"""Of a prompt: more than any template ends it with."""
+_NEAREST: Final[dict[Effort, Effort]] = {
+    "none": "low",
+    "minimal": "low",
+    "xhigh": "high",
+    "max": "high",
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """How a prompt begins its answer: the last `num_tokens` are markers of reasoning.
+
+    `by` is the one that the answer begins inside of; empty where it begins outside.
+    """
+
+    num_tokens: int = 0
+    by: str = ""
+
+
+class ReasoningStyle:
+    """What one model's template and tokenizer show of reasoning.
+
+    `form` is how it is written, `None` where nothing is known of any.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, setting: ReasoningSetting) -> None:
+        self._tokenizer = tokenizer
+        self._template = str(tokenizer.chat_template or "")
+        self.form: ReasoningFormat | None = None
+        if setting == "auto":
+            self.form = self._found()
+        elif setting != "none":
+            self.form = REASONING_FORMATS[setting]
+        known = _variables(self._template)
+        self._switches = [name for name in _SWITCHES if name in known]
+        self._knows_effort = _EFFORT in known
+
+    @property
+    def takes_effort(self) -> bool:
+        """Whether the template can be told how much to reason."""
+        return self._knows_effort or bool(self._switches)
+
+    def variables(self, effort: Effort | None) -> dict[str, Any]:
+        """What the template is told of an effort."""
+        if effort is None:
+            return {}
+        told: dict[str, Any] = dict.fromkeys(self._switches, effort not in ("none", "minimal"))
+        if self._knows_effort:
+            is_named = re.search(rf"['\"]{effort}['\"]", self._template)
+            told[_EFFORT] = effort if is_named else _NEAREST.get(effort, effort)
+        return told
+
+    def opened(self, prompt: Sequence[int]) -> Opened | None:
+        """How a prompt begins its answer; `None` where no reasoning is looked for in it."""
+        if self.form is None:
+            return None
+        length, by = self.form.opened_by(self._text(prompt[-_TAIL_TOKENS:]))
+        count = 0
+        while len(self._text(prompt[len(prompt) - count :])) < length:
+            count += 1
+        return Opened(count, by)
+
+    def sifter(self, opened: Opened | None) -> Sifter | None:
+        """What takes reasoning out of an answer; `None` where there is none to be looked for."""
+        if self.form is None or opened is None:
+            return None
+        return Sifter(self.form, opened.by)
+
+    def before(self, constraint: Constraint, opened: Opened | None) -> Constraint:
+        """What holds the answer alone, behind whatever is reasoned."""
+        if self.form is None or opened is None:
+            return constraint
+        known = self._controls
+        named = tuple(known[one] for one in self.form.markers if one in known)
+        preamble = self.form.preamble(opened.by, self._spell)
+        grammar = structs.replace(
+            constraint.grammar, preamble=preamble, tokens=(*constraint.grammar.tokens, *named)
+        )
+        return replace(constraint, grammar=grammar)
+
+    @property
+    def _controls(self) -> dict[str, int]:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {one.content: token_id for token_id, one in added if one.special}
+
+    def _spell(self, marker: str) -> str:
+        token_id = self._controls.get(marker)
+        return json.dumps(marker) if token_id is None else f"<[{token_id}]>"
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _found(self) -> ReasoningFormat | None:
+        for name, spoken in _SPOKEN.items():
+            if any(one in self._template for one in spoken):
+                return REASONING_FORMATS[name]
+        return None
+
+
+def _variables(template: str) -> set[str]:
+    """What a template can be told besides messages and tools."""
+    try:
+        bare = _GENERATION_TAG.sub("", template)
+        return meta.find_undeclared_variables(
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(bare)
+        )
+    except TemplateError:
+        return set()
