@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: setup serve test test-all lint gpu-check
+.PHONY: setup serve test test-all suites lint gpu-check
 
 setup: $(STAMP)
 	@$(BIN)/python -m engine.model.weights > /dev/null
@@ -27,6 +27,11 @@ test-all: test
 	@echo "examples are drawn from seed $(SEED): make test-all SEED=$(SEED)"
 	$(PYTEST) -m "exhaustive or hypothesis or scaled" --hypothesis-profile=exhaustive \
 		--hypothesis-seed=$(SEED)
+
+# What others wrote to call such a service, in environments of its own: installs packages from PyPI
+# and npm. ARGS="ai-sdk --json suites.json" runs one of them; see docs/clients.md.
+suites: setup
+	$(BIN)/python -m tests.suites $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,64 @@
+"""All suites: what each runs, on what, and which of its cases cannot pass here, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Model = Literal["default", "calling"]
+"""The model as it is, in fp32, or held to calls and to brief answers: see `calling.py`."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One file of `clients/`, and the packages that its environment is made of.
+
+    `known` has, by part of a case's name, why it fails for no fault of the service.
+    """
+
+    script: str
+    packages: tuple[str, ...]
+    model: Model = "calling"
+    shares_project: bool = False
+    """Whether the environment sees the project's own packages, which are large."""
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What runs it, by the end of its name."""
+        return self.script.rpartition(".")[2]
+
+
+_IMAGES = "the model takes no images; they are refused by name"
+_UNTOLD = "only the prompt tells of the schema, and the model is too small to follow it"
+
+SUITES: dict[str, Suite] = {
+    "open-responses": Suite(
+        "open_responses.py",
+        ("openresponses-types==2.4.0", "httpx==0.28.1", "websockets==17.0"),
+        known={"image_input": _IMAGES},
+    ),
+    "openai-python": Suite("openai_python.py", ("openai==3.51.0", "websockets==15.0.1")),
+    "openai-node": Suite("openai_node.mjs", ("openai@6.49.0", "zod@4", "ws@8")),
+    "ai-sdk": Suite(
+        "ai_sdk.mjs",
+        ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.91", "zod@4"),
+    ),
+    "langchain": Suite(
+        "langchain_standard.py", ("langchain-tests==1.1.9", "langchain-openai==1.6.7")
+    ),
+    "agents-sdk": Suite("agents_sdk.py", ("openai-agents==0.24.0",)),
+    "pydantic-ai": Suite(
+        "pydantic_agents.py",
+        ("pydantic-ai-slim[openai]==2.68.0",),
+        known={"PromptedOutput": _UNTOLD},
+    ),
+    "instructor": Suite(
+        "instructor_models.py", ("instructor==1.17.0",), known={"Mode.JSON]": _UNTOLD}
+    ),
+    "litellm": Suite("litellm_calls.py", ("litellm==1.99.4",)),
+    "llm": Suite("llm_program.py", ("llm==0.36",)),
+    "jdk": Suite("JdkClients.java", ()),
+    "lm-eval": Suite("lm_eval_scores.py", ("lm-eval==0.4.13",), "default", shares_project=True),
+}
