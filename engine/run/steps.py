@@ -164,9 +164,9 @@ class Steps:
         now = perf_counter()
         began, last = self._began.popleft(), self._last_result
         self._last_result = now
-        self._scheduler.pace.observe(
-            plan.num_decoding, plan.num_prompt_tokens, now - max(began, last)
-        )
+        pace = self._scheduler.pace
+        worth = sum(pace.worth(chunk.start, chunk.count) for chunk in plan.prompts)
+        pace.observe(plan.num_decoding, worth, now - max(began, last))
         if self._scheduler.speculation is not None:
             ran_dry = may_run_ahead and began > last
             self._scheduler.speculation.observe(plan, now - last, ran_dry=ran_dry)

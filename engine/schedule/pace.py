@@ -5,7 +5,8 @@ Sequences that decode wait for the whole step, so it should end within a target:
 is under way, which should be no longer than it has to be to be efficient. What a token takes
 differs between machines, models and contexts, so it is learned from the steps themselves: a step
 takes something however little it computes, and more by every sequence that decodes and every token
-of a prompt.
+of a prompt, the more the farther behind the prompt's beginning it is, as it attends to all before
+it. So tokens are counted by their worth: in tokens at the beginning.
 
 While prompts wait they so have most of the time, since a pause below the target is not noticed and
 a first token that is late is. What they have taken beyond half of it is remembered as a debt to
@@ -13,6 +14,8 @@ those that decode; whose prompts wait until it is paid, `engine.schedule.fairnes
 """
 
 from __future__ import annotations
+
+import math
 
 _WEIGHT = 0.2
 """Of a new observation."""
@@ -31,13 +34,17 @@ FEW_TOKENS = 16
 class Pace:
     """Learns from steps what they take, and keeps those that decode to a target."""
 
-    def __init__(self, target_seconds: float) -> None:
-        """A target of 0 leaves all steps as long as they are."""
+    def __init__(self, target_seconds: float, doubling: float = math.inf) -> None:
+        """A target of 0 leaves all steps as long as they are.
+
+        A token of a prompt takes twice as long behind `doubling` others as it does behind none.
+        """
         self._target = target_seconds
+        self._doubling = doubling
         self._decode_step: float | None = None
         """Seconds of a step that decodes alone."""
         self._prompt_token: float | None = None
-        """Seconds more for each token of a prompt."""
+        """Seconds more for each token at the beginning of a prompt."""
         self._fixed: float | None = None
         """Seconds of a step that does next to nothing."""
         self._debt = 0.0
@@ -51,9 +58,22 @@ class Pace:
         """
         return self._target > 0 and self._debt > 0
 
+    def worth(self, start: int, count: int) -> float:
+        """What `count` tokens of a prompt behind `start` others take, in tokens behind none."""
+        return count * (1 + (start + count / 2) / self._doubling)
+
+    def affordable(self, worth: float, start: int) -> int:
+        """How many tokens behind `start` others are worth no more."""
+        if worth <= 0 or math.isinf(self._doubling):
+            return math.floor(worth)
+        # The root of n^2 / 2 + (doubling + start) n = doubling * worth.
+        sooner = self._doubling + start
+        root = math.sqrt(sooner * sooner + 2 * self._doubling * worth) - sooner
+        return max(math.floor(root), int(worth >= 1))  # they always get on
+
     @property
     def prompt_tokens(self) -> int | None:
-        """That a step may compute beside sequences that decode; `None`: as many as there are.
+        """Worth that a step may compute beside sequences that decode; `None`: any.
 
         Where decoding alone takes more than half of the target, prompts take as long as decoding.
         """
@@ -65,22 +85,25 @@ class Pace:
 
     @property
     def efficient_tokens(self) -> int | None:
-        """Of prompts alone: a longer step would be hardly more efficient. `None`: not known yet."""
+        """Worth of prompts alone: a longer step would be hardly more efficient.
+
+        `None`: not known yet.
+        """
         if not self._target or self._fixed is None or self._prompt_token is None:
             return None
         return max(FEW_TOKENS, int(self._fixed / (_FIXED_SHARE * self._prompt_token)))
 
-    def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+    def observe(self, num_decoding: int, prompt_worth: float, seconds: float) -> None:
         """A step has been computed."""
-        if num_decoding and not num_prompt_tokens:
+        if num_decoding and not prompt_worth:
             self._decode_step = _averaged(self._decode_step, seconds)
             if self._prompt_token is not None:  # a row takes about as much
                 left = max(seconds - num_decoding * self._prompt_token, _LEAST_SHARE * seconds)
                 self._fixed = _averaged(self._fixed, left)
-        elif num_prompt_tokens >= FEW_TOKENS:
+        elif prompt_worth >= FEW_TOKENS:
             left = max(seconds - (self._decode_step or 0.0), _LEAST_SHARE * seconds)
-            self._prompt_token = _averaged(self._prompt_token, left / num_prompt_tokens)
-        self._account(num_decoding > 0 and num_prompt_tokens > 0, seconds)
+            self._prompt_token = _averaged(self._prompt_token, left / prompt_worth)
+        self._account(num_decoding > 0 and prompt_worth > 0, seconds)
 
     def _account(self, is_shared: bool, seconds: float) -> None:
         """Prompts owe what they have taken of a shared step; any other time pays as much back."""

@@ -94,9 +94,14 @@ class StepPlan:
         return sum(chunk.num_rows for chunk in self.chunks)
 
     @property
+    def prompts(self) -> list[ScheduledChunk]:
+        """Of the chunks, the last ones."""
+        return self.chunks[self.num_decoding :]
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Of these, tokens of prompts."""
-        return sum(chunk.count for chunk in self.chunks[self.num_decoding :])
+        return sum(chunk.count for chunk in self.prompts)
 
     @property
     def spans(self) -> list[tuple[int, int]]:

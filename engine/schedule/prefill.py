@@ -104,7 +104,7 @@ class PrefillPlanner:
             prefilling.remove(group)
             while group.prefill and (share := room.share(group)) > 0:
                 step.chunks.append(_next_chunk(group, share))
-                room.spend(step.chunks[-1].count, len(step.chunks[-1].scored))
+                room.spend(step.chunks[-1])
         self._num_planned += room.num_spent
         step.is_preparing |= hashing.is_short
         return step

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.schedule.accounts import Account
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.pace import Pace
+from engine.schedule.plan import ScheduledChunk
 from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
 
@@ -21,8 +23,9 @@ class Room:
     lifecycle: Lifecycle
     left: int
     """Tokens, in all."""
-    short: int
-    """Tokens with which the step is no longer than others should wait for it."""
+    short: float
+    """Worth of tokens with which the step is no longer than others should wait for it."""
+    pace: Pace
     streams: list[Account]
     """Tenants whose sequences decode in the step."""
     is_owed: bool
@@ -44,13 +47,13 @@ class Room:
         accounts, left = lifecycle.accounts, budget.num_tokens - len(decoding)
         rows = max(_FEWEST_ROWS, budget.num_sequences - len(decoding))
         streams = [accounts[tenant] for tenant in {one.request.tenant for one in decoding}]
-        short: int | None = None
+        short: float | None = None
         if decoding:
             short = pace.prompt_tokens
         elif accounts.num_known > 1:
             short = pace.efficient_tokens
-        short = left if short is None else min(left, short)
-        return cls(lifecycle, left, short, streams, bool(decoding) and pace.is_in_debt, rows)
+        short = math.inf if short is None else short
+        return cls(lifecycle, left, short, pace, streams, bool(decoding) and pace.is_in_debt, rows)
 
     def share(self, group: SequenceGroup) -> int:
         """Tokens that a group's prompt may take of what is left."""
@@ -59,16 +62,20 @@ class Room:
         is_waiting = group.request_id not in self.lifecycle.running
         if self.is_owed and self.lifecycle.fairness.must_pay(account, self.streams):
             return 0
-        if self.lifecycle.fairness.may_draw_out(len(account.waiting) - is_waiting, self.streams):
+        may_draw_out = self.lifecycle.fairness.may_draw_out(
+            len(account.waiting) - is_waiting, self.streams
+        )
+        if may_draw_out or math.isinf(self.short):
             return left
-        return min(left, self.short)
+        start = 0 if is_waiting else group.prefill[0].num_computed
+        return min(left, self.pace.affordable(self.short, start))
 
-    def spend(self, num_tokens: int, num_scored: int) -> None:
-        """So many tokens of prompts are computed, and of these so many scored."""
-        self.rows -= num_scored
-        self.left -= num_tokens
-        self.short -= num_tokens
-        self.num_spent += num_tokens
+    def spend(self, chunk: ScheduledChunk) -> None:
+        """So much of a prompt is computed."""
+        self.rows -= len(chunk.scored)
+        self.left -= chunk.count
+        self.short -= self.pace.worth(chunk.start, chunk.count)
+        self.num_spent += chunk.count
 
     def gain(self, num_sequences: int) -> None:
         """So many sequences do not decode after all."""

@@ -75,7 +75,7 @@ class Scheduler:
         self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
         self.decode = DecodePlanner(self.lifecycle)
         self.budget = StepBudget(budget, most_sequences)
-        self.pace = Pace(config.itl_target_ms / 1000)
+        self.pace = Pace(config.itl_target_ms / 1000, recovery.costs.compute.doubling)
         self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace)
         self.speculation: Speculation | None = None
         if drafter is not None:

@@ -8,6 +8,7 @@ observed since. Kwon et al., SOSP 2023, section 4.5, compares the two ways.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -48,6 +49,11 @@ class ComputeCost:
     step_tokens: int
     per_decode_step: float
     """Of a step in which every sequence computes one token, besides these."""
+
+    @property
+    def doubling(self) -> float:
+        """Tokens behind which one takes twice as long as behind none, but for the step."""
+        return self.per_token / self.per_pair if self.per_pair else math.inf
 
     def parts(self, spans: Sequence[Span]) -> tuple[float, float]:
         """Predicted for computing `spans`, chunked into full steps: for the steps, and the rest."""

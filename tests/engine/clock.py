@@ -23,15 +23,20 @@ def with_clock(
     decoding: float,
     token: float = 0.0,
     draft: float = 0.0,
+    pair: float = 0.0,
 ) -> Clock:
-    """Let steps take so many seconds, and so many more for each token of a prompt or a draft."""
+    """Let steps take so many seconds, and so many more for each token of a prompt or a draft.
+
+    Of a prompt also `pair` for each token that another one comes behind.
+    """
     clock = Clock()
     execute = core._runner.execute
 
     def timed(plan: StepPlan) -> Sampled:
         clock.plans.append(plan)
         drafts = sum(len(chunk.drafts) for chunk in plan.chunks)
-        clock.now += decoding + token * plan.num_prompt_tokens + draft * drafts
+        pairs = sum(chunk.count * (chunk.start + chunk.count / 2) for chunk in plan.prompts)
+        clock.now += decoding + token * plan.num_prompt_tokens + pair * pairs + draft * drafts
         return execute(plan)
 
     for module in ("engine.run.steps", "engine.schedule.speculation"):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.schedule.pace import Pace
+from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from tests.engine.clock import with_clock
 from tests.engine.simulation import (
     expected_output,
@@ -125,6 +130,42 @@ def test_a_prompt_alone_takes_whole_budgets_and_beside_a_stream_what_the_target_
     beside = [plan.num_prompt_tokens for plan in plans if plan.num_prompt_tokens]
     assert all(plan.num_decoding for plan in plans[: len(beside)])
     assert 35 <= min(beside[:-1]) <= max(beside) <= 45
+
+
+@given(st.floats(10.0, 1e6), st.floats(0.0, 1e5), st.integers(0, 100_000))
+def test_what_is_affordable_is_worth_no_more_and_one_token_more_is(
+    doubling: float, worth: float, start: int
+) -> None:
+    pace = Pace(0.050, doubling)
+    count = pace.affordable(worth, start)
+    assert pace.worth(start, count) <= worth * (1 + 1e-9) or count == 1
+    assert pace.worth(start, count + 1) > worth * (1 - 1e-9)
+    assert count or worth < 1, "it gets on"
+    assert Pace(0.050).affordable(worth, start) == int(worth), "wherever it is"
+
+
+def test_steps_keep_to_the_target_however_long_the_prompts_are_whose_turn_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute = ComputeCost(0.010, 0.001, 0.001 / 500, 200, 0.010)
+    costs = CostModel(CopyCost(0.0, 1.0), CopyCost(0.0, 1.0), compute)
+    core = simulated_core(num_blocks=2000, step_token_budget=200, itl_target_ms=50.0, costs=costs)
+    clock = with_clock(core, monkeypatch, decoding=0.010, token=0.001, pair=0.001 / 500)
+    core.submit(make_request("stream", list(range(10, 50)), 400))
+    for _ in range(8):
+        core.step()
+    core.submit(make_request("long", list(range(20, 2020)), 5))
+    lengths: list[float] = []
+    while "long" in core.scheduler.lifecycle.live:
+        if len(lengths) % 4 == 0:  # a short one by turns with the long one
+            prompt = list(range(len(lengths), len(lengths) + 60))
+            core.submit(make_request(f"short {len(lengths)}", prompt, 1))
+        before = clock.now
+        core.step()
+        lengths.append(clock.now - before)
+        core.scheduler.check()
+    assert max(lengths) < 0.055
+    assert statistics.mean(lengths) > 0.035
 
 
 def test_without_a_target_a_prompt_beside_a_stream_takes_the_whole_budget(
