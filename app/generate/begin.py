@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
+from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
 from app.conversations.earlier import EarlierItems
@@ -99,10 +100,6 @@ class Generations:
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
             prompt = await self._prompt(principal, request, on_socket)
-            constraint = request.constraint
-            if constraint is not None:
-                held = self._template.reasoning.before(constraint, prompt.opened)
-                request = replace(request, constraint=held)
             asked = Asked(
                 request=engine_request(principal, request, prompt, info, self._default_max_tokens),
                 prompt=prompt,
@@ -110,9 +107,11 @@ class Generations:
                 engine_kind=info.hash_extras,
                 tools=request.tools,
             )
-            if constraint is not None:
+            if request.constraint is not None:
                 key = asked.request.namespaces.private_key
-                await self._grammars.check(principal.tenant.id, key, constraint)
+                await self._grammars.check(principal.tenant.id, key, request.constraint)
+                held = self._template.reasoning.before(request.constraint.grammar, prompt.opened)
+                asked = replace(asked, request=structs.replace(asked.request, grammar=held))
             return await self._start(principal, asked, ticket)
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:

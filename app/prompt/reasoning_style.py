@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from jinja2 import Environment, TemplateError, meta
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
-from app.generate.constraint import Constraint
 from app.generate.reasoning_formats.format import ReasoningFormat
 from app.generate.reasoning_formats.formats import (
     REASONING_FORMATS,
@@ -21,6 +20,7 @@ from app.generate.reasoning_formats.formats import (
 )
 from app.generate.sifter import Sifter
 from app.wire.common import Effort
+from engine.api import Grammar
 
 _SPOKEN: Final[dict[ReasoningName, Sequence[str]]] = {
     "harmony": ("<|channel|>",),
@@ -102,17 +102,15 @@ class ReasoningStyle:
             return None
         return Sifter(self.form, opened.by)
 
-    def before(self, constraint: Constraint, opened: Opened | None) -> Constraint:
-        """What holds the answer alone, behind whatever is reasoned."""
+    def before(self, grammar: Grammar, opened: Opened | None) -> Grammar:
+        """A grammar of what comes behind the reasoning, whatever that is."""
         if self.form is None or opened is None:
-            return constraint
+            return grammar
         known = self._controls
-        named = tuple(known[one] for one in self.form.markers if one in known)
+        named = (known[one] for one in self.form.markers if one in known)
         preamble = self.form.preamble(opened.by, self._spell)
-        grammar = structs.replace(
-            constraint.grammar, preamble=preamble, tokens=(*constraint.grammar.tokens, *named)
-        )
-        return replace(constraint, grammar=grammar)
+        tokens = tuple(dict.fromkeys((*grammar.tokens, *named)))
+        return structs.replace(grammar, preamble=preamble, tokens=tokens)
 
     @property
     def _controls(self) -> dict[str, int]:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from app.generate.constraint import Constraint
 from app.generate.reasoning_formats.formats import REASONING_FORMATS
 from app.prompt.asides import asides_of, without_asides
 from app.prompt.reasoning_style import Opened, ReasoningStyle
@@ -89,13 +88,13 @@ def test_a_prompts_last_tokens_show_how_the_answer_begins(tail: str, opened: Ope
     assert style.opened(ids) == opened
 
 
-ANY = Constraint(Grammar(kind="regex", source="[a-z]+"), "text.format")
+ANY = Grammar(kind="regex", source="[a-z]+")
 
 
 @pytest.mark.parametrize("by", ["", "<think>"])
 @pytest.mark.parametrize("template", [SWITCHED, "{{ 'Here is my thought process: <think>' }}"])
 def test_what_is_reasoned_may_stand_before_a_grammar(template: str, by: str) -> None:
-    grammar = style_of(template).before(ANY, Opened(0, by)).grammar
+    grammar = style_of(template).before(ANY, Opened(0, by))
     assert problem_of(grammar) is None
     assert grammar.tokens == ()
     assert style_of(template).before(ANY, None) is ANY
@@ -107,12 +106,12 @@ def test_markers_that_are_control_tokens_are_named_as_such() -> None:
     tokenizer.add_tokens([AddedToken("[/THINK]", special=True)], special_tokens=True)
     tokenizer.chat_template = "[THINK]"
     end = tokenizer.convert_tokens_to_ids("[/THINK]")
-    grammar = ReasoningStyle(tokenizer, "auto").before(ANY, Opened()).grammar
+    grammar = ReasoningStyle(tokenizer, "auto").before(ANY, Opened())
     assert grammar.tokens == (end,)
     assert f"<[{end}]>" in grammar.preamble
     assert '"[THINK]"' in grammar.preamble
     assert problem_of(grammar) is None
-    harmony = style_of(HARMONY).before(ANY, Opened()).grammar
+    harmony = style_of(HARMONY).before(ANY, Opened())
     assert len(harmony.tokens) == 7
     assert problem_of(harmony) is None
 
