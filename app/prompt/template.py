@@ -296,7 +296,9 @@ class ChatTemplate:
         messages: Sequence[Message],
     ) -> str:
         """What the template writes behind an answer whose last token is `last`."""
-        is_end = last in self._tokenizer.all_special_ids
+        token = self._tokenizer.added_tokens_decoder.get(last)
+        is_control = token is not None and token.special
+        is_end = is_control or last in self._tokenizer.all_special_ids
         end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
         tail = None
         if calls and self.tools.native and self.tools.writes_calls:
@@ -319,8 +321,8 @@ class ChatTemplate:
         same[-1] = replace(same[-1], arguments=f'{{"{_SENTINEL}": ""}}')
         answer: Message = {"role": "assistant", "content": "", "calls": same}
         tail = self._tail(param, answer, effort, messages)
-        at = tail.find(end or str(self._tokenizer.eos_token))
-        return None if at < 0 else tail[at:]
+        ends = [one for one in (end, str(self._tokenizer.eos_token)) if one and one in tail]
+        return tail[tail.index(ends[0]) :] if ends else None
 
     def _tail(
         self, param: str, answer: Message, effort: Effort | None, messages: Sequence[Message]

@@ -10,15 +10,15 @@ import re
 from typing import Final
 
 from app.generate.reasoning_formats.format import Spell
+from app.generate.tool_formats.harmony import CALL, CHANNEL, CONSTRAIN, MESSAGE, OPENING
 from app.generate.tool_formats.source import Reading, Source
 
-START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-CONSTRAIN, CALL = "<|constrain|>", "<|call|>"
+START = "<|start|>"
 _END, _RETURN = "<|end|>", "<|return|>"
 _ENDS: Final = (_END, _RETURN)
 _ROLE = "assistant"
 _WORDS = re.compile(r"[^<]*")
-_RECIPIENT = re.compile(r"\bto=(functions\.[\w.-]+)")
+_RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
 _MARKERS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, CALL, *_ENDS)
 
 
@@ -69,7 +69,7 @@ def _read_message(source: Source, header: str) -> Reading[None]:
         source.is_aside = True
         yield from source.told_until("reasoning", *_ENDS, CALL)
     elif recipient is not None:
-        source.emit("text", f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
+        source.emit("text", f"{OPENING}{recipient[1]}{MESSAGE}")
         yield from source.told_until("text", *_ENDS, CALL)
         source.emit("text", CALL)
     elif (yield from source.told_until("text", *_ENDS, CALL)) == _RETURN:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from app.generate.tool_formats.deepseek import DEEPSEEK
 from app.generate.tool_formats.format import Format
 from app.generate.tool_formats.gemma import GEMMA
+from app.generate.tool_formats.harmony import HARMONY
 from app.generate.tool_formats.llama_json import LLAMA
 from app.generate.tool_formats.marked_json import GRANITE, HERMES, PHI
 from app.generate.tool_formats.mistral import MISTRAL
@@ -14,7 +15,16 @@ from app.generate.tool_formats.pythonic import PYTHONIC
 from app.generate.tool_formats.xml_parameters import XML
 
 FormatName = Literal[
-    "hermes", "xml", "mistral", "granite", "phi", "deepseek", "gemma", "pythonic", "llama"
+    "hermes",
+    "xml",
+    "mistral",
+    "granite",
+    "phi",
+    "deepseek",
+    "gemma",
+    "harmony",
+    "pythonic",
+    "llama",
 ]
 ToolFormat = Literal["auto", FormatName]
 FORMATS: dict[FormatName, Format] = {
@@ -25,6 +35,7 @@ FORMATS: dict[FormatName, Format] = {
     "phi": PHI,
     "deepseek": DEEPSEEK,
     "gemma": GEMMA,
+    "harmony": HARMONY,
     "pythonic": PYTHONIC,
     "llama": LLAMA,
 }

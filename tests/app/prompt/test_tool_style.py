@@ -40,6 +40,8 @@ CALLS = {
     "gemma": "<start_function_call>call:" + NAME + "{{ '{' }}" + PARAMETERS.replace(
         "EACH", "{{ key }}:<escape>{{ value }}<escape>"
     ) + "{{ '}' }}<end_function_call>",
+    "harmony": " to=functions." + NAME
+    + "<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>",
     "pythonic": "[" + NAME + "(" + PARAMETERS.replace("EACH", '{{ key }}="{{ value }}"') + ")]",
     "llama": OBJECT.replace("KEY", "parameters"),
 }  # fmt: skip
