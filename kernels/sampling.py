@@ -8,16 +8,24 @@ from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
+from kernels.masking import Masks
 
 
 class _Module(Protocol):
     """What every backend module provides."""
 
-    def draw(self, scores: Tensor, states: Tensor, numbers: Tensor) -> Tensor: ...
+    def draw(
+        self, scores: Tensor, states: Tensor, numbers: Tensor, masks: Masks | None = None
+    ) -> Tensor: ...
 
 
 def draw(
-    scores: Tensor, states: Tensor, numbers: Tensor, *, backend: Backend | None = None
+    scores: Tensor,
+    states: Tensor,
+    numbers: Tensor,
+    masks: Masks | None = None,
+    *,
+    backend: Backend | None = None,
 ) -> Tensor:
     """Draw one token a row: [num_rows] int64, on the device of the scores.
 
@@ -30,13 +38,14 @@ def draw(
     - top_p: of these, the likeliest ones, until their mass is this part of all theirs; 1 for all,
     - widest gap, a float32: of these, tokens at most so far behind the first; inf for all.
 
-    Of tokens with one score, those with smaller numbers come first. The gap of a token is its
-    distance from the row's largest score, times the inverse temperature; the token with the largest
-    sum of Gumbel noise and negative gap wins (Maddison, Tarlow and Minka, "A* sampling", 2014).
+    What `masks` do not allow counts as -inf. Of tokens with one score, those with smaller numbers
+    come first. The gap of a token is its distance from the row's largest score, times the inverse
+    temperature; the token with the largest sum of Gumbel noise and negative gap wins (Maddison,
+    Tarlow and Minka, "A* sampling", 2014).
     A row does not depend on the others, and every backend draws the same tokens: gaps are computed
     in float32 by one difference and one product, masses are sums of whole numbers, and noise is
     computed from whole numbers in float64. A score that is no number counts as -inf; a row without
     a finite largest score takes the first of its largest ones.
     """
     module = backends.room(backend or backends.default(scores.device), "sampling")
-    return cast(_Module, module).draw(scores, states, numbers)
+    return cast(_Module, module).draw(scores, states, numbers, masks)

@@ -1,20 +1,23 @@
 """Requests whose grammars are being compiled, and the grammars that have been.
 
-Threads compile them, while the engine's loop goes on. What is compiled is kept for those who may
-share the request's blocks, and is found with their key alone: how soon an answer begins tells
-nothing of what a neighbour has sent. A request keeps its own grammar, wherever it waits.
+Threads compile them, tenants in turn, while the engine's loop goes on. What is compiled is kept for
+those who may share the request's blocks, and is found with their key alone: how soon an answer
+begins tells nothing of what a neighbour has sent. A request keeps its own grammar, wherever it
+waits.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import structs
 
 from engine.api import EngineRequest, Grammar
 from engine.grammar.compiled import CompiledGrammar, GrammarError
+from engine.grammar.lanes import Lanes
 from engine.grammar.vocabulary import Vocabulary
 
 _THREADS = 2
@@ -40,7 +43,7 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._lanes: Lanes[CompiledGrammar] = Lanes(_THREADS, "grammar")
         self._kept: OrderedDict[_Key, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: dict[str, tuple[EngineRequest, Future[CompiledGrammar]]] = {}
 
@@ -86,7 +89,8 @@ class Grammars:
         key = request.tenant, request.namespaces.private_key, grammar
         future = self._kept.get(key)
         if future is None or _is_spent(future):
-            future = self._pool.submit(CompiledGrammar, grammar, self._vocabulary)
+            work = partial(CompiledGrammar, grammar, self._vocabulary)
+            future = self._lanes.submit(request.tenant, work)
             self._kept[key] = future
         self._kept.move_to_end(key)
         self._shrink()

@@ -18,8 +18,10 @@ from engine.config import EngineConfig
 from engine.draft.combined import LookupFirst
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
+from engine.draft.held import Held
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
+from engine.grammar.follower import Followers
 from engine.grammar.grammars import Grammars
 from engine.grammar.vocabulary import Vocabulary, load_vocabulary
 from engine.model.calibration import (
@@ -51,7 +53,7 @@ from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
-from kernels import backends
+from kernels import backends, masking
 from kernels.sampling import draw
 
 _log = logging.getLogger(__name__)
@@ -84,20 +86,28 @@ def load_core(config: EngineConfig, tell: Callable[[str], None] = lambda _: None
     """
     parts = load_parts(config, tell)
     tell("memory")
-    runner, graphs = make_runner(parts)
-    guesses = config.speculation != "off"
+    return make_core(parts)
+
+
+def make_core(parts: Parts) -> EngineCore:
+    """The engine that is built from `parts`, with what its configuration says is to guess."""
+    followers = Followers()
+    runner, graphs = make_runner(parts, followers)
+    guesses = parts.config.speculation != "off"
     row_costs = _row_costs(parts, graphs) if guesses else FREE_ROWS
-    drafter = make_drafter(parts)
+    drafter = make_drafter(parts, followers)
     grammars = None if parts.vocabulary is None else Grammars(parts.vocabulary)
     return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter, grammars)
 
 
-def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
+def make_runner(
+    parts: Parts, followers: Followers | None = None
+) -> tuple[ModelRunner, DecodeGraphs | None]:
     """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
     config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
     grouping = _may_group(config)
-    masks = None if parts.vocabulary is None else Masks(parts.vocabulary)
+    masks = None if parts.vocabulary is None else Masks(parts.vocabulary, followers)
     if parts.model.device.type != "cuda":
         return ModelRunner(parts.model, costs, grouping, masks=masks), None
     record = CudaRecorder(parts.model.device)
@@ -113,14 +123,15 @@ def make_runner(parts: Parts) -> tuple[ModelRunner, DecodeGraphs | None]:
     return AheadRunner(parts.model, costs, grouping, graphs, pieces, masks=masks), graphs
 
 
-def make_drafter(parts: Parts) -> Drafter | None:
+def make_drafter(parts: Parts, followers: Followers | None = None) -> Drafter | None:
     """What the configuration says is to guess."""
     config, draft = parts.config, parts.draft
     if config.speculation == "off":
         return None
-    if draft is None:
-        return PromptLookup()
-    return LookupFirst(PromptLookup(), make_draft_model(parts, draft))
+    lookup: Drafter = PromptLookup()
+    if parts.vocabulary is not None:
+        lookup = Held(lookup, followers or Followers())
+    return lookup if draft is None else LookupFirst(lookup, make_draft_model(parts, draft))
 
 
 def make_draft_model(parts: Parts, draft: PagedModel) -> DraftModel:
@@ -180,7 +191,11 @@ def _draw_once(parts: Parts, dtype: torch.dtype) -> None:
     device = parts.model.device
     scores = torch.zeros(1, parts.info.vocab_size, dtype=dtype, device=device)
     states = torch.zeros(1, dtype=torch.int64, device=device)
-    draw(scores, states, torch.ones(4, 1, dtype=torch.float64, device=device))
+    masks = None
+    if parts.vocabulary is not None:
+        words = torch.from_numpy(parts.vocabulary.new_words(1)).to(device)
+        masks = masking.Masks(torch.zeros(1, dtype=torch.int64, device=device), words)
+    draw(scores, states, torch.ones(4, 1, dtype=torch.float64, device=device), masks)
 
 
 def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:

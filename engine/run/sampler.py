@@ -30,7 +30,7 @@ from engine.run.staging import Download, upload
 from engine.schedule.beam import Candidate, num_candidates
 from engine.schedule.plan import Draw, Sampled
 from kernels import sampling
-from kernels.masking import mask
+from kernels.masking import Masks
 from kernels.noise import noise_states
 
 _INVERSE_TEMPERATURES = (1e-30, 1e30)
@@ -104,11 +104,12 @@ def sample(
         scores = _normalised(logits.float(), widths)
     counts = token_counts(logits.device) if counts is None else counts
     scores = counts.adjust(scores, draws, newest)
-    if masks is not None:
-        scores = mask(scores, *upload([masks.rows, masks.words], scores.device))
     params = [draw.sequence.sampling for draw in draws]
     states = noise_states([p.seed for p in params], [draw.num_tokens for draw in draws])
-    tokens = sampling.draw(scores, *upload([states, _numbers(params)], scores.device))
+    of_rows = [states, _numbers(params), *(() if masks is None else (masks.places, masks.words))]
+    on_device = upload(of_rows, scores.device)
+    allowed = None if masks is None else Masks(*on_device[2:])
+    tokens = sampling.draw(scores, on_device[0], on_device[1], allowed)
     results = [tokens]
     if wanted:
         results += _logprobs(logits.float(), tokens, wanted)

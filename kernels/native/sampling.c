@@ -314,6 +314,9 @@ static int64_t draw_row(const pw_drawing *call, int64_t row) {
     const char *scores = (const char *)call->scores + row * call->scores_row * widths[call->type];
     const double *numbers = call->numbers + row;
     code->copy[call->type](scores, call->size, space->row);
+    if (call->places && call->places[row] >= 0) {
+        code->forbid(space->row, call->size, call->words + call->places[row] * call->num_words);
+    }
     for (int64_t i = call->size; i < num_blocks * BLOCK; i++) {
         space->row[i] = -INFINITY;
     }

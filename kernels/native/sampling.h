@@ -13,7 +13,9 @@ typedef struct {
     const uint64_t *states; /* [num_rows]: what a row's noise starts from */
     const double *numbers;  /* [4, num_rows]: inverse temperature, top_k, top_p, widest gap */
     int64_t *tokens;        /* [num_rows]: the result; -1 where there was no memory to work in */
-    int64_t scores_row, num_rows, size;
+    const uint32_t *words;  /* [num_masked, num_words]: a bit for each token that may be drawn */
+    const int64_t *places;  /* [num_rows]: a row's place in `words`, or -1; or there are none */
+    int64_t scores_row, num_rows, size, num_words;
     int64_t type;
 } pw_drawing;
 
@@ -21,6 +23,8 @@ typedef struct {
 typedef struct {
     /* A row's scores, in float32. */
     void (*copy[PW_NUM_TYPES])(const void *scores, int64_t size, float *row);
+    /* Leaves -inf where a token's bit is not set. There is room for whole words. */
+    void (*forbid)(float *row, int64_t size, const uint32_t *words);
     /* The largest score of every block, and of all; what is no number becomes -inf. */
     float (*find_tops)(float *row, int64_t num_blocks, float *tops);
     /* The weights of a block of gaps, multiples of 1 up to 2^34, and their sum. */

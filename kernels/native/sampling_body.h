@@ -11,6 +11,7 @@ typedef double wide_f64 __attribute__((vector_size(4 * LANES)));
 typedef int64_t wide_i64 __attribute__((vector_size(4 * LANES)));
 typedef uint64_t wide_u64 __attribute__((vector_size(4 * LANES)));
 typedef float half_vf __attribute__((vector_size(2 * LANES)));
+typedef int32_t whole_vi __attribute__((vector_size(4 * LANES)));
 
 #define DEFINE_COPY(T)                                                                 \
     static void copy_##T(const void *scores, int64_t size, float *row) {               \
@@ -26,6 +27,27 @@ DEFINE_COPY(f32)
 DEFINE_COPY(bf16)
 DEFINE_COPY(f16)
 #undef DEFINE_COPY
+
+static void forbid(float *row, int64_t size, const uint32_t *words) {
+    const whole_vi out = (whole_vi)v_set(-INFINITY);
+    whole_vi bits;
+    for (int lane = 0; lane < LANES; lane++) {
+        bits[lane] = 1 << lane;
+    }
+    for (int64_t i = 0; i < size; i += 32) {
+        const uint32_t word = words[i / 32];
+        if (word == UINT32_MAX) {
+            continue;
+        }
+        for (int j = 0; j < 32; j += LANES) {
+            const whole_vi is_out = (bits & (int32_t)(word >> j)) == 0;
+            whole_vi some;
+            memcpy(&some, row + i + j, sizeof some);
+            some = (some & ~is_out) | (out & is_out);
+            memcpy(row + i + j, &some, sizeof some);
+        }
+    }
+}
 
 static float find_tops(float *row, int64_t num_blocks, float *tops) {
     const vf lowest = v_set(-INFINITY);
@@ -105,6 +127,7 @@ static bool may_win(uint64_t counter, uint64_t cells) {
 
 const pw_sampling_code CAT(pw_sampling_, ISA) = {
     .copy = {copy_f32, copy_bf16, copy_f16},
+    .forbid = forbid,
     .find_tops = find_tops,
     .weigh = weigh_gaps,
     .may_win = may_win,

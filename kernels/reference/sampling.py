@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import noise
+from kernels.masking import Masks
 
 UNIT = 34
 """A weight is a whole number of 2**-34ths of that of the likeliest token: sums are exact."""
@@ -35,11 +36,22 @@ _FIRST_LOOK = 256
 """Tokens among which a cut is looked for at first; then twice as many, and so on."""
 
 
-def draw(scores: Tensor, states: Tensor, numbers: Tensor) -> Tensor:
+def draw(scores: Tensor, states: Tensor, numbers: Tensor, masks: Masks | None = None) -> Tensor:
     """See `kernels.sampling.draw`."""
+    if masks is not None:
+        scores = masked(scores, masks)
     rows = zip(scores, states.tolist(), numbers.t().tolist(), strict=True)
     tokens = [_draw_row(row.float(), state, *of_row) for row, state, of_row in rows]
     return torch.tensor(tokens, dtype=torch.int64)
+
+
+def masked(scores: Tensor, masks: Masks) -> Tensor:
+    """A copy with -inf where tokens may not be drawn."""
+    rows = (masks.places >= 0).nonzero()[:, 0]
+    words = masks.words[masks.places[rows]]
+    bits = words[:, :, None] >> torch.arange(32, device=words.device) & 1
+    is_out = bits.flatten(1)[:, : scores.shape[1]] == 0
+    return scores.index_copy(0, rows, scores[rows].masked_fill(is_out, -math.inf))
 
 
 def weights(gaps: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.masking import Masks
+from kernels.triton.masking import masked
+
 BLOCK = 2048
 NUM_WARPS = 16
 
@@ -26,8 +29,10 @@ _LOG2_E = tl.constexpr(float.fromhex("0x1.7154765p0"))
 _CELLS = tl.constexpr(2.0**52)
 
 
-def draw(scores: Tensor, states: Tensor, numbers: Tensor) -> Tensor:
+def draw(scores: Tensor, states: Tensor, numbers: Tensor, masks: Masks | None = None) -> Tensor:
     """See `kernels.sampling.draw`."""
+    if masks is not None:
+        scores = masked(scores, masks)
     num_rows, size = scores.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
     draw_rows[(num_rows,)](

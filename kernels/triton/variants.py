@@ -15,6 +15,7 @@ from kernels.triton import (
     grouped,
     layers,
     linear,
+    masking,
     penalties,
     prefill,
     sampling,
@@ -81,6 +82,7 @@ def variants(
         yield from _linear(str(dtype).removeprefix("torch."), dtype)
         yield _draw(str(dtype).removeprefix("torch."), dtype)
         yield _penalise(str(dtype).removeprefix("torch."), dtype)
+        yield _mask(str(dtype).removeprefix("torch."), dtype)
 
 
 def _walks(
@@ -191,3 +193,10 @@ def _penalise(name: str, dtype: torch.dtype) -> Variant:
     constants = {"BLOCK": penalties.BLOCK}
     kernel = penalties.penalise_rows
     return Variant(f"penalise_rows {name}", kernel, dtype, constants, penalties.OPTIONS, types)
+
+
+def _mask(name: str, dtype: torch.dtype) -> Variant:
+    types = {"words_ptr": "*i32", "places_ptr": "*i64"}
+    constants = {"BLOCK": masking.BLOCK}
+    kernel = masking.mask_rows
+    return Variant(f"mask_rows {name}", kernel, dtype, constants, masking.OPTIONS, types)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.masking import Masks
 from kernels.noise import noise_states
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,6 +48,18 @@ def batches(count: int, sizes: Sequence[int], num_rows: int) -> Iterator[tuple[T
         ]
         states = torch.from_numpy(noise_states(seeds.tolist(), positions.tolist()))
         yield scores.to(DTYPES[index // len(_KINDS) % len(DTYPES)]), states, columns(asked)
+
+
+def masks_of(scores: Tensor, seed: int) -> Masks:
+    """Masks of every other row, in another order: full and empty words, and those in between."""
+    rng = np.random.default_rng(seed)
+    num_rows, size = scores.shape
+    places = np.full(num_rows, -1)
+    places[::2] = rng.permutation(len(places[::2]))
+    words = rng.integers(-(2**31), 2**31, (len(places[::2]), -(-size // 32) + seed % 2))
+    words[rng.random(words.shape) < 0.3] = 0
+    words[rng.random(words.shape) < 0.3] = -1
+    return Masks(torch.from_numpy(places), torch.from_numpy(words.astype(np.int32)))
 
 
 def _scores(rng: np.random.Generator, kind: str, num_rows: int, size: int) -> Tensor:

@@ -15,6 +15,9 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFa
 
 from engine.api import EngineRequest, Grammar
 from engine.draft.drafter import Drafter
+from engine.draft.held import Held
+from engine.draft.lookup import PromptLookup
+from engine.grammar.follower import Followers
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import serialized
 from engine.grammar.vocabulary import Vocabulary
@@ -97,9 +100,14 @@ class _Filter(LogitsProcessor):
 
 
 def filtered(
-    model: PreTrainedModel, prompt: list[int], count: int, grammar: Grammar, vocabulary: Vocabulary
+    model: PreTrainedModel,
+    prompt: list[int],
+    count: int,
+    grammar: Grammar,
+    vocabulary: Vocabulary,
+    **options: float,
 ) -> list[int]:
-    """The slow reference: `generate()`, greedy, with a matcher of its own."""
+    """The slow reference: `generate()`, greedy, with a matcher of its own and more `options`."""
     ids = torch.tensor([prompt])
     output = model.generate(
         ids,
@@ -109,6 +117,7 @@ def filtered(
         eos_token_id=EOS,
         pad_token_id=0,
         logits_processor=[_Filter(grammar, vocabulary, len(prompt))],
+        **options,
     )
     return list(output[0, len(prompt) :].tolist())
 
@@ -119,14 +128,18 @@ def constraining(
     runs_ahead: bool = False,
     is_recorded: bool = False,
     drafter: Drafter | None = None,
+    is_held: bool = False,
 ) -> EngineCore:
-    """An engine of `parts` that knows grammars."""
+    """An engine of `parts` that knows grammars, which may add to what a `drafter` guesses."""
     assert parts.vocabulary is not None
+    followers = Followers()
+    if is_held:
+        drafter = Held(drafter or PromptLookup(), followers)
     runner = (AheadRunner if runs_ahead else ModelRunner)(
         parts.model,
         parts.costs if parts.info.num_host_blocks else None,
         graphs=recorded(parts) if is_recorded else None,
-        masks=Masks(parts.vocabulary),
+        masks=Masks(parts.vocabulary, followers),
     )
     grammars = Grammars(parts.vocabulary)
     return EngineCore(

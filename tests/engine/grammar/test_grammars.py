@@ -76,7 +76,7 @@ def test_a_grammar_that_needs_a_control_token_fails_where_it_does(parts: Parts) 
 def test_too_much_work_for_a_mask_ends_its_own_request(
     parts: Parts, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.run.masks._MOST_UNUSUAL_SECONDS", -1.0)
+    monkeypatch.setattr("engine.grammar.follower._MOST_UNUSUAL_SECONDS", -1.0)
     core = constraining(parts, runs_ahead=runs_ahead)
     start(core, [constrained("bad", PICK), make_request("good", [5, 6, 7])])
     deltas = to_end(core)
@@ -147,7 +147,7 @@ def test_what_nobody_waits_for_is_not_compiled(
     assert parts.vocabulary is not None
     monkeypatch.setattr(module, "_THREADS", 1)
     grammars, held = Grammars(parts.vocabulary), Event()
-    grammars._pool.submit(held.wait)
+    grammars._lanes.submit("a", held.wait)  # type: ignore[arg-type]
     for name in ("one", "two"):
         grammars.submit(constrained(name, PICK))
     (future,) = grammars._kept.values()

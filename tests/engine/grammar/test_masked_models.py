@@ -106,6 +106,27 @@ def test_each_guess_is_verified_against_a_mask_of_its_own(
     assert 0 < core.stats().accepted_tokens < core.stats().drafted_tokens
 
 
+@pytest.mark.parametrize("penalty", [0.7, 1.4])
+def test_penalties_come_before_the_mask(
+    model: tuple[Path, PreTrainedModel], penalty: float
+) -> None:
+    folder, reference = model
+    parts = load(folder, num_blocks=60)
+    assert parts.vocabulary is not None
+    rng, requests, expected = random.Random(11), list[EngineRequest](), dict[str, list[int]]()
+    for number, grammar in enumerate(GRAMMARS):
+        name, prompt = str(number), random_prompt(rng, 20)
+        request = make_request(name, prompt, COUNT, grammar=grammar)
+        sampling = structs.replace(request.sampling, repetition_penalty=penalty)
+        requests.append(structs.replace(request, sampling=sampling))
+        options = {"repetition_penalty": penalty}
+        expected[name] = filtered(reference, prompt, COUNT, grammar, parts.vocabulary, **options)
+    for runs_ahead in (False, True):
+        core = constraining(parts, runs_ahead=runs_ahead)
+        start(core, requests)
+        assert run_to_end(core) == expected
+
+
 def sampled_requests() -> list[EngineRequest]:
     """Several lines each, with penalties, a bias, cuts, and log-probabilities."""
     rng = random.Random(3)
@@ -143,6 +164,11 @@ def test_draws_do_not_depend_on_batch_mates_guesses_or_the_order_of_steps(
     assert drawn(constraining(parts, runs_ahead=True), requests) == expected
     hindsight = Hindsight(expected, VOCAB)
     assert drawn(constraining(parts, drafter=hindsight), requests) == expected
+    small = parts_of(model, num_blocks=14, num_host_blocks=20)
+    for runs_ahead in (False, True):
+        core = constraining(small, runs_ahead=runs_ahead, is_held=True)
+        assert drawn(core, requests) == expected
+        assert core.stats().preemptions > 0, "the pool was meant to be too small"
     assert len({tuple(line) for line in expected["0"].values()}) > 1
     assert parts.vocabulary is not None
     for line in expected["0"].values():

@@ -13,15 +13,16 @@ import torch
 def draws() -> tuple[int, int]:
     """Over tiles of which no vocabulary is a whole number but one."""
     from kernels.reference import sampling as reference
-    from kernels.triton import sampling
-    from tests.kernels.sampling_cases import batches
+    from kernels.triton import masking, sampling
+    from tests.kernels.sampling_cases import batches, masks_of
 
-    sampling.BLOCK = 128
+    sampling.BLOCK = masking.BLOCK = 128
     different = drawn = 0
-    for scores, states, asked in batches(18, (1, 17, 128, 200), 2):
-        tokens = sampling.draw(scores, states, asked)
-        different += int((tokens != reference.draw(scores, states, asked)).sum())
-        drawn += len(tokens)
+    for seed, given in enumerate(batches(18, (1, 17, 128, 200), 2)):
+        for masks in (None, masks_of(given[0], seed)):
+            tokens = sampling.draw(*given, masks)
+            different += int((tokens != reference.draw(*given, masks)).sum())
+            drawn += len(tokens)
     return different, drawn
 
 
