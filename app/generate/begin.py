@@ -109,8 +109,8 @@ class Generations:
             )
             if request.constraint is not None:
                 key = asked.request.namespaces.private_key
-                await self._grammars.check(principal.tenant.id, key, request.constraint)
-                held = self._template.reasoning.before(request.constraint.grammar, prompt.opened)
+                grammar = await self._grammars.check(principal.tenant.id, key, request.constraint)
+                held = self._template.reasoning.before(grammar, prompt.opened)
                 asked = replace(asked, request=structs.replace(asked.request, grammar=held))
             return await self._start(principal, asked, ticket)
 

@@ -12,9 +12,10 @@ import msgspec
 from app.prompt.tools import Tools
 from app.upkeep.workers import Workers
 from app.wire.common import SamplingFields
-from app.wire.errors import invalid_request
+from app.wire.errors import ApiError, invalid_request
 from app.wire.formats import StructuredOutputs
 from engine.api import EngineInfo, Grammar
+from engine.grammar.gbnf import in_lark, is_gbnf
 from engine.grammar.source import problem_of
 from engine.validation import excess_of
 
@@ -69,7 +70,7 @@ def constraint_of(
 
 
 class GrammarCheck:
-    """Refuses what cannot be compiled, before anything runs. `workers` look at it.
+    """Refuses what cannot be compiled, before anything runs; reads GBNF. `workers` look at it.
 
     What was found is kept for those who may share the request's blocks, and for nobody else.
     """
@@ -79,17 +80,31 @@ class GrammarCheck:
         self._known: OrderedDict[bytes, str | None] = OrderedDict()
         """By namespace and grammar, what is wrong with it."""
 
-    async def check(self, tenant: str, namespace_key: bytes, constraint: Constraint) -> None:
-        """Raise `ApiError` naming the field of a grammar that cannot be compiled."""
-        whole = msgspec.json.encode(constraint.grammar)
+    async def check(self, tenant: str, namespace_key: bytes, constraint: Constraint) -> Grammar:
+        """The grammar as the engine reads it.
+
+        Raises `ApiError` naming the field of one that cannot be compiled.
+        """
+        grammar = constraint.grammar
+        if is_gbnf(grammar):
+            try:
+                grammar = await self._workers.run(tenant, partial(in_lark, grammar))
+            except ValueError as error:
+                raise _unusable(constraint, str(error)) from None
+        whole = msgspec.json.encode(grammar)
         key = blake2b(whole, key=namespace_key).digest()
         if key not in self._known:
-            work = partial(problem_of, constraint.grammar)
+            work = partial(problem_of, grammar)
             self._known[key] = await self._workers.run(tenant, work)
         self._known.move_to_end(key)
         problem = self._known[key]
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
         if problem is not None:
-            message = f"'{constraint.field}' cannot be used: {problem}."
-            raise invalid_request(message, constraint.field)
+            raise _unusable(constraint, problem)
+        return grammar
+
+
+def _unusable(constraint: Constraint, problem: str) -> ApiError:
+    message = f"'{constraint.field}' cannot be used: {problem}."
+    return invalid_request(message, constraint.field)

@@ -1,6 +1,6 @@
 """What a client wants an answer to be: OpenAI's formats, three more, and vLLM's words for the same.
 
-`regex`, `grammar` (Lark) and `choice` are extensions. A format holds in full, `strict` or not.
+`regex`, `grammar` and `choice` are extensions. A format holds in full, `strict` or not.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RegexFormat(Wire):
 
 
 class GrammarFormat(Wire):
-    """Text that a context-free grammar in Lark derives from `start`."""
+    """Text that a context-free grammar derives: in Lark from `start`, in GBNF from `root`."""
 
     type: Literal["grammar"]
     grammar_: str = Field(alias="grammar")
@@ -137,7 +137,7 @@ ResponseFormat = Annotated[Annotated[ChatSchemaFormat, Tag("@json_schema")] | _S
 
 
 class StructuredOutputs(Wire):
-    """vLLM's words: one of `json`, `json_object`, `regex`, `choice` and `grammar` (Lark)."""
+    """vLLM's words: one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     json_: str | JsonSchema | None = Field(default=None, alias="json")
     json_object: bool | None = None

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from app.generate import constraint
 from engine.api import Grammar
+from engine.grammar.gbnf import in_lark
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES
 from tests.app.conftest import MODEL, World
 
@@ -23,6 +24,7 @@ SCHEMA = {
 OF_SCHEMA = Grammar(kind="json_schema", source=json.dumps(SCHEMA, separators=(",", ":")))
 ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 LARK = 'start: "x" | "y"'
+GBNF = 'root ::= "x" | "y"'
 MANY_RULES = "start: a\n" + "a: A\n" * MAX_DEFINITIONS
 
 
@@ -98,6 +100,7 @@ async def test_so_is_a_chat_completion(
         ({"regex": "a+", "json_object": False}, Grammar(kind="regex", source="a+")),
         ({"choice": ["x", "y"]}, Grammar(kind="lark", source=LARK)),
         ({"grammar": LARK}, Grammar(kind="lark", source=LARK)),
+        ({"grammar": GBNF}, in_lark(Grammar(kind="lark", source=GBNF))),
     ],
 )
 async def test_vllms_words_mean_the_same(
@@ -163,6 +166,8 @@ async def test_the_clients_own_helpers_send_schemas(world: World) -> None:
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": "[" * 5000}}, "structured_outputs.json"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= [a"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
         (
             {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
