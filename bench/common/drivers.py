@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
@@ -37,6 +37,8 @@ class Ask:
     sampling: Sampling = Sampling()
     user: str | None = None
     """The end user, in whose namespace the prompt is cached; the tenant's where there is none."""
+    schema: dict[str, Any] | None = None
+    """What the answer is held to, which then ends where that says. Over HTTP alone."""
 
 
 @dataclass
@@ -108,6 +110,10 @@ class HttpDriver:
             "stream": True,
             "stream_options": {"include_usage": True},
         } | _choices(ask)
+        if ask.schema is not None:
+            del body["ignore_eos"]
+            named = {"name": "bench", "schema": ask.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
         body = {name: value for name, value in body.items() if name not in self._omits}
         headers = {"authorization": f"Bearer {ask.api_key}"}
         timing.sent_at = perf_counter()

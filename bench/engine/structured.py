@@ -4,29 +4,56 @@ One engine decodes batches of which each sequence is held to a schema of its own
 same prompts that are free, in turns; all write as many tokens, in arrays too long to end before.
 A ratio is the median over the rounds. A mask's time is what the engine's loop spends to find which
 tokens a row may draw. A first mask's is from a request's arrival to where it may be planned, for a
-schema that nobody has sent before.
+schema that nobody has sent before. Where xgrammar is installed, it and our library follow the
+outputs once more, alone. With `--peers` the first of the batch sizes is asked of servers over HTTP,
+one alive at a time, as in `bench peers`. With `--hostile` another tenant's stream is watched while
+grammars that are meant to harm are sent, eight at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
 from bench.common.machine import warn_if_busy
+from bench.engine.structured_peers import compare
 from bench.registry import Result, parameters
+from bench.service.hostile_formats import attack
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.run.threads import thread_environment
 
-FIGURES: Final = {
+if TYPE_CHECKING:  # it imports torch, which is to come after its environment
+    from bench.engine.structured_cases import StructuredBench
+
+_OF_ENGINE: Final = {
     "mask_us_p50": "to find what a row may draw, us: median",
     "mask_us_p99": "the same: 99th percentile",
     "first_mask_ms": "from a request's arrival to its compiled grammar and first mask, ms: median",
     "tokens_per_s_ratio": "tokens/s with schemas over without, at the first of the batch sizes",
 }
+_OF_LIBRARIES: Final = {
+    "mask_us_p50_LIBRARY": "to take a token and find what may follow, alone, us: median",
+    "mask_us_p99_LIBRARY": "the same: 99th percentile",
+    "first_mask_ms_LIBRARY": "from a schema to its first mask, alone, ms: median",
+    "refused_LIBRARY": "outputs that it did not let pass to their ends",
+}
+_OF_PEERS: Final = {
+    "PEER_tokens_per_s_ratio": "tokens/s with schemas over HTTP: Partywall's over the peer's",
+    "held_tokens_per_s_SERVER": "tokens/s with schemas; SERVER is `partywall` or a peer's name",
+    "held_over_free_SERVER": "tokens/s with schemas over without, of that server",
+}
+_OF_HOSTILE: Final = {
+    "hostile_stall_ms_max": "how much longer a neighbour's stream was held up than usual, at most",
+    "hostile_gap_ms_usual": "between two deltas of that stream before, ms: median",
+    "hostile_gap_ms_max_calm": "the same: the longest",
+}
+FIGURES: Final = _OF_ENGINE | _OF_LIBRARIES | _OF_PEERS | _OF_HOSTILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 1, 32], help="sequences")
     parser.add_argument("--tokens", type=int, default=96, help="that each sequence writes")
     parser.add_argument("--rounds", type=int, default=5, help="of all batches, both ways")
+    peers = "also ask these over HTTP; see bench/service/peers.example.toml"
+    parser.add_argument("--peers", type=Path, metavar="FILE", help=peers)
+    parser.add_argument("--peer-rounds", type=int, default=2, help="of all servers")
+    hostile = "also send a service so many hostile ones beside a neighbour's stream"
+    parser.add_argument("--hostile", type=int, default=0, metavar="COUNT", help=hostile)
 
 
 def run(options: argparse.Namespace) -> Result:
     """Measure batches with and without schemas, in turns."""
     foreign = warn_if_busy()
+    of_servers, by_servers = compare(options) if options.peers is not None else ({}, [])
+    of_hostile, by_hostile = attack(options) if options.hostile else ({}, [])
     # As in the engine's own process; before anything imports torch.
     os.environ.update(thread_environment(options.threads))
     from bench.engine.structured_cases import StructuredBench
@@ -58,25 +92,61 @@ def run(options: argparse.Namespace) -> Result:
         ),
         options.tokens,
     )
+    figures, tables = _of_engine(bench, options)
+    alone, table = _of_libraries(bench, resolve_model(options.model))
+    figures |= alone | of_servers | of_hostile
+    tables += [table, *by_servers, *by_hostile]
+    reported = parameters(options, foreign_load_percent=foreign, compute_dtype=bench.dtype)
+    return Result(reported, figures, tables)
+
+
+def _of_engine(
+    bench: StructuredBench, options: argparse.Namespace
+) -> tuple[dict[str, float], list[Table]]:
     found = bench.measure(options.batches, options.rounds)
-    table = Table(title="tokens a second, free and held to schemas; medians of rounds")
-    for column in ("batch", "free", "held", "held / free"):
-        table.add_column(column, justify="right")
+    rates = _table(
+        "tokens a second, free and held to schemas; medians of rounds",
+        ("batch", "free", "held", "held / free"),
+    )
     for batch, one in found.items():
-        table.add_row(str(batch), f"{one.free:,.0f}", f"{one.held:,.0f}", f"{one.ratio:.3f}")
+        rates.add_row(str(batch), f"{one.free:,.0f}", f"{one.held:,.0f}", f"{one.ratio:.3f}")
     figures = {
         "mask_us_p50": bench.mask_us(50),
         "mask_us_p99": bench.mask_us(99),
         "first_mask_ms": bench.first_mask_ms,
         "tokens_per_s_ratio": found[options.batches[0]].ratio,
     }
-    costs = Table(title="what a schema takes")
-    for column in ("first mask, ms", "mask, us: median", "99th percentile"):
-        costs.add_column(column, justify="right")
-    costs.add_row(
-        f"{figures['first_mask_ms']:.1f}",
-        f"{figures['mask_us_p50']:.0f}",
-        f"{figures['mask_us_p99']:.0f}",
-    )
-    reported = parameters(options, foreign_load_percent=foreign, compute_dtype=bench.dtype)
-    return Result(reported, figures, [table, costs])
+    costs = _table("what a schema takes", ("first mask, ms", "mask, us: median", "99th percentile"))
+    numbers = (figures[name] for name in ("first_mask_ms", "mask_us_p50", "mask_us_p99"))
+    costs.add_row(*(f"{number:.1f}" for number in numbers))
+    return figures, [rates, costs]
+
+
+def _of_libraries(bench: StructuredBench, folder: Path) -> tuple[dict[str, float], Table]:
+    from bench.engine.structured_rivals import Begin, ours, walk, xgrammars
+
+    columns = ("library", "first mask, ms", "mask, us: median", "99th percentile", "refused")
+    table = _table("masks of the same outputs, alone", columns)
+    figures: dict[str, float] = {}
+    makers: dict[str, Callable[[], Begin]] = {
+        "llguidance": lambda: ours(bench.vocabulary, bench.num_tokens),
+        "xgrammar": lambda: xgrammars(folder, bench.vocab_size, bench.num_tokens),
+    }
+    for name, make in makers.items():
+        try:
+            found = walk(make(), bench.outputs)
+        except ImportError:
+            table.add_row(name, "is not installed")
+            continue
+        row = found.first_ms, found.mask_us(50), found.mask_us(99), float(found.num_refused)
+        names = ("first_mask_ms", "mask_us_p50", "mask_us_p99", "refused")
+        figures |= {f"{figure}_{name}": number for figure, number in zip(names, row, strict=True)}
+        table.add_row(name, *(f"{number:,.1f}" for number in row))
+    return figures, table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

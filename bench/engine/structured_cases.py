@@ -1,64 +1,26 @@
-"""The schemas of `bench.engine.structured`, and the engine that is timed with them."""
+"""The engine of `bench.engine.structured`, timed from outside."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from bench.common.stopwatch import replaced
-from engine.api import EngineRequest, Grammar, Namespaces, SamplingParams
+from bench.engine.structured_schemas import NUM_KINDS, Found, grammar_of
+from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
+from engine.grammar.follower import Follower
 from engine.grammar.grammars import Grammars
 from engine.grammar.vocabulary import Words
-from engine.run.assemble import load_parts, make_runner
-from engine.run.masks import Follower
-from engine.serve.core import EngineCore
+from engine.run.assemble import load_parts, make_core
 
 _PROMPT_TOKENS: Final = 64
-_TEXT: Final[dict[str, Any]] = {"type": "string"}
-_SCHEMAS: Final[list[dict[str, Any]]] = [
-    {"name": _TEXT, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
-    {"title": _TEXT, "tags": {"type": "array", "items": _TEXT, "maxItems": 5}, "score": {}},
-    {"kind": {"enum": ["wall", "door", "window", "roof"]}, "width_mm": {"type": "number"}},
-    {"date": {"type": "string", "format": "date"}, "mail": {"type": "string", "format": "email"}},
-    {"id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4,6}$"}, "open": {"type": "boolean"}},
-    {"who": {"anyOf": [_TEXT, {"type": "null"}]}, "why": {"type": "string", "maxLength": 200}},
-    {"at": {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}}},
-    {f"field_{number}": _TEXT for number in range(30)},
-]
-"""Of records as clients ask for them: the properties of each, all required."""
-
-
-@dataclass
-class Found:
-    """A batch's tokens a second in each round, free and held."""
-
-    free_rates: list[float] = field(default_factory=list)
-    held_rates: list[float] = field(default_factory=list)
-
-    @property
-    def free(self) -> float:
-        """The median without schemas."""
-        return median(self.free_rates)
-
-    @property
-    def held(self) -> float:
-        """The same with them."""
-        return median(self.held_rates)
-
-    @property
-    def ratio(self) -> float:
-        """The median of the rounds' ratios."""
-        pairs = zip(self.held_rates, self.free_rates, strict=True)
-        return median(held / free for held, free in pairs)
 
 
 class StructuredBench:
@@ -70,14 +32,19 @@ class StructuredBench:
         assert parts.vocabulary is not None, "a model without a tokenizer"
         self.dtype = parts.info.dtype
         self._info = parts.info
-        self._vocabulary = parts.vocabulary
-        self._num_tokens = num_tokens
-        runner, _ = make_runner(parts)
-        grammars = Grammars(parts.vocabulary)
-        self._core = EngineCore(parts.config, parts.info, runner, parts.costs, grammars=grammars)
+        self.vocabulary = parts.vocabulary
+        self.num_tokens = num_tokens
+        self._core = make_core(parts)
         self._mask_seconds: list[float] = []
         self._first_seconds: list[float] = []
         self._names = map(str, itertools.count())
+        self.outputs: dict[int, list[int]] = {}
+        """What has been written at last to each schema."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Scores that the model gives."""
+        return self._info.vocab_size
 
     @property
     def first_mask_ms(self) -> float:
@@ -104,8 +71,10 @@ class StructuredBench:
 
     def _rate(self, batch: int, *, held: bool) -> float:
         """Tokens a second of the steps behind the one that has computed the last prompt."""
-        for number in range(batch):
-            self._core.submit(self._request(number, held=held))
+        requests = [self._request(number, held=held) for number in range(batch)]
+        written: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        for request in requests:
+            self._core.submit(request)
         count, start = 0, 0.0
         with replaced(Follower, "fill", self._timed(Follower.fill)):
             running: set[str] = set()
@@ -114,10 +83,15 @@ class StructuredBench:
                 assert all(delta.error is None for delta in deltas)
                 if start:
                     count += sum(len(delta.token_ids) for delta in deltas)
+                for delta in deltas:
+                    written[delta.request_id] += delta.token_ids
                 running |= {delta.request_id for delta in deltas}
                 if not start and len(running) == batch:
                     start = perf_counter()
-        return count / (perf_counter() - start)
+        seconds = perf_counter() - start
+        if held:
+            self.outputs |= dict(enumerate(written.values()))
+        return count / seconds
 
     def _timed(self, fill: Callable[..., str | None]) -> Callable[..., str | None]:
         def timed(follower: Follower, words: Words, drafts: Sequence[int]) -> str | None:
@@ -131,8 +105,8 @@ class StructuredBench:
 
     def _time_first(self) -> None:
         """How long each schema takes that nobody has sent before."""
-        for number in range(len(_SCHEMAS)):
-            grammars = Grammars(self._vocabulary)
+        for number in range(NUM_KINDS):
+            grammars = Grammars(self.vocabulary)
             start = perf_counter()
             grammars.submit(self._request(number, held=True))
             while grammars:
@@ -149,22 +123,10 @@ class StructuredBench:
             prompt=[(7919 * (number + 1) + 31 * i) % size for i in range(_PROMPT_TOKENS)],
             namespaces=Namespaces(shared_key=key, private_key=key),
             sampling=SamplingParams(
-                max_tokens=self._num_tokens,
+                max_tokens=self.num_tokens,
                 temperature=1.0,
                 seed=number,
                 stop_token_ids=ends if held else (),
             ),
-            grammar=_grammar(_SCHEMAS[number % len(_SCHEMAS)], self._num_tokens) if held else None,
+            grammar=grammar_of(number, self.num_tokens) if held else None,
         )
-
-
-def _grammar(properties: dict[str, Any], num_records: int) -> Grammar:
-    """So many records."""
-    record = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    source = json.dumps({"type": "array", "items": record, "minItems": num_records})
-    return Grammar(kind="json_schema", source=source)
