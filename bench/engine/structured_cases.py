@@ -38,6 +38,7 @@ class StructuredBench:
         self._mask_seconds: list[float] = []
         self._first_seconds: list[float] = []
         self._names = map(str, itertools.count())
+        self._seeds = itertools.count()
         self.outputs: dict[int, list[int]] = {}
         """What has been written at last to each schema."""
 
@@ -69,9 +70,20 @@ class StructuredBench:
             self._time_first()
         return found
 
-    def _rate(self, batch: int, *, held: bool) -> float:
+    def forced_ratio(self, rounds: int) -> float:
+        """Tokens a second of one answer to the schema of the most names: with what is forced
+        drafted, over without.
+        """
+        last, ratios = NUM_KINDS - 1, []
+        for _ in range(rounds + 1):
+            drafted = self._rate(1, held=True, first=last)
+            with replaced(Follower, "forced", lambda *_: ()):
+                ratios.append(drafted / self._rate(1, held=True, first=last))
+        return median(ratios[1:])
+
+    def _rate(self, batch: int, *, held: bool, first: int = 0) -> float:
         """Tokens a second of the steps behind the one that has computed the last prompt."""
-        requests = [self._request(number, held=held) for number in range(batch)]
+        requests = [self._request(first + number, held=held) for number in range(batch)]
         written: dict[str, list[int]] = {request.request_id: [] for request in requests}
         for request in requests:
             self._core.submit(request)
@@ -90,7 +102,7 @@ class StructuredBench:
                     start = perf_counter()
         seconds = perf_counter() - start
         if held:
-            self.outputs |= dict(enumerate(written.values()))
+            self.outputs |= dict(enumerate(written.values(), first))
         return count / seconds
 
     def _timed(self, fill: Callable[..., str | None]) -> Callable[..., str | None]:
@@ -125,7 +137,7 @@ class StructuredBench:
             sampling=SamplingParams(
                 max_tokens=self.num_tokens,
                 temperature=1.0,
-                seed=number,
+                seed=next(self._seeds),
                 stop_token_ids=ends if held else (),
             ),
             grammar=grammar_of(number, self.num_tokens) if held else None,
