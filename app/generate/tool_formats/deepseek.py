@@ -7,11 +7,14 @@ import re
 from collections.abc import Sequence
 
 from app.generate.tool_formats.format import Format
+from app.generate.tool_formats.grammar import Block, Blocks, Writer
 from app.generate.tool_formats.json_calls import Call, read_arguments
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import literal
 
 _ALL, _ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCE = "\n```json\n"
 _NAME = re.compile(r"[\w.-]*")
 
 
@@ -51,4 +54,18 @@ def _write(calls: Sequence[Call]) -> str:
     return f"{_ALL}{''.join(each)}{_ALL_END}"
 
 
-DEEPSEEK = Format(_read, _write, (_ALL, _ALL_END, _CALL, _SEPARATOR, _CALL_END))
+def _blocks(writer: Writer) -> Blocks:
+    """Either version's calls: the model knows which it writes."""
+    call, separator, end = map(writer.marker, (_CALL, _SEPARATOR, _CALL_END))
+    one = writer.some(
+        lambda shape: (
+            f"{literal(shape.name)} {separator} {shape.json} {end} | "
+            f'"function" {separator} {literal(shape.name + _FENCE)} {shape.json} "\\n```" {end}'
+        )
+    )
+    calls = writer.list(one, rf'"\n"? {call}')
+    whole = f"{call} {calls} {writer.marker(_ALL_END)}"
+    return Blocks([Block(_ALL, whole), Block(_CALL, calls, usual=False)])
+
+
+DEEPSEEK = Format(_read, _write, (_ALL, _ALL_END, _CALL, _SEPARATOR, _CALL_END), _blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from app.generate.tool_formats.grammar import Blocks, Writer
 from app.generate.tool_formats.json_calls import Call
 from app.generate.tool_formats.source import Reading, Source
 
@@ -14,9 +15,11 @@ class Format:
     """How calls stand in an answer's text.
 
     `read` makes parts of all of a source. `markers` are what a tokenizer may have as special tokens
-    and would not show. `write` is for models whose template does not write calls itself.
+    and would not show. `write` is for models whose template does not write calls itself. `grammar`
+    holds answers to calls; where there is none they cannot be held.
     """
 
     read: Callable[[Source], Reading[None]]
     write: Callable[[Sequence[Call]], str]
     markers: tuple[str, ...] = ()
+    grammar: Callable[[Writer], Blocks] | None = None

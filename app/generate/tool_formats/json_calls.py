@@ -68,7 +68,7 @@ def read_call(source: Source) -> Reading[bool]:
                 yield from read_arguments(source)
             else:
                 early = yield from _captured_arguments(source)
-        elif not (yield from _value(source, _ignore)):
+        elif not (yield from read_value(source, _ignore)):
             break
         yield from source.skip_space()
         if not (yield from source.take(",")):
@@ -85,7 +85,7 @@ def read_call(source: Source) -> Reading[bool]:
 def read_arguments(source: Source) -> Reading[None]:
     """The value of a call's arguments: an object, or a string that holds one, or nothing at all."""
     if (yield from source.peek()) == "{":
-        yield from _value(source, lambda text: source.emit("arguments", text))
+        yield from read_value(source, lambda text: source.emit("arguments", text))
     else:
         source.emit("arguments", (yield from _captured_arguments(source)))
 
@@ -105,7 +105,7 @@ def leave(source: Source, *markers: str) -> Reading[None]:
 def _captured_arguments(source: Source) -> Reading[str]:
     taken: list[str] = []
     is_string = (yield from source.peek()) == '"'
-    yield from _value(source, taken.append)
+    yield from read_value(source, taken.append)
     text = "".join(taken)
     if is_string:
         value = _decoded(text)
@@ -117,7 +117,7 @@ def _string(source: Source) -> Reading[str]:
     """A JSON string; an empty one where there is none."""
     taken: list[str] = []
     if (yield from source.peek()) == '"':
-        yield from _value(source, taken.append)
+        yield from read_value(source, taken.append)
     value = _decoded("".join(taken))
     return value if isinstance(value, str) else ""
 
@@ -129,7 +129,7 @@ def _decoded(text: str) -> object:
         return None
 
 
-def _value(source: Source, show: Callable[[str], object]) -> Reading[bool]:
+def read_value(source: Source, show: Callable[[str], object]) -> Reading[bool]:
     """Any JSON value, shown as it is read; whether it came to its end."""
     first = yield from source.peek()
     if first == '"':

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.generate.tool_formats.format import Format
+from app.generate.tool_formats.grammar import Block, Blocks, Writer, json_call
 from app.generate.tool_formats.json_calls import Call, leave, read_calls, written
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import ANY_TEXT, BLANKS
 
 _TAG = "<|python_tag|>"
 
@@ -32,4 +34,27 @@ def _write(calls: Sequence[Call]) -> str:
     return "; ".join(written(call, "parameters") for call in calls)
 
 
-LLAMA = Format(_read, _write, (_TAG,))
+def _blocks(writer: Writer) -> Blocks:
+    """What begins like JSON is a call, unless an answer may be other JSON as well."""
+    calls = _calls_beside_json(writer) if writer.beside_json else _calls(writer)
+    starts_otherwise = rf"{ANY_TEXT} & ~/\s*(\[\s*)?\{{(?s:.*)/"
+    return Blocks([Block("", calls), Block(_TAG, calls)], starts_otherwise)
+
+
+def _calls(writer: Writer) -> str:
+    return writer.list(writer.some(lambda shape: json_call(shape, "parameters")), '"; "')
+
+
+def _calls_beside_json(writer: Writer) -> str:
+    """With the blanks that JSON has: else what comes first would decide which of the two it is."""
+    each = (
+        rf'"{{" "\"name\"" ":" "\"{shape.name}\"" "," "\"parameters\"" ":" {shape.json} "}}"'
+        for shape in writer.shapes
+    )
+    options = '%llguidance {"ignore_once": true}'
+    calls = writer.list("call", '";"')
+    rules = [options, f"%ignore {BLANKS}", f"start: {calls}", f"call: {' | '.join(each)}"]
+    return "%lark {\n" + "\n".join(rules) + "\n}"
+
+
+LLAMA = Format(_read, _write, (_TAG,), _blocks)

@@ -6,10 +6,13 @@ import re
 from collections.abc import Sequence
 
 from app.generate.tool_formats.format import Format
+from app.generate.tool_formats.grammar import Block, Blocks, Writer, json_call
 from app.generate.tool_formats.json_calls import Call, leave, read_arguments, read_calls, written
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import literal
 
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_COMMA = '", "'
 _NAME = re.compile(r"[\w.-]*")
 
 
@@ -39,4 +42,15 @@ def _write(calls: Sequence[Call]) -> str:
     return f"{_CALLS}[{', '.join(map(written, calls))}]"
 
 
-MISTRAL = Format(_read, _write, (_CALLS, _ID, _ARGUMENTS))
+def _blocks(writer: Writer) -> Blocks:
+    """A list, or where the model knows the marker of arguments, names before that."""
+    calls = f'" "? "[" {writer.list(writer.some(json_call), _COMMA)} "]"'
+    if _ARGUMENTS in writer.tokens:
+        named = writer.some(
+            lambda shape: f"{literal(shape.name)} {writer.marker(_ARGUMENTS)} {shape.json}"
+        )
+        calls = f"{calls} | {writer.list(named, writer.marker(_CALLS))}"
+    return Blocks([Block(_CALLS, calls)])
+
+
+MISTRAL = Format(_read, _write, (_CALLS, _ID, _ARGUMENTS), _blocks)

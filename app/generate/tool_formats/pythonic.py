@@ -6,16 +6,21 @@ import ast
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
+from keyword import iskeyword
 from typing import Any
 
 from app.generate.tool_formats.format import Format
+from app.generate.tool_formats.grammar import Block, Blocks, Shape, Writer, joined
 from app.generate.tool_formats.json_calls import Call
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import ANY_TEXT, json_value, literal
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
 _PLAIN = re.compile(r"[^\"'()\[\]{}]*")
 _QUOTED = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
+_COMMA = '", "'
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -119,4 +124,29 @@ def _write(calls: Sequence[Call]) -> str:
     return f"[{', '.join(each)}]"
 
 
-PYTHONIC = Format(_read, _write, (_START, _END))
+def _blocks(writer: Writer) -> Blocks:
+    """Values are JSON, which Python reads as its own, but for three names."""
+    call = writer.some(partial(_call, writer))
+    more = f'(", " {call})*' if writer.parallel else ""
+    # One terminal up to the parenthesis: what is text tells itself from a call no sooner.
+    first = writer.some(lambda shape: _call(writer, shape, "["))
+    calls = f'{first} {more} "]"'
+    ended = f"{calls} {writer.marker(_END)}?" if _END in writer.tokens else calls
+    names = "|".join(re.escape(shape.name) for shape in writer.shapes)
+    text = rf"{ANY_TEXT} & ~/\s*\[({names})\((?s:.*)/"
+    return Blocks([Block("", calls), Block(_START, ended)], text)
+
+
+def _call(writer: Writer, shape: Shape, before: str = "") -> str:
+    arguments = []
+    for one in shape.members(_is_argument):
+        value = json_value(one.schema, lenient=not shape.strict)
+        arguments.append((f"{literal(one.key + '=')} {value}", one.required))
+    return f'{literal(f"{before}{shape.name}(")} {joined(writer, arguments, _COMMA)} ")"'
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name)
+
+
+PYTHONIC = Format(_read, _write, (_START, _END), _blocks)

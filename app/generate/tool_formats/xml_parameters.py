@@ -7,11 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.generate.tool_formats.format import Format
-from app.generate.tool_formats.json_calls import Call
+from app.generate.tool_formats.grammar import (
+    Block,
+    Blocks,
+    Member,
+    Shape,
+    Unwritable,
+    Writer,
+    allows_only,
+    as_object,
+    texts_of,
+)
+from app.generate.tool_formats.json_calls import Call, read_value
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import ANY_TEXT, json_value, lacking, literal, regex
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_OF_TEXTS = ("type", "enum", "const", "minLength", "maxLength", "pattern")
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
@@ -37,26 +50,35 @@ def _read_parameters(source: Source, schema: Mapping[str, Any]) -> Reading[None]
         if not (yield from source.take(_PARAMETER)):
             break
         key, _ = yield from source.until(">")
+        described = as_object(schema.get("properties")).get(key)
+        is_text = as_object(described).get("type") == "string"
+        taken: list[str] = []
+        if described is not None and not is_text:
+            yield from source.skip_space()
+            yield from read_value(source, taken.append)  # it may have a marker in a string
         text, ended = yield from source.until(_PARAMETER_END)
         if not ended:
             return
-        value = _value(text.removeprefix("\n").removesuffix("\n"), key, schema)
+        value = _value("".join(taken) + text.removesuffix("\n"), is_text)
         source.emit("arguments", f"{separator}{json.dumps(key)}: {value}")
         separator = ", "
     source.emit("arguments", "{}" if separator == "{" else "}")
 
 
-def _value(text: str, key: str, schema: Mapping[str, Any]) -> str:
-    """A parameter's value as JSON: a string, unless the schema says something else of it."""
-    properties = schema.get("properties")
-    described = properties.get(key) if isinstance(properties, dict) else None
-    kind = described.get("type") if isinstance(described, dict) else None
-    if kind != "string":
+def _value(text: str, is_text: bool) -> str:
+    """A parameter's value as JSON: a text, unless the schema says something else of it."""
+    if not is_text:
         try:
-            return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
+            # As it is written: what floats cannot hold is a number all the same.
+            json.loads(text, parse_float=str, parse_int=str, parse_constant=_refuse)
+            return text.strip()
         except (ValueError, RecursionError):
             pass
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text.removeprefix("\n"), ensure_ascii=False)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
 
 
 def _write(calls: Sequence[Call]) -> str:
@@ -74,4 +96,60 @@ def _written(call: Call) -> str:
     return f"{_CALL}\n{_FUNCTION}{name}>\n{body}{_FUNCTION_END}\n{_CALL_END}"
 
 
-XML = Format(_read, _write, (_CALL, _CALL_END))
+def _blocks(writer: Writer) -> Blocks:
+    opening, closing = writer.marker(_CALL), writer.marker(_CALL_END)
+    one = writer.some(lambda shape: _function(writer, shape, _FUNCTION))
+    calls = writer.list(f'"\\n" {one} "\\n" {closing}', rf'"\n" {opening}')
+    bare = writer.some(lambda shape: _function(writer, shape, ""))
+    return Blocks([Block(_CALL, calls), Block(_FUNCTION, bare, usual=False)])
+
+
+def _function(writer: Writer, shape: Shape, before: str) -> str:
+    parameters = (
+        f"({_parameter(writer, member, shape.strict)}){'' if member.required else '?'}"
+        for member in shape.members(lambda name: ">" not in name)
+    )
+    start = literal(f"{before}{shape.name}>\n")
+    return " ".join([start, *parameters, literal(_FUNCTION_END)])
+
+
+def _parameter(writer: Writer, member: Member, strict: bool) -> str:
+    schema, end = member.schema, f"\n{_PARAMETER_END}"
+    if schema.get("type") == "string":
+        value = _text(writer, schema, strict, end)
+    else:
+        value = f"{json_value(schema, lenient=not strict)} {literal(end)}"
+    return rf'{literal(f"{_PARAMETER}{member.key}>{chr(10)}")} {value} "\n"'
+
+
+def _text(writer: Writer, schema: Mapping[str, Any], strict: bool, end: str) -> str:
+    """A text as it is, and its end. Raises `Unwritable`."""
+    if strict and not allows_only(schema, _OF_TEXTS):
+        raise Unwritable(f"this model's calls cannot hold a text to {sorted(schema)}")
+    texts = [schema["const"]] if "const" in schema else schema.get("enum")
+    if texts is not None:
+        if _PARAMETER_END in str(texts) or texts_of(texts) != texts:
+            raise Unwritable("this model's calls cannot have such an 'enum'")
+        return f"({' | '.join(map(literal, texts))}) {literal(end)}"
+    held = []
+    if schema.keys() & {"minLength", "maxLength"}:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        held.append(regex(f"(?s:.{{{least},{most}}})"))
+    if "pattern" in schema:
+        held.append(regex(_found(str(schema["pattern"]))))
+    if not held:
+        return writer.lazy(f"{ANY_TEXT} {literal(_PARAMETER_END)}")
+    return writer.lazy(f"({' & '.join([*held, lacking(_PARAMETER_END)])}) {literal(end)}")
+
+
+def _found(pattern: str) -> str:
+    """A text in which a pattern of a schema is found. Raises `Unwritable`."""
+    from_start, to_end = pattern.startswith("^"), pattern.endswith("$")
+    inner = pattern[from_start : len(pattern) - to_end]
+    if (from_start or to_end) and ("|" in inner or inner.endswith("\\")):
+        raise Unwritable(f"this model's calls cannot be held to the pattern '{pattern}'")
+    anything = "(?s:.*)"
+    return f"{'' if from_start else anything}(?:{inner}){'' if to_end else anything}"
+
+
+XML = Format(_read, _write, (_CALL, _CALL_END), _blocks)
