@@ -56,7 +56,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
             message_item(message, f"messages[{index}]")
             for index, message in enumerate(body.messages)
         ],
-        names=FieldNames(items="messages", max_tokens=maximum),
+        names=FieldNames("messages", maximum, "tools[{}].function.parameters"),
         sampling=body,
         model=body.model,
         max_tokens=getattr(body, maximum),
@@ -73,8 +73,8 @@ def _constraint(body: ChatBody, tools: Tools) -> Constraint | None:
     grammar = body.response_format and body.response_format.grammar
     asked = Constraint(grammar, "response_format") if grammar else None
     constraint = constraint_of(body, asked, body.structured_outputs, tools)
-    if constraint is not None and body.num_beams is not None:
-        field = constraint.field.partition(".")[0]
+    field = tools.holding_field if constraint is None else constraint.field.partition(".")[0]
+    if field is not None and body.num_beams is not None:
         raise invalid_request(f"'{field}' cannot go with 'num_beams'.", field)
     return constraint
 

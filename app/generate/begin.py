@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from msgspec import structs
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.conversations.earlier import EarlierItems
 from app.generate.admission import Gate, Ticket
+from app.generate.answer_grammar import answer_grammar, check_held
 from app.generate.answer_reader import AnswerReader
 from app.generate.constraint import GrammarCheck
 from app.generate.engine_request import engine_request, renewed
@@ -26,8 +28,9 @@ from app.responses.items import NamedItems
 from app.upkeep.connections import Connections
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
-from engine.api import TokenDelta
+from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
+from engine.validation import check_request
 from tenants.records import Principal
 
 
@@ -95,23 +98,18 @@ class Generations:
         self._names.check(request.model)
         info = self._engine.info
         request.candidates.check(info.max_running_sequences)
-        if request.constraint is not None:
-            request.constraint.check(info)
+        check_held(request, info)
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
             prompt = await self._prompt(principal, request, on_socket)
+            asked_of = engine_request(principal, request, prompt, info, self._default_max_tokens)
             asked = Asked(
-                request=engine_request(principal, request, prompt, info, self._default_max_tokens),
+                request=await self._held(request, asked_of, prompt, info),
                 prompt=prompt,
                 stop=request.sampling.stop_strings,
                 engine_kind=info.hash_extras,
                 tools=request.tools,
             )
-            if request.constraint is not None:
-                key = asked.request.namespaces.private_key
-                grammar = await self._grammars.check(principal.tenant.id, key, request.constraint)
-                held = self._template.reasoning.before(grammar, prompt.opened)
-                asked = replace(asked, request=structs.replace(asked.request, grammar=held))
             return await self._start(principal, asked, ticket)
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
@@ -168,6 +166,23 @@ class Generations:
             )
             prompt = await self._prompts.next_turn(principal, request, previous)
         return replace(prompt, opened=self._template.reasoning.opened(prompt.ids))
+
+    async def _held(
+        self, request: GenerationRequest, asked: EngineRequest, prompt: Prompt, info: EngineInfo
+    ) -> EngineRequest:
+        """What the engine is asked, with the grammar that the answer is held to."""
+        tenant, key = asked.tenant, asked.namespaces.private_key
+        beside = None
+        if request.constraint is not None:
+            beside = await self._grammars.check(tenant, key, request.constraint)
+        problem_of = partial(self._grammars.problem_of, tenant, key)
+        grammar = await answer_grammar(request, self._template, beside, problem_of)
+        if grammar is None:
+            return asked
+        grammar = self._template.reasoning.before(grammar, prompt.opened)
+        held = structs.replace(asked, grammar=grammar)
+        check_request(held, info)
+        return held
 
     async def _start(self, principal: Principal, asked: Asked, ticket: Ticket) -> Generation:
         """Take what it may use, and hand it to the engine."""

@@ -54,23 +54,16 @@ def constraint_of(
             message = f"Give 'structured_outputs' or '{asked.field}'."
             raise invalid_request(message, "structured_outputs")
         asked = Constraint(outputs.grammar, f"structured_outputs.{outputs.kind}")
-    if asked is None:
-        return None
-    if tools.names:
-        message = (
-            f"'{asked.field}' says what the answer is, which so cannot be a call: give no 'tools', "
-            "or 'tool_choice': \"none\"."
-        )
-        raise invalid_request(message, asked.field.partition(".")[0], "unsupported_value")
+    holding = tools.holding_field if asked is None else asked.field
     for field in ("ignore_eos", "min_tokens"):
-        if getattr(sampling, field):
-            message = f"'{field}' cannot go with '{asked.field}', which says where the answer ends."
+        if holding is not None and getattr(sampling, field):
+            message = f"'{field}' cannot go with '{holding}', which says where the answer ends."
             raise invalid_request(message, field)
     return asked
 
 
 class GrammarCheck:
-    """Refuses what cannot be compiled, before anything runs; reads GBNF. `workers` look at it.
+    """Finds out what cannot be compiled, before anything runs; reads GBNF. `workers` look at it.
 
     What was found is kept for those who may share the request's blocks, and for nobody else.
     """
@@ -91,18 +84,22 @@ class GrammarCheck:
                 grammar = await self._workers.run(tenant, partial(in_lark, grammar))
             except ValueError as error:
                 raise _unusable(constraint, str(error)) from None
-        whole = msgspec.json.encode(grammar)
-        key = blake2b(whole, key=namespace_key).digest()
+        if problem := await self.problem_of(tenant, namespace_key, grammar):
+            raise _unusable(constraint, problem)
+        return grammar
+
+    async def problem_of(self, tenant: str, namespace_key: bytes, grammar: Grammar) -> str | None:
+        """Why a grammar cannot be compiled, if so."""
+        if excess := excess_of(grammar):
+            return f"it may have {excess}"
+        key = blake2b(msgspec.json.encode(grammar), key=namespace_key).digest()
         if key not in self._known:
-            work = partial(problem_of, grammar)
-            self._known[key] = await self._workers.run(tenant, work)
+            self._known[key] = await self._workers.run(tenant, partial(problem_of, grammar))
         self._known.move_to_end(key)
         problem = self._known[key]
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        if problem is not None:
-            raise _unusable(constraint, problem)
-        return grammar
+        return problem
 
 
 def _unusable(constraint: Constraint, problem: str) -> ApiError:

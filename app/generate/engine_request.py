@@ -32,9 +32,10 @@ def engine_request(
 ) -> EngineRequest:
     """What the engine is asked for a request whose conversation is `prompt`.
 
-    A beam search takes no temperature. Raises `ApiError` for an answer that cannot be so long and
-    for token ids outside the vocabulary, and `RequestRefused` for whatever else the engine would
-    refuse: a stream begins only once nothing can be refused any more.
+    A beam search takes no temperature. What the answer is held to is not in it yet. Raises
+    `ApiError` for an answer that cannot be so long and for token ids outside the vocabulary, and
+    `RequestRefused` for whatever else the engine would refuse: a stream begins only once nothing
+    can be refused any more.
     """
     tenant, candidates = principal.tenant, request.candidates
     max_tokens = _output_budget(len(prompt.ids), request, default_max_tokens, info, tenant.limits)
@@ -51,7 +52,6 @@ def engine_request(
         cache=tenant.cache == "on",
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
-        grammar=None if request.constraint is None else request.constraint.grammar,
         priority=_PRIORITIES[request.sampling.tier],
     )
     check_request(asked, info)

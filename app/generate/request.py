@@ -52,10 +52,14 @@ class ItemName:
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """What the request's API calls its fields, for errors to name."""
+    """What the request's API calls its fields, for errors to name.
+
+    `parameters` are those of a function, by its place.
+    """
 
     items: str
     max_tokens: str
+    parameters: str = "tools[{}].parameters"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from app.generate.reasoning_formats.formats import (
     ReasoningSetting,
 )
 from app.generate.sifter import Sifter
+from app.prompt.markers import control_tokens
 from app.wire.common import Effort
 from engine.api import Grammar
 
@@ -114,8 +115,8 @@ class ReasoningStyle:
 
     @property
     def _controls(self) -> dict[str, int]:
-        added = self._tokenizer.added_tokens_decoder.items()
-        return {one.content: token_id for token_id, one in added if one.special}
+        markers = () if self.form is None else self.form.markers
+        return control_tokens(self._tokenizer, markers)
 
     def _spell(self, marker: str) -> str:
         token_id = self._controls.get(marker)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
+from app.prompt.markers import control_tokens
 from app.prompt.plain_text import PlainText, TooManyTokens
 from app.prompt.reasoning_style import ReasoningStyle
 from app.prompt.tool_style import REFUSALS, ToolStyle, marked, tool_style
@@ -66,6 +67,11 @@ class ChatTemplate:
     def reasoning(self) -> ReasoningStyle:
         """How the model reasons; found out with the first request."""
         return ReasoningStyle(self._tokenizer, self._reasoning_format)
+
+    @cached_property
+    def marker_tokens(self) -> dict[str, int]:
+        """The markers of the model's calls that are tokens of their own."""
+        return control_tokens(self._tokenizer, self.tools.markers)
 
     @property
     def context_tokens(self) -> int:

@@ -19,7 +19,8 @@ _DIGEST_BYTES = 16
 class Function:
     """A function that a client describes; `parameters` is the JSON schema of its arguments.
 
-    `size` and `digest` are those of its description, see `measured`.
+    With `strict` calls are held to it. `size` and `digest` are those of its description, see
+    `measured`.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Function:
     parameters: dict[str, Any] | None = None
     size: int = 0
     digest: bytes = b""
+    strict: bool = False
 
     @property
     def measured(self) -> Function:
@@ -56,12 +58,24 @@ class FunctionCall:
 class Tools:
     """What a request says of functions: all there are, and the names of those that may be called.
 
-    Without any name the answer is text. Several calls in one answer have to be `parallel`.
+    Without any name the answer is text. Several calls in one answer have to be `parallel`. Where
+    they are `required`, the answer is one call or more.
     """
 
     functions: Sequence[Function] = ()
     names: Sequence[str] = ()
     parallel: bool = True
+    required: bool = False
+
+    @property
+    def holding_field(self) -> str | None:
+        """The field that asks for answers that are held to a grammar, if one does."""
+        if self.required:
+            return "tool_choice"
+        for index, one in enumerate(self.functions):
+            if one.strict and one.name in self.names:
+                return f"tools[{index}]"
+        return None
 
     @property
     def told(self) -> Sequence[Function]:

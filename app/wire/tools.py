@@ -36,7 +36,7 @@ def type_tag(value: Any) -> str:
 
 
 class FunctionFields(Wire):
-    """A function; with `strict` its arguments follow the schema as far as the model does."""
+    """A function; with `strict` the arguments of its calls follow the schema."""
 
     name: FunctionName
     description: str | None = None
@@ -46,7 +46,10 @@ class FunctionFields(Wire):
 
     def model_post_init(self, _: Any) -> None:
         """Measure it here, where long bodies hold nobody up."""
-        self._function = Function(self.name, self.description, self.parameters).measured
+        function = Function(
+            self.name, self.description, self.parameters, strict=self.strict is True
+        )
+        self._function = function.measured
 
     @property
     def function(self) -> Function:
@@ -229,16 +232,18 @@ def asked_tools(
     for index, name in enumerate(names):
         if name in names[:index]:
             raise invalid_request(f"There are two functions '{name}'.", f"tools[{index}]")
+    parallel = parallel is not False
     if choice is None or isinstance(choice, str):
         mode = choice or "auto"
     else:
-        mode = "required" if isinstance(choice, NamedFunction | ChatNamedFunction) else choice.mode
-    if mode == "required":
-        message = "A model cannot be made to call a function here: leave it to it with 'auto'."
-        raise invalid_request(message, "tool_choice", "unsupported_value")
-    if isinstance(choice, AllowedTools | ChatAllowedTools):
-        names = [one.name for one in choice.tools]
-        for name in names:
-            if all(name != one.name for one in described):
-                raise invalid_request(f"There is no function '{name}' in 'tools'.", "tool_choice")
-    return Tools(described, [] if mode == "none" else names, parallel is not False)
+        if isinstance(choice, NamedFunction | ChatNamedFunction):
+            mode, parallel, asked = "required", False, [choice.name]
+        else:
+            mode, asked = choice.mode, [one.name for one in choice.tools]
+        if missing := [name for name in asked if name not in names]:
+            message = f"There is no function '{missing[0]}' in 'tools'."
+            raise invalid_request(message, "tool_choice")
+        names = asked
+    if mode == "required" and not names:
+        raise invalid_request("There are no 'tools' to choose from.", "tool_choice")
+    return Tools(described, [] if mode == "none" else names, parallel, mode == "required")

@@ -107,7 +107,8 @@ async def test_the_clients_own_models_are_functions(world: World) -> None:
 async def test_beams_call_functions_too(world: World) -> None:
     world.engine.answers = [CALL, "no"]
     extra = {"num_beams": 2}
-    choices = (await complete(world, n=2, extra_body=extra)).choices
+    free = [{"type": "function", "function": {**FUNCTION, "strict": False}}]
+    choices = (await complete(world, n=2, extra_body=extra, tools=free)).choices
     assert [choice.finish_reason for choice in choices] == ["tool_calls", "stop"]
 
 
@@ -166,8 +167,8 @@ async def test_logprobs_are_those_of_what_is_said(world: World) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": TOOLS * 2}, "tools[1]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}, "messages"),
         ({"messages": [{**ASKED, "tool_call_id": "c"}]}, "messages[0].tool_call_id"),

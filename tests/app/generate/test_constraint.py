@@ -152,13 +152,6 @@ async def test_the_clients_own_helpers_send_schemas(world: World) -> None:
         ({"response_format": {"type": "regex", "regex": "a"}, "ignore_eos": True}, "ignore_eos"),
         ({"response_format": {"type": "regex", "regex": "a"}, "min_tokens": 3}, "min_tokens"),
         (
-            {
-                "response_format": {"type": "json_object"},
-                "tools": [{"type": "function", "function": {"name": "f"}}],
-            },
-            "response_format",
-        ),
-        (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
         ),
