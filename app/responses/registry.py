@@ -10,6 +10,7 @@ from functools import partial
 from app.generate.begin import Generations
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
+from app.prompt.sealing import encrypt_thought
 from app.responses.items import is_short, listed_input
 from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
@@ -76,6 +77,7 @@ class Responses:
             pads=pads,
             ignored=body.ignored_fields,
             input=listed,
+            seal=partial(encrypt_thought, tenant) if body.wants_sealed_reasoning else None,
         )
         async with self._store.claiming(tenant.id, resource):
             generation = await self._generations.begin(principal, request, on_socket)
@@ -207,7 +209,9 @@ class Responses:
             check_position(after, len(suspended.events))
             async with self._store.claiming(tenant.id, suspended.resource):
                 generation = await self._generations.go_on(principal, suspended.asked)
-                return await self._run(tenant, suspended.renderer, generation, suspended.events)
+                return await self._run(
+                    tenant, suspended.renderer(tenant), generation, suspended.events
+                )
         except BaseException:
             await self._store.put_back(tenant, response_id, blob)
             raise

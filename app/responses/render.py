@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -65,7 +66,7 @@ class ResponseRenderer:
     `logprobs` has a list for each item that has begun, those of a message's text. It is given where
     an earlier stream has begun some. One that `pads` adds text to its deltas, so that their lengths
     say less. Its first event names the `ignored` fields of the request, whose items are `input`, as
-    JSON.
+    JSON. Reasoning items carry what they hold as `seal` makes it, too.
     """
 
     def __init__(
@@ -76,12 +77,19 @@ class ResponseRenderer:
         pads: bool = False,
         ignored: Sequence[str] = (),
         input: bytes = b"",
+        seal: Callable[[str], str] | None = None,
     ) -> None:
         self.resource = resource
+        self._seal = seal and cache(seal)  # no two of its events tell another one
         self._ignored = list(ignored)
         self.pads = pads
         self.input = input
         self.logprobs = [list(of_item) for of_item in logprobs]
+
+    @property
+    def seals(self) -> bool:
+        """Whether reasoning is told encrypted, too."""
+        return self._seal is not None
 
     def opening(self) -> list[Event]:
         """How a stream begins."""
@@ -206,7 +214,10 @@ class ResponseRenderer:
         item_id = self._item_id(index, generation)
         if output.kind == "reasoning":
             reasoned = [ReasoningText(text=output.text)]
-            return Reasoning(id=item_id, status=status, content=reasoned)
+            item = Reasoning(id=item_id, status=status, content=reasoned)
+            if self._seal is not None and status != "in_progress":
+                item.encrypted_content = self._seal(output.text)
+            return item
         if output.kind == "call":
             return FunctionCall(
                 id=item_id,

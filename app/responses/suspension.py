@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from app.generate.generation import Asked, Generation
 from app.prompt.conversation import Prompt
+from app.prompt.sealing import encrypt_thought
 from app.prompt.tools import Tools
 from app.responses.render import ResponseRenderer
 from app.wire.events import EncodedLogprob, ResponseResource
 from engine.api import EngineRequest
+from tenants.records import Tenant
 
 
 class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     events: list[bytes | None]
     pads: bool = False
     input: bytes = b""
+    seals: bool = False
 
     @classmethod
     def of(
@@ -54,6 +58,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             events=[*events, None],
             pads=renderer.pads,
             input=renderer.input,
+            seals=renderer.seals,
         )
 
     @classmethod
@@ -74,11 +79,13 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             tools=self.tools,
         )
 
-    @property
-    def renderer(self) -> ResponseRenderer:
-        """The response as it was before the restart was told."""
+    def renderer(self, tenant: Tenant) -> ResponseRenderer:
+        """The tenant's response as it was before the restart was told."""
         logprobs = [[EncodedLogprob(one) for one in of_item] for of_item in self.logprobs]
-        return ResponseRenderer(self.resource, logprobs, pads=self.pads, input=self.input)
+        seal = partial(encrypt_thought, tenant) if self.seals else None
+        return ResponseRenderer(
+            self.resource, logprobs, pads=self.pads, input=self.input, seal=seal
+        )
 
     def encode(self) -> bytes:
         """As the store keeps it."""

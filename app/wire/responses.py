@@ -29,6 +29,7 @@ from app.wire.formats import StructuredOutputs, TextFormat
 from app.wire.tools import FunctionCallItem, FunctionCallOutputItem, Functions, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
+SEALED_REASONING = "reasoning.encrypted_content"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 INCLUDABLE: frozenset[str] = frozenset(get_args(Includable))
 """What a response can be asked to have besides."""
@@ -272,6 +273,11 @@ class CreateBody(SamplingFields):
     def wants_logprobs(self) -> bool:
         """Whether the answer's text carries log-probabilities."""
         return self.include is not None and LOGPROBS in self.include
+
+    @property
+    def wants_sealed_reasoning(self) -> bool:
+        """Whether reasoning items carry what they hold encrypted, too."""
+        return self.include is not None and SEALED_REASONING in self.include
 
     @property
     def conversation_id(self) -> str | None:

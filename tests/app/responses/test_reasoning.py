@@ -15,6 +15,7 @@ from tests.app.reasoning import KEPT, OPENED, SWITCHED, reasoning_world
 from tests.app.responses.test_responses_ws import socket
 from tests.app.responses.test_resume import rest_by_sse
 from tests.app.responses.test_tools import CALL, TOOL, result_of
+from tests.app.upkeep.restarts import another, http_of
 
 ANSWER = "<think>\nIs it?\n</think>\n\nIt is."
 START, END = "<|im_start|>", "<|im_end|>\n"
@@ -207,6 +208,46 @@ async def test_a_stream_can_be_resumed_inside_of_it(world: World) -> None:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     deltas = [one["delta"] for one in events if one["type"] == "response.reasoning_text.delta"]
     assert "".join(deltas) == "Is it?"
+
+
+async def test_what_was_reasoned_comes_back_encrypted(store_server: EmbeddedStore) -> None:
+    async with reasoning_world(KEPT, store_server.url) as world:
+        world.engine.answer = ANSWER
+        include = ["reasoning.encrypted_content"]
+        async with world.client().responses.stream(
+            model=MODEL, input="x", store=False, extra_body={"include": include}
+        ) as stream:
+            done = [event.item async for event in stream if "item.done" in event.type]
+            response = await stream.get_final_response()
+        reasoning, message = [item.model_dump(exclude_none=True) for item in response.output]
+        assert reasoning["encrypted_content"] == done[0].encrypted_content
+        del reasoning["content"]
+        asked: Any = {"role": "user", "content": "x"}
+        await respond(world, input=[asked, reasoning, message, asked])
+        assert "<think>\nIs it?\n</think>\n\nIt is." in prompt(world)
+        assert (await respond(world)).output[0].encrypted_content is None
+
+
+async def test_a_restart_goes_on_inside_of_it(world: World, store_server: EmbeddedStore) -> None:
+    body = {"model": MODEL, "input": "x", "include": ["reasoning.encrypted_content"]}
+    interrupted = []
+    async with http_of(world) as http:
+        for count in range(1, len(ANSWER) + 1, 3):
+            world.engine.hold_after = count
+            reading = asyncio.create_task(http.post("/v1/responses", json=body | {"stream": True}))
+            await eventually(lambda: bool(world.engine.holding))
+            interrupted.append(world.engine.requests[-1].request_id)
+            await world.app.state.service.responses.suspend()
+            await reading
+    async with another(world, store_server) as after, http_of(after) as http:
+        for response_id in interrupted:
+            events = await rest_by_sse(http, response_id)
+            output = events[-1]["response"]["output"]
+            assert [item["type"] for item in output] == ["reasoning", "message"]
+            assert [item["content"][0]["text"] for item in output] == ["Is it?", "It is."]
+            assert output[0]["encrypted_content"]
+            deltas = [event["delta"] for event in events if event["type"].endswith("delta")]
+            assert "".join(deltas) == "Is it?It is."
 
 
 async def test_a_format_holds_behind_what_is_reasoned(world: World) -> None:
