@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from app.generate.sifter import Sifter
 from app.prompt.markers import control_tokens
 from app.wire.common import Effort
 from engine.api import Grammar
+from engine.grammar.lark import literal, token
 
 _SPOKEN: Final[dict[ReasoningName, Sequence[str]]] = {
     "harmony": ("<|channel|>",),
@@ -107,20 +107,14 @@ class ReasoningStyle:
         """A grammar of what comes behind the reasoning, whatever that is."""
         if self.form is None or opened is None:
             return grammar
-        known = self._controls
-        named = (known[one] for one in self.form.markers if one in known)
-        preamble = self.form.preamble(opened.by, self._spell)
-        tokens = tuple(dict.fromkeys((*grammar.tokens, *named)))
+        known = control_tokens(self._tokenizer, self.form.markers)
+
+        def spell(marker: str) -> str:
+            return token(known[marker]) if marker in known else literal(marker)
+
+        preamble = self.form.preamble(opened.by, spell)
+        tokens = tuple(dict.fromkeys((*grammar.tokens, *known.values())))
         return structs.replace(grammar, preamble=preamble, tokens=tokens)
-
-    @property
-    def _controls(self) -> dict[str, int]:
-        markers = () if self.form is None else self.form.markers
-        return control_tokens(self._tokenizer, markers)
-
-    def _spell(self, marker: str) -> str:
-        token_id = self._controls.get(marker)
-        return json.dumps(marker) if token_id is None else f"<[{token_id}]>"
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

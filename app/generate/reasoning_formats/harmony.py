@@ -12,6 +12,7 @@ from typing import Final
 from app.generate.reasoning_formats.format import Spell
 from app.generate.tool_formats.harmony import CALL, CHANNEL, CONSTRAIN, MESSAGE, OPENING
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import lacking
 
 START = "<|start|>"
 _END, _RETURN = "<|end|>", "<|return|>"
@@ -47,8 +48,9 @@ class Harmony:
     def preamble(self, _: str, spell: Spell) -> str:
         """See `ReasoningFormat`."""
         channel, message, end, start = map(spell, (CHANNEL, MESSAGE, _END, START))
-        analysis = f'{channel} "analysis" {message} /(?s:.*)/ {end} {start} "{_ROLE}"'
-        return f'preamble: ({analysis})? {channel} "final" {message}'
+        analysis = f'{channel} "analysis" {message} THOUGHT {end} {start} "{_ROLE}"'
+        thought = f"THOUGHT: {lacking(*_ENDS, CALL)}"
+        return f'preamble: ({analysis})? ({channel} "final" {message})?\n{thought}'
 
 
 def _header(source: Source) -> Reading[str | None]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from app.generate.reasoning_formats.format import Spell
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import ANY_TEXT, lacking, literal
 
 _SPACE = r"/[ \n]{0,8}/"
-_ANYTHING = r"/(?s:.*)/"
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,22 @@ class Marked:
         rules: list[str] = []
         thoughts: list[str] = []
         for opening in [opened] if opened else self.pairs:
-            ends = [_up_to(spell(one), rules) for one in self.pairs[opening]]
+            closings = self.pairs[opening]
+            ends = [_up_to(one, spell(one), closings, rules) for one in closings]
             thoughts.append(f"{'' if opened else spell(opening)} ({' | '.join(ends)})")
         frame = "" if self.framed is None else f"({spell(self.framed[0])} {_SPACE})?"
         whole = f"({' | '.join(thoughts)}) {_SPACE} {frame}"
         return "\n".join([f"preamble: {whole if opened else f'({whole})?'}", *rules])
 
 
-def _up_to(marker: str, rules: list[str]) -> str:
-    """Any text and a marker: what stands for it, with what `rules` that needs."""
-    if not marker.startswith('"'):
-        return f"{_ANYTHING} {marker}"
-    rules.append(f"up_to_{len(rules)}[suffix={marker}]: {_ANYTHING}")
-    return f"up_to_{len(rules) - 1}"
+def _up_to(marker: str, spelled: str, closings: Sequence[str], rules: list[str]) -> str:
+    """Any text and a marker that closes it: what stands for that, with the `rules` that it needs.
+
+    A marker that is a token may be spelled as well: what is read then is the answer.
+    """
+    name = f"up_to_{len(rules)}"
+    rules.append(f"{name}[suffix={literal(marker)}]: {ANY_TEXT}")
+    if spelled == literal(marker):
+        return name
+    rules.append(f"THOUGHT_{len(rules)}: {lacking(*closings)}")
+    return f"{name} | THOUGHT_{len(rules) - 1} {spelled}"

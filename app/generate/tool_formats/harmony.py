@@ -11,11 +11,14 @@ import re
 from collections.abc import Sequence
 
 from app.generate.tool_formats.format import Format
+from app.generate.tool_formats.grammar import Block, Blocks, Writer
 from app.generate.tool_formats.json_calls import Call, read_arguments
 from app.generate.tool_formats.source import Reading, Source
+from engine.grammar.lark import literal
 
 CHANNEL, MESSAGE, CONSTRAIN, CALL = "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"
-OPENING = f"{CHANNEL}commentary to=functions."
+_WORDS_BEFORE = "commentary to=functions."
+OPENING = f"{CHANNEL}{_WORDS_BEFORE}"
 _EARLY = " to=functions."
 _NAME = re.compile(r"[\w.-]*")
 _WORDS = re.compile(r"[\w\s]*")
@@ -50,4 +53,16 @@ def _write(calls: Sequence[Call]) -> str:
     )
 
 
-HARMONY = Format(_read, _write, (CHANNEL, MESSAGE, CONSTRAIN, CALL))
+def _blocks(writer: Writer) -> Blocks:
+    """Behind a call, the token that ends it ends the answer, wherever it is a stop token."""
+    channel, constrain, message, end = map(writer.marker, (CHANNEL, CONSTRAIN, MESSAGE, CALL))
+    body = f'(" " {constrain}? "json")? {message}'
+    late = writer.some(lambda one: f"{literal(_WORDS_BEFORE + one.name)} {body} {one.json}")
+    early = writer.some(lambda one: f'{literal(one.name)} {channel} "commentary" {body} {one.json}')
+    calls = writer.list(late, f"{end} {channel}")
+    return Blocks(
+        [Block(CHANNEL, f"{calls} {end}?"), Block(_EARLY, f"{early} {end}?", usual=False)]
+    )
+
+
+HARMONY = Format(_read, _write, (CHANNEL, MESSAGE, CONSTRAIN, CALL), _blocks)
