@@ -11,6 +11,12 @@ from pathlib import Path
 from tests.suites.table import Suite
 
 _TEST_TOOLS = ("pytest==9.1.0", "pytest-asyncio==1.4.0", "pytest-timeout==2.4.0")
+_PYTEST_INI = """[pytest]
+asyncio_mode = auto
+asyncio_default_test_loop_scope = session
+asyncio_default_fixture_loop_scope = session
+timeout = 120
+"""
 _INSTALL_SECONDS = 900
 _STAMP = "installed"
 
@@ -35,6 +41,7 @@ def prepared(suite: Suite, folder: Path) -> Path:
         folder.mkdir(parents=True)
         _install(suite, folder)
         stamp.write_text(wanted)
+    (folder / "pytest.ini").write_text(_PYTEST_INI)
     shutil.copy(Path(__file__).parent / "clients" / suite.script, folder)
     return folder
 
@@ -64,7 +71,6 @@ def _install(suite: Suite, folder: Path) -> None:
         if suite.shares_project:
             library = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
             (library / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\ntimeout = 300\n")
         _run([str(python), "-m", "pip", "install", "-q", *_TEST_TOOLS, *suite.packages], folder)
     elif suite.kind == "mjs":
         (folder / "package.json").write_text("{}\n")
