@@ -78,6 +78,17 @@ class ToolCall(Wire):
     index: int | None = None
 
 
+def _nothing_said(value: object) -> object:
+    members = value.values() if isinstance(value, dict) else [value]
+    if any(member is not None for member in members):
+        raise PydanticCustomError("unsupported_value", "this service does not support it")
+    return value
+
+
+NothingSaid = Annotated[Any, AfterValidator(_nothing_said)]
+"""LiteLLM's: whatever of an answer's message it had no name for, such as `"refusal": null`."""
+
+
 class ChatMessage(Wire):
     """One message of the conversation; an answer's message fits unchanged.
 
@@ -104,6 +115,7 @@ class ChatMessage(Wire):
     audio: Declined = None
     annotations: DeclinedList = None
     function_call: Declined = None
+    provider_specific_fields: NothingSaid = None
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:

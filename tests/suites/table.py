@@ -49,7 +49,9 @@ SUITES: dict[str, Suite] = {
     "langchain": Suite(
         "langchain_standard.py", ("langchain-tests==1.1.9", "langchain-openai==1.6.7")
     ),
-    "agents-sdk": Suite("agents_sdk.py", ("openai-agents==0.24.0",), known={"conversations_session[chat]": _IDS}),
+    "agents-sdk": Suite(
+        "agents_sdk.py", ("openai-agents==0.24.0",), known={"conversations_session[chat]": _IDS}
+    ),
     "pydantic-ai": Suite(
         "pydantic_agents.py",
         ("pydantic-ai-slim[openai]==2.68.0",),
@@ -61,5 +63,7 @@ SUITES: dict[str, Suite] = {
     "litellm": Suite("litellm_calls.py", ("litellm==1.99.4",)),
     "llm": Suite("llm_program.py", ("llm==0.36",)),
     "jdk": Suite("JdkClients.java", ()),
-    "lm-eval": Suite("lm_eval_scores.py", ("lm-eval[api,hf]==0.4.13",), "default", shares_project=True),
+    "lm-eval": Suite(
+        "lm_eval_scores.py", ("lm-eval[api,hf]==0.4.13",), "default", shares_project=True
+    ),
 }

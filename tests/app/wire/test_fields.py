@@ -116,6 +116,16 @@ async def test_an_assistant_may_have_said_nothing_and_speakers_have_names(world:
     assert refused["param"] == "messages[0]"
 
 
+async def test_an_answer_comes_back_as_litellm_keeps_it(world: World) -> None:
+    answer: dict[str, Any] = {"role": "assistant", "content": "hello", "function_call": None}
+    answer["provider_specific_fields"] = {"refusal": None}
+    messages = [{"role": "user", "content": "hello"}, answer, {"role": "user", "content": "more"}]
+    assert (await chat(world, messages=messages)).status_code == 200
+    answer["provider_specific_fields"] = {"refusal": "no"}
+    refused = (await chat(world, messages=messages)).json()["error"]
+    assert refused["param"] == "messages[1].provider_specific_fields"
+
+
 async def test_names_are_written_by_templates_that_write_them(world: World) -> None:
     tokenizer, written = world.engine.tokenizer, "{{ '[' + message['name'] + ']' }}"
     template = tokenizer.chat_template
