@@ -74,7 +74,12 @@ def questions() -> list[dict[str, object]]:
 
 def scores(model: str, arguments: dict[str, object], tasks: TaskManager) -> dict[str, dict]:
     found = lm_eval.simple_evaluate(
-        model=model, model_args=arguments, tasks=list(TASKS), task_manager=tasks, log_samples=True
+        model=model,
+        model_args=arguments,
+        tasks=list(TASKS),
+        task_manager=tasks,
+        log_samples=True,
+        device="cpu",
     )
     return {"results": found["results"], "samples": found["samples"]}
 

@@ -120,7 +120,7 @@ def test_parsed_tools_of_responses() -> None:
     response = client.responses.parse(
         model=MODEL,
         input="look up all my orders in november of last year",
-        tools=[openai.pydantic_function_tool(Query)["function"] | {"type": "function"}],
+        tools=[openai.pydantic_function_tool(Query)],
         tool_choice="required",
     )
     assert isinstance(response.output[0].parsed_arguments, Query)
