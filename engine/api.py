@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -75,6 +75,10 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     tokens: tuple[int, ...] = ()
     preamble: str = ""
+
+
+OF_GRAMMAR: Final = "the grammar"
+"""How the error of a delta begins that a request's grammar is the reason of."""
 
 
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,6 +109,7 @@ class Generations:
                 stop=request.sampling.stop_strings,
                 engine_kind=info.hash_extras,
                 tools=request.tools,
+                grammar_field=request.constraint.field if request.constraint else "tools",
             )
             return await self._start(principal, asked, ticket)
 

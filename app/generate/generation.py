@@ -21,9 +21,9 @@ from app.prompt.conversation import Prompt
 from app.prompt.reasoning_style import Opened
 from app.prompt.tools import Tools
 from app.upkeep.metrics import Metrics
-from app.wire.errors import ApiError, shutting_down
+from app.wire.errors import ApiError, invalid_request, shutting_down
 from app.wire.events import EncodedLogprob
-from engine.api import EngineRequest, PromptLogprobs, TokenDelta
+from engine.api import OF_GRAMMAR, EngineRequest, PromptLogprobs, TokenDelta
 from engine.client import EngineClient, EngineError
 
 Interruption = Literal["cancelled", "suspended", "error"]
@@ -39,6 +39,7 @@ class Asked:
     `engine_kind` is what tokens and KV depend on: with another engine the answer cannot go on. A
     request with `generated` tokens goes on behind them: `cached_tokens` and `held` are then what
     an earlier generation of its only line was left with. `tools` may be called in it.
+    `grammar_field` has asked for the request's grammar.
     """
 
     request: EngineRequest
@@ -48,6 +49,7 @@ class Asked:
     cached_tokens: int = 0
     held: Sequence[EncodedLogprob] = ()
     tools: Tools = field(default_factory=Tools)
+    grammar_field: str | None = None
 
 
 class Generation:
@@ -93,6 +95,7 @@ class Generation:
         self.failure: ApiError | None = None
         self.stop = asked.stop
         self.tools = asked.tools
+        self._grammar_field = asked.grammar_field
         self.ticket = ticket
         self.engine_kind = asked.engine_kind
         self._leaving = ExitStack()
@@ -278,7 +281,12 @@ class Generation:
         if delta.finish_reason == "error":
             self._engine_failed = True
             message = delta.error or "The engine stopped while the response was running."
-            self.fail(ApiError(500, message, code="server_error"))
+            if message.startswith(OF_GRAMMAR):
+                name = self._grammar_field
+                told = message if name is None else f"'{name}': {message}"
+                self.fail(invalid_request(f"{told}.", name))
+            else:
+                self.fail(ApiError(500, message, code="server_error"))
         if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if delta.searched_tokens:

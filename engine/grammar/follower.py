@@ -62,8 +62,10 @@ class Follower:
         if self._newest is not None and known[self._length - 1 : self._length] != [self._newest]:
             self._begin(sequence)  # the step that drew it was undone
         tokens = known[self._length :] if newest is None else [*known[self._length :], newest]
-        if not self._matcher.is_stopped():  # a step launched ahead goes past the end
+        if tokens and not self._matcher.is_stopped():  # a step launched ahead goes past the end
+            began = thread_time()
             self._matcher.consume_tokens(tokens)
+            self._spend(began, len(tokens))
         self._length += len(tokens)
         self._newest = newest
 

@@ -77,7 +77,7 @@ def _serialized_body(grammar: Grammar) -> str:
 
 
 def problem_of(grammar: Grammar) -> str | None:
-    """Why a grammar cannot be compiled, for whatever model; `None` where it can.
+    """Why a grammar cannot be compiled, for whatever model, or derives nothing; else `None`.
 
     It may take a second of a hostile one. Python's lock is dropped for it.
     """
@@ -90,8 +90,11 @@ def _problem_of(grammar: Grammar) -> str | None:
         matcher = LLMatcher(_bytes(), serialized(_any_model(grammar)), log_level=0, limits=LIMITS)
     except ValueError as error:
         return shortened(str(error))
+    matcher.compute_bitmask()
     if matcher.is_error():
-        return shortened(matcher.get_error())
+        reason = matcher.get_error()
+        nothing = reason.startswith("NoExtension")
+        return "nothing can be said that it allows" if nothing else shortened(reason)
     if thread_time() - began > _MOST_CHECK_SECONDS:
         return "it takes too long to compile"
     return None

@@ -49,6 +49,7 @@ class ScriptedEngine:
         self.logprobs: list[float] = []
         self.hold_after: int | None = None
         self.die_after: int | None = None
+        self.death = "the engine died"
         self.token_seconds = 0.0
         self.holding: set[str] = set()
         self.starts = 1
@@ -241,7 +242,7 @@ class ScriptedEngine:
         if self._aborts[rid].is_set():
             return TokenDelta(request_id=rid, finish_reason="aborted")
         if self.die_after == position:
-            return TokenDelta(request_id=rid, finish_reason="error", error="the engine died")
+            return TokenDelta(request_id=rid, finish_reason="error", error=self.death)
         return None
 
     def _next(

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from app.generate import constraint
-from engine.api import Grammar
+from engine.api import OF_GRAMMAR, Grammar
 from engine.grammar.gbnf import in_lark
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES
 from tests.app.conftest import MODEL, World
@@ -175,6 +175,21 @@ async def test_what_cannot_hold_is_refused_by_name(
         await complete(world, **fields)
     assert refused.value.param == param
     assert not world.engine.requests
+
+
+async def test_a_grammar_that_cannot_go_on_is_told_as_the_fields_fault(world: World) -> None:
+    """No 500, which clients would send again."""
+    world.engine.die_after, world.engine.death = 3, f"{OF_GRAMMAR} cannot go on: it is too large"
+    with pytest.raises(openai.BadRequestError, match="it is too large") as refused:
+        await complete(world, structured_outputs={"regex": "a+"})
+    assert refused.value.param == "structured_outputs.regex"
+    fields = {"text": {"format": {"type": "regex", "regex": "a+"}}}
+    events = await world.client().responses.create(
+        model=MODEL, input="hi", stream=True, extra_body=fields
+    )
+    last = [event async for event in events][-1]
+    assert last.type == "response.failed"
+    assert "'text.format': the grammar cannot go on" in last.response.error.message
 
 
 async def test_neutral_values_ask_for_nothing(world: World) -> None:
