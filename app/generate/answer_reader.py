@@ -42,10 +42,22 @@ class AnswerReader:
             return []
         self._ended = True
         self._source.end()
+        after_call = self._after_call
         parts = self._parts()
+        follows = parts[-2].kind != "text" if len(parts) > 1 else after_call
+        if follows and self._begins_marker(parts[-1:]):
+            parts.pop()
         if self._space and not self._num_calls:
             parts.append(Part("text", self._space))
         return parts
+
+    def _begins_marker(self, parts: list[Part]) -> bool:
+        """Whether there is but the text of a marker that the answer's end has cut off."""
+        return any(
+            part.kind == "text" and marker.startswith(part.text)
+            for part in parts
+            for marker in self.markers
+        )
 
     def _parts(self) -> list[Part]:
         if self.is_over:

@@ -220,6 +220,14 @@ def test_arguments_that_break_off_are_told_as_far_as_they_came() -> None:
     assert read("hermes", list(text))[:2] == [("call", "now"), ("arguments", '{"a": ')]
 
 
+def test_a_marker_that_is_cut_off_behind_a_call_is_not_told() -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n'
+    expected = [("call", "now"), ("arguments", "{}")]
+    for end in ("</tool_cal", "</tool_call>\n<tool_", "<"):
+        assert read("hermes", [call + end]) == read("hermes", list(call + end)) == expected
+    assert read("hermes", list(f"{call}</tool_call> 2 <")) == [*expected, ("text", "2 <")]
+
+
 def test_arguments_are_told_while_they_are_written() -> None:
     reader = AnswerReader(FORMATS["hermes"], FUNCTIONS)
     reader.push('<tool_call>\n{"name": "now", "arguments": {"a": ')
