@@ -82,6 +82,25 @@ async def test_a_streamed_answer_is_valid_or_told_to_be_incomplete(
         assert text_of(whole).startswith(text_of(cut))
 
 
+async def test_a_small_model_calls_right_where_it_has_to(client: AsyncOpenAI) -> None:
+    function = openai.pydantic_function_tool(Wall, name="build")
+    model = (await client.models.list()).data[0].id
+    completion = await client.chat.completions.parse(
+        model=model,
+        messages=[{"role": "user", "content": "Build a wall of bricks."}],
+        tools=[function],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        n=2,
+        max_tokens=100,
+    )
+    for choice in completion.choices:
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        [call] = choice.message.tool_calls or ()
+        assert isinstance(call.function.parsed_arguments, Wall)
+
+
 async def test_a_hostile_schema_is_refused_by_name(client: AsyncOpenAI) -> None:
     hostile = "start: A\nA: /.*a.{40}/ & /.*b.{40}/ & ~/.*c.{40}/"
     with pytest.raises(openai.BadRequestError) as refused:
