@@ -110,7 +110,7 @@ async def get_item(request: Request) -> ASGIApp:
 async def delete_item(request: Request) -> ASGIApp:
     """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`: the conversation without it."""
     service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    principal = await authenticate(service.stores.tenants, request)
     conversation_id = request.path_params["conversation_id"]
     item_id = request.path_params["item_id"]
 
@@ -119,7 +119,8 @@ async def delete_item(request: Request) -> ASGIApp:
             raise _no_item(item_id)
         return old.without_item(item_id)
 
-    changed = await service.conversations.edit(tenant, conversation_id, remove)
+    async with service.generations.counted(principal):
+        changed = await service.conversations.edit(principal.tenant, conversation_id, remove)
     return json_response(changed.shown(conversation_id))
 
 

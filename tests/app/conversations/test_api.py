@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
 from app.transport.bounds import Bounds
 from tests.app.conftest import World, eventually
@@ -157,6 +157,22 @@ async def test_a_tenant_that_keeps_nothing_has_no_conversations(
     await world.limit("acme", stored_bytes=0)
     with pytest.raises(BadRequestError):
         await client.conversations.create()
+
+
+async def test_changes_count_as_requests(world: World, client: AsyncOpenAI) -> None:
+    await world.limit("acme", requests_per_minute=2)
+    made = await client.conversations.create(items=[user("x") | {"id": "msg_1"}])
+    await client.conversations.items.delete("msg_1", conversation_id=made.id)
+    for refused in (
+        client.conversations.create(),
+        client.conversations.update(made.id, metadata={}),
+        client.conversations.items.create(made.id, items=[user("x")]),
+        client.conversations.items.delete("msg_1", conversation_id=made.id),
+        client.chat.completions.list(),
+    ):
+        with pytest.raises(RateLimitError):
+            await refused
+    assert (await client.conversations.retrieve(made.id)).id == made.id
 
 
 async def test_a_deleted_tenants_conversations_go_with_it(world: World) -> None:
