@@ -27,6 +27,7 @@ from app.prompt.tools import Tools
 from app.responses.items import NamedItems
 from app.upkeep.connections import Connections
 from app.upkeep.metrics import Metrics
+from app.wire.common import Wire
 from app.wire.errors import ApiError
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
@@ -123,6 +124,10 @@ class Generations:
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
             return await self._start(principal, replace(interrupted, request=again), ticket)
+
+    def unheeded(self, message: Wire) -> list[str]:
+        """See `ReasoningStyle`."""
+        return self._template.reasoning.unheeded(message)
 
     async def count(
         self,

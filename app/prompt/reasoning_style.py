@@ -19,14 +19,14 @@ from app.generate.reasoning_formats.formats import (
 )
 from app.generate.sifter import Sifter
 from app.prompt.markers import control_tokens
-from app.wire.common import Effort
+from app.wire.common import Effort, Wire
 from engine.api import Grammar
 from engine.grammar.lark import literal, token
 
 _SPOKEN: Final[dict[ReasoningName, Sequence[str]]] = {
     "harmony": ("<|channel|>",),
     "mistral": ("[THINK]",),
-    "granite": ("<response>", "Here is my thought process:"),
+    "granite": ("<response></response>", "Here is my thought process:"),
     "think": ("<think>", "</think>"),
 }
 """What a template spells whose model writes in a format."""
@@ -72,10 +72,13 @@ class ReasoningStyle:
         self._switches = [name for name in _SWITCHES if name in known]
         self._knows_effort = _EFFORT in known
 
-    @property
-    def takes_effort(self) -> bool:
-        """Whether the template can be told how much to reason."""
-        return self._knows_effort or bool(self._switches)
+    def unheeded(self, message: Wire) -> list[str]:
+        """The field of a message that asks for an effort which the template cannot be told of."""
+        wish = message.effort_wish
+        if wish is None or self._knows_effort or self._switches:
+            return []
+        field, effort = wish
+        return [] if effort == "none" and self.form is None else [field]
 
     def variables(self, effort: Effort | None) -> dict[str, Any]:
         """What the template is told of an effort."""

@@ -75,7 +75,7 @@ class Responses:
         renderer = ResponseRenderer(
             resource,
             pads=pads,
-            ignored=body.ignored_fields,
+            ignored=[*body.ignored_fields, *self._generations.unheeded(body)],
             input=listed,
             seal=partial(encrypt_thought, tenant) if body.wants_sealed_reasoning else None,
         )

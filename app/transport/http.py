@@ -65,7 +65,7 @@ async def read_message(
 
         short = len(body) <= INLINE_BYTES
         message, ignored = work() if short else await service.workers.run(tenant_id, work)
-        request.state.ignored = ignored
+        request.state.ignored = [*ignored, *service.template.reasoning.unheeded(message)]
         return message
 
 

@@ -190,6 +190,11 @@ class ChatBody(SamplingFields):
     verbosity: Verbosity = None
     web_search_options: Declined = None
 
+    @property
+    def effort_wish(self) -> tuple[str, Effort] | None:
+        """See `Wire`."""
+        return ("reasoning_effort", self.reasoning_effort) if self.reasoning_effort else None
+
 
 class PromptTokensDetails(Sent, kw_only=True):
     """`cached_tokens` of the prompt were found in the cache."""

@@ -11,12 +11,12 @@ is declared as `Declined`, with the values that ask for nothing; any other value
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from threading import Lock
 from time import perf_counter, sleep
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from pydantic import (
@@ -41,8 +41,6 @@ _PIECE_BYTES: Final = 65_536
 _LONG_BYTES: Final = 262_144
 _decoding_long = Lock()
 _MAX_IGNORED: Final = 32
-_WISHES: Final = {"verbosity": "medium"}
-"""Fields that change nothing, whatever they say, and what they say where nothing is wished for."""
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
 MAX_METADATA_PAIRS = 16
@@ -54,6 +52,13 @@ class Wire(BaseModel):
     """A message on the wire: unknown fields are errors, and types are taken literally."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    wishes: ClassVar[Mapping[str, object]] = {"verbosity": "medium"}
+    """Fields that change nothing, whatever they say, and what they say where nothing is wished."""
+
+    @property
+    def effort_wish(self) -> tuple[str, Effort] | None:
+        """The field that says how much to reason, and what it says."""
+        return None
 
     @cached_property
     def ignored_fields(self) -> list[str]:
@@ -85,7 +90,7 @@ def _ignored(message: Wire, prefix: str) -> Iterator[str]:
     yield from (f"{prefix}{name}" for name in message.model_extra or ())
     for name in type(message).model_fields:
         value, path = getattr(message, name), f"{prefix}{name}"
-        if name in _WISHES and value not in (None, _WISHES[name]):
+        if name in message.wishes and value not in (None, message.wishes[name]):
             yield path
         elif isinstance(value, Wire):
             yield from _ignored(value, f"{path}.")

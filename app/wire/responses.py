@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
@@ -213,6 +214,8 @@ class TextOptions(Wire):
 class ReasoningOptions(Wire):
     """How to reason. No summary is made: reasoning is told as it is."""
 
+    wishes: ClassVar[Mapping[str, object]] = {"summary": None, "generate_summary": None}
+
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -273,6 +276,12 @@ class CreateBody(SamplingFields):
     def wants_logprobs(self) -> bool:
         """Whether the answer's text carries log-probabilities."""
         return self.include is not None and LOGPROBS in self.include
+
+    @property
+    def effort_wish(self) -> tuple[str, Effort] | None:
+        """See `Wire`."""
+        effort = self.reasoning and self.reasoning.effort
+        return ("reasoning.effort", effort) if effort else None
 
     @property
     def wants_sealed_reasoning(self) -> bool:

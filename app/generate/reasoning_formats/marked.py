@@ -36,6 +36,8 @@ class Marked:
             found = re.search(rf"{re.escape(opening)}\s*((?:{closed})\s*)?\Z", tail)
             if found is not None:
                 return len(found[0]), "" if found[1] else opening
+            if tail.rstrip().endswith(tuple(closings)):
+                return 0, ""  # some say so that there is nothing to reason
         return 0, next(iter(self.pairs)) if self.begins_inside else ""
 
     def read(self, source: Source, opened: str) -> Reading[None]:

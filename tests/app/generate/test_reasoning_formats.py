@@ -104,13 +104,15 @@ def test_what_is_made_of_a_text_does_not_depend_on_how_it_was_cut(
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", (19, "")),
         ("<think>\n\n</think>\n\nassistant\n", (0, "")),
         ("<|im_start|>assistant\n", (0, "")),
+        ("<|assistant|></think>", (0, "")),
     ],
 )
 def test_a_prompt_shows_whether_its_answer_begins_inside(
     tail: str, expected: tuple[int, str]
 ) -> None:
     assert REASONING_FORMATS["think"].opened_by(tail) == expected
-    always = expected if expected[0] else (0, "<think>")
+    is_shown = bool(expected[0]) or tail.endswith("</think>")
+    always = expected if is_shown else (0, "<think>")
     assert REASONING_FORMATS["deepseek"].opened_by(tail) == always
 
 

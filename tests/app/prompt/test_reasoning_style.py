@@ -31,6 +31,7 @@ def style_of(template: str, setting: Any = "auto") -> ReasoningStyle:
         (HARMONY, "harmony"),
         ("{{ '[THINK]' + messages[0].content }}", "mistral"),
         ("{{ 'Write between <think></think> and <response></response>.' }}", "granite"),
+        ("{{ '<think>' }}{{ '<response>' + messages[0].content + '</response>' }}", "think"),
         ("{{ 'Begin with: Here is my thought process:' }}", "granite"),
     ],
 )
@@ -45,7 +46,6 @@ def test_a_model_whose_template_spells_none_does_not_reason() -> None:
     assert style.opened([1, 2, 3]) is None
     assert style.sifter(None) is None
     assert style.variables("high") == {}
-    assert not style.takes_effort
     assert style_of(CHATML, "think").form is REASONING_FORMATS["think"]
 
 

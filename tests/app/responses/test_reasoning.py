@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tenants.embedded import EmbeddedStore
-from tests.app.conftest import MODEL, World, eventually
+from tests.app.conftest import CHATML, MODEL, World, eventually
 from tests.app.reasoning import KEPT, OPENED, SWITCHED, reasoning_world
 from tests.app.responses.test_responses_ws import socket
 from tests.app.responses.test_resume import rest_by_sse
@@ -268,3 +268,30 @@ async def test_what_a_template_does_not_know_is_text(
         response = await respond(world, reasoning={"effort": "high"})
         assert response.output_text == ANSWER
         assert response.usage.output_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize(("template", "effort", "named"), [
+    (SWITCHED, "high", ["reasoning.summary"]),
+    (SWITCHED, "none", ["reasoning.summary"]),
+    (CHATML, "high", ["reasoning.summary", "reasoning.effort"]),
+    (CHATML, "none", ["reasoning.summary"]),
+    (OPENED, "none", ["reasoning.summary", "reasoning.effort"]),
+])  # fmt: skip
+async def test_what_no_template_can_be_told_is_named(
+    template: str, effort: str, named: list[str], store_server: EmbeddedStore
+) -> None:
+    async with reasoning_world(template, store_server.url) as world:
+        reasoning = {"effort": effort, "summary": "auto"}
+        async with socket(world) as raw:
+            await raw.create("x", reasoning=reasoning)
+            assert (await raw.turn())[0]["ignored_fields"] == named
+        async with http_of(world) as http:
+            body = {"model": MODEL, "input": "x", "reasoning": reasoning}
+            answer = await http.post("/v1/responses", json=body)
+            assert answer.headers["x-partywall-ignored-fields"] == ", ".join(named)
+            chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+            answer = await http.post(
+                "/v1/chat/completions", json={**chat, "reasoning_effort": effort}
+            )
+            told = answer.headers.get("x-partywall-ignored-fields")
+            assert told == ("reasoning_effort" if "reasoning.effort" in named else None)
