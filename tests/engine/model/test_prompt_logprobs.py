@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from engine.api import PromptLogprobs, SamplingParams
+from engine.run.runner import AheadRunner
+from engine.serve.core import EngineCore
 from tests.engine.model.test_model import make_core, save_model
+from tests.engine.run.test_graphs import load, recorded
 from tests.engine.simulation import make_request, random_prompt
 
 
@@ -43,3 +47,30 @@ def test_a_prompt_has_the_log_probabilities_that_the_model_gives_it(
             values, tokens = row.topk(wanted[name])
             assert [token for token, _ in one.top] == tokens.tolist()
             assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_recorded_steps_of_single_tokens_score_them(tmp_path: Path) -> None:
+    model, rng = save_model("llama", tmp_path), random.Random(7)
+    parts = load(tmp_path, num_blocks=60)
+    graphs = recorded(parts)
+    config = structs.replace(parts.config, step_token_budget=8)
+    core = EngineCore(config, parts.info, AheadRunner(parts.model, graphs=graphs), parts.costs)
+    for index in range(7):  # they leave one token of a step for prompts
+        core.submit(make_request(str(index), random_prompt(rng, 3), max_tokens=60))
+    for _ in range(8):
+        core.step()
+    prompt = random_prompt(rng, 20)
+    sampling = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    core.submit(make_request("scored", prompt, sampling=sampling))
+    told: list[float] = []
+    chunks: list[int] = []
+    while not core.is_idle:
+        for delta in core.step():
+            chunks += [len(delta.prompt_logprobs)] * bool(delta.prompt_logprobs)
+            told += [one.logprob for one in delta.prompt_logprobs]
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected = logprobs[:-1].gather(-1, torch.tensor(prompt)[1:, None])[:, 0]
+    assert told == pytest.approx(expected.tolist(), abs=1e-4)
+    assert chunks == [1] * 19
+    assert graphs.replayed.count(8) > 0  # type: ignore[attr-defined]
