@@ -82,7 +82,7 @@ async def test_schemathesis_finds_nothing(
         for kind in ("tenants", "groups"):
             url = f"/{kind}/{one}/prompts/desk"
             assert (await admin.put(url, json={"text": "You are the support desk."})).is_success
-    examples = str(scaled(4))
+    examples = str(scaled(2))
     status, printed = await schemathesis(world.admin_url, tmp_path, "--max-examples", examples)
     assert status == 0, printed
     paths = (await admin.get("/openapi.json")).json()["paths"]

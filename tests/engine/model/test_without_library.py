@@ -21,7 +21,14 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_library", None)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma2",  # of fused layers, with all that attention can be asked for
+        "gpt2",  # of others
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("llama", "qwen3", "mistral")),
+    ],
+)
 def test_paged_output_equals_generate_cold_cached_chunked_batched_and_preempted(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
