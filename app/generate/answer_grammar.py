@@ -43,6 +43,10 @@ async def answer_grammar(
     return await _Calls(request, template, asked, problem_of).grammar()
 
 
+_MOST_LOOSENED = 8
+"""Functions of a request that take their time to be found out as such that cannot be held."""
+
+
 class _Calls:
     """Finds the grammar of calls, or of calls beside a format.
 
@@ -76,23 +80,40 @@ class _Calls:
         called = [(at, one) for at, one in enumerate(tools.functions) if one.name in tools.names]
         self._fields = [request.names.parameters.format(at) for at, _ in called]
         self._shapes = [Shape.of(one.name, one.parameters, one.strict) for _, one in called]
-        self._is_long = sum(one.size for _, one in called) > MAX_GRAMMAR_BYTES
+        self._size = sum(one.size for _, one in called)
+        self._strict_size = sum(one.size for _, one in called if one.strict)
         self._problem_of = problem_of
 
     async def grammar(self) -> Grammar:
         """Raises `ApiError` naming the function that cannot be held, or all of them together."""
-        shapes, found = self._shapes, None
-        if not self._is_long:
+        shapes = self._shapes
+        if self._size <= MAX_GRAMMAR_BYTES:
             found, _ = await self._tried(self._write, shapes)
-        if found is None:
-            shapes = [await self._held(*one) for one in zip(shapes, self._fields, strict=True)]
-            found, _ = await self._tried(self._write, shapes)
-        if found is None:
+            if found is None:
+                shapes = await self._each_held()
+                found, _ = await self._tried(self._write, shapes)
+            if found is not None:
+                return found
+        # What is too long for certain is not put together: that takes a while.
+        problem: str | None = f"those that are 'strict' may have {MAX_GRAMMAR_BYTES} bytes at most"
+        if self._strict_size <= MAX_GRAMMAR_BYTES:
             shapes = [one if one.strict else one.loosened for one in shapes]
             found, problem = await self._tried(self._write, shapes)
-            if found is None:
-                raise invalid_request(f"These 'tools' cannot be used together: {problem}.", "tools")
-        return found
+            if found is not None:
+                return found
+        raise invalid_request(f"These 'tools' cannot be used together: {problem}.", "tools")
+
+    async def _each_held(self) -> list[Shape]:
+        """The shapes as far as each can be held by itself: some are found out, the rest assumed."""
+        shapes: list[Shape] = []
+        num_loosened = 0
+        for shape, field in zip(self._shapes, self._fields, strict=True):
+            if shape.strict or num_loosened < _MOST_LOOSENED:
+                shapes.append(await self._held(shape, field))
+                num_loosened += shapes[-1] is not shape
+            else:
+                shapes.append(shape.loosened)
+        return shapes
 
     async def _held(self, shape: Shape, field: str) -> Shape:
         """A shape that can be held by itself."""

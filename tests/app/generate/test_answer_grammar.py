@@ -153,6 +153,40 @@ async def test_functions_that_are_not_strict_are_held_to_less_where_all_is_too_l
     assert refused.value.param == "tools"
 
 
+async def test_what_is_too_long_for_certain_is_not_even_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr("app.generate.constraint.problem_of", looked.append)
+    monkeypatch.setattr("app.generate.answer_grammar.MAX_GRAMMAR_BYTES", 300)
+    free = chat_tools(*(function(f"f{index}") for index in range(3)))
+    await complete(world, tools=free, tool_choice="required")
+    assert len(looked) == 1
+    assert "tomorrow" not in looked[0].source
+    strict = chat_tools(*(function(f"f{index}", strict=True) for index in range(3)))
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(world, tools=strict)
+    assert refused.value.param == "tools"
+    assert len(looked) == 1
+
+
+async def test_a_request_has_few_functions_looked_at_that_cannot_be_held(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def problem_of(grammar: Any) -> str | None:
+        looked.append(grammar.source)
+        return "no" if '"not"' in grammar.source else None
+
+    monkeypatch.setattr("app.generate.constraint.problem_of", problem_of)
+    monkeypatch.setattr("app.generate.answer_grammar._MOST_LOOSENED", 3)
+    odd = chat_tools(*(function(f"f{index}", ODD) for index in range(5)))
+    await complete(world, tools=odd, tool_choice="required")
+    assert len(looked) == 1 + 3 + 1
+    assert '"not"' not in looked[-1]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
