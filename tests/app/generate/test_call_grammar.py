@@ -122,6 +122,7 @@ def valid_calls(parts: list[Part]) -> list[tuple[str, Any]]:
     return calls
 
 
+@pytest.mark.scaled
 def test_whatever_is_drawn_is_read_as_calls_that_are_valid(held: Held) -> None:
     grammar = held.grammar()
     for seed in range(scaled(4, most=200)):
@@ -136,6 +137,7 @@ def test_a_single_call_is_all_where_they_may_not_be_parallel(held: Held) -> None
         assert len(valid_calls(held.read(held.walk(grammar, seed)))) == 1
 
 
+@pytest.mark.scaled
 def test_free_text_goes_on_until_a_call_begins(held: Held) -> None:
     grammar = held.grammar(required=False)
     whole = held.form in (FORMATS["llama"], FORMATS["pythonic"])
@@ -168,6 +170,7 @@ def test_any_text_is_allowed_that_calls_nothing(held: Held) -> None:
         assert matcher.is_accepting()
 
 
+@pytest.mark.scaled
 def test_answers_are_read_the_same_wherever_their_tokens_are_cut(held: Held) -> None:
     grammar = held.grammar(shapes=SHAPES[1:])
     for seed in range(scaled(2, most=30)):
@@ -178,6 +181,7 @@ def test_answers_are_read_the_same_wherever_their_tokens_are_cut(held: Held) -> 
             assert held.read(ids[:cut], ids[cut:]) == whole
 
 
+@pytest.mark.scaled
 def test_a_format_stands_beside_calls(held: Held) -> None:
     schema = '{"type":"object","properties":{"title":{"type":"string"}},'
     schema += '"additionalProperties":false}'
