@@ -28,7 +28,10 @@ _FIXED_SHARE = 0.05
 _MOST_DEBT = 0.5
 """Seconds; what was taken long ago is forgiven."""
 FEW_TOKENS = 16
-"""Fewer say little about what a token takes; nor is a prompt cut into fewer."""
+"""A prompt is not cut into fewer."""
+_TELLING_TOKENS = FEW_TOKENS / 4
+"""Fewer say little about what a token takes. What is cut into few whole tokens must say it: who
+computes no more would never learn that it may."""
 
 
 class Pace:
@@ -100,7 +103,7 @@ class Pace:
             if self._prompt_token is not None:  # a row takes about as much
                 left = max(seconds - num_decoding * self._prompt_token, _LEAST_SHARE * seconds)
                 self._fixed = _averaged(self._fixed, left)
-        elif prompt_worth >= FEW_TOKENS:
+        elif prompt_worth >= _TELLING_TOKENS:
             left = max(seconds - (self._decode_step or 0.0), _LEAST_SHARE * seconds)
             self._prompt_token = _averaged(self._prompt_token, left / prompt_worth)
         self._account(num_decoding > 0 and prompt_worth > 0, seconds)

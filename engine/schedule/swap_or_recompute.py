@@ -52,8 +52,12 @@ class ComputeCost:
 
     @property
     def doubling(self) -> float:
-        """Tokens behind which one takes twice as long as behind none, but for the step."""
-        return self.per_token / self.per_pair if self.per_pair else math.inf
+        """Tokens behind which one takes twice as long as behind none, but for the step.
+
+        A token that seems to take nothing by itself was measured beside other work: none are known.
+        """
+        is_known = self.per_token > 0 and self.per_pair > 0
+        return self.per_token / self.per_pair if is_known else math.inf
 
     def parts(self, spans: Sequence[Span]) -> tuple[float, float]:
         """Predicted for computing `spans`, chunked into full steps: for the steps, and the rest."""

@@ -132,6 +132,28 @@ def test_a_prompt_alone_takes_whole_budgets_and_beside_a_stream_what_the_target_
     assert 35 <= min(beside[:-1]) <= max(beside) <= 45
 
 
+@pytest.mark.parametrize("doubling", [2.0, 500.0, 1e5])
+@pytest.mark.parametrize("start", [0, 10, 10_000])
+def test_who_has_become_slow_may_become_fast_again(doubling: float, start: int) -> None:
+    pace = Pace(0.050, doubling)
+    for token in (0.100, 0.0001):
+        for _ in range(60):
+            pace.observe(4, 0, 0.010)
+            count = pace.affordable(pace.prompt_tokens or 400, start)
+            worth = pace.worth(start, count)
+            pace.observe(4, worth, 0.010 + worth * token)
+        is_slow = (pace.prompt_tokens or 0) <= 16
+        assert is_slow == (token == 0.100)
+
+
+def test_a_token_that_seems_to_cost_nothing_is_as_good_anywhere() -> None:
+    for compute in (
+        ComputeCost(0.010, 0.0, 0.001, 200, 0.010),
+        ComputeCost(0.010, 0.001, 0.0, 200, 0.010),
+    ):
+        assert Pace(0.050, compute.doubling).worth(100, 8) == 8
+
+
 @given(st.floats(10.0, 1e6), st.floats(0.0, 1e5), st.integers(0, 100_000))
 def test_what_is_affordable_is_worth_no_more_and_one_token_more_is(
     doubling: float, worth: float, start: int
