@@ -14,9 +14,9 @@ import msgspec
 from app.upkeep.late_writes import LateWrites
 from app.upkeep.workers import Workers
 from app.wire.chat import ChatBody, ChatCompletion, ChatMessage
-from app.wire.errors import completion_not_found
+from app.wire.errors import completion_not_found, invalid_request
 from app.wire.events import encode_json
-from tenants.errors import TooLargeToStore
+from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
 
@@ -95,16 +95,25 @@ class StoredCompletions:
     async def update(
         self, tenant: Tenant, completion_id: str, metadata: dict[str, str]
     ) -> StoredCompletion:
-        """A completion with other metadata from now on. Raises what `load` raises."""
+        """A completion with other metadata from now on.
+
+        Raises what `load` raises, and `ApiError` 400 for more than the tenant may keep.
+        """
         kept_at = (await self.load(tenant.id, completion_id)).kept_at
 
         def edit(content: bytes) -> bytes:
             old = msgspec.msgpack.decode(content, type=StoredCompletion)
             return msgspec.msgpack.encode(msgspec.structs.replace(old, metadata=metadata))
 
-        blob = await self._stored.edit(
-            tenant.id, completion_id, edit, self._ttl_seconds, tenant.limits.stored_bytes, kept_at
-        )
+        limit = tenant.limits.stored_bytes
+        try:
+            blob = await self._stored.edit(
+                tenant.id, completion_id, edit, self._ttl_seconds, limit, kept_at
+            )
+        except TooLargeToStore as error:
+            raise invalid_request(str(error), "metadata") from error
+        except StoreConflict as error:
+            raise StoreUnavailable(str(error)) from error
         if blob is None:
             raise completion_not_found(completion_id)
         return _decode(blob)

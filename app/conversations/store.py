@@ -87,10 +87,12 @@ class ConversationStore:
             raise conversation_not_found(conversation_id)
         return self._seen(key, blob)
 
-    async def edit(self, tenant: Tenant, conversation_id: str, change: Edit) -> Conversation:
+    async def edit(
+        self, tenant: Tenant, conversation_id: str, change: Edit, field: str = "items"
+    ) -> Conversation:
         """What `change` makes of a conversation, called again where others come in between.
 
-        Raises `ApiError` 404, 400 for more than the tenant may keep, and 409 where others do not
+        It is what the request's `field` asks for. Raises `ApiError` 404, 400 for more than the tenant may keep, and 409 where others do not
         stop; and `StoreUnavailable`.
         """
         key = tenant.id, conversation_id
@@ -98,7 +100,7 @@ class ConversationStore:
         try:
             return await self._edit(key, tenant, change)
         except TooLargeToStore as error:
-            raise invalid_request(str(error), "items") from error
+            raise invalid_request(str(error), field) from error
         except StoreConflict as error:
             raise conversation_locked(conversation_id) from error
 

@@ -52,6 +52,7 @@ async def update_conversation(request: Request) -> ASGIApp:
             principal.tenant,
             conversation_id,
             lambda old: msgspec.structs.replace(old, metadata=body.metadata or {}),
+            "metadata",
         )
     return json_response(changed.shown(conversation_id))
 

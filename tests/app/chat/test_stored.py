@@ -161,6 +161,23 @@ async def test_older_ones_make_room_and_leave_the_list(client: AsyncOpenAI, worl
     assert await world.redis.execute("ZCARD", "pw:{acme}:listed") == len(listed)
 
 
+async def test_metadata_for_which_there_is_no_room_changes_nothing(
+    client: AsyncOpenAI, world: World
+) -> None:
+    made = await ask(client)
+    conversation = await client.conversations.create()
+    await world.limit("acme", stored_bytes=4000)
+    huge = {str(index): "x" * 500 for index in range(16)}
+    for refused in (
+        client.chat.completions.update(made.id, metadata=huge),
+        client.conversations.update(conversation.id, metadata=huge),
+    ):
+        with pytest.raises(BadRequestError) as error:
+            await refused
+        assert error.value.param == "metadata"
+    assert (await client.chat.completions.retrieve(made.id)).metadata == {}
+
+
 async def test_an_outage_delays_what_is_stored(client: AsyncOpenAI, world: World) -> None:
     await client.models.list()  # from here on the tenant is known
     with world.outage():
