@@ -92,8 +92,8 @@ class ConversationStore:
     ) -> Conversation:
         """What `change` makes of a conversation, called again where others come in between.
 
-        It is what the request's `field` asks for. Raises `ApiError` 404, 400 for more than the tenant may keep, and 409 where others do not
-        stop; and `StoreUnavailable`.
+        It is what a request's `field` asks for. Raises `ApiError` 404, 400 for more than the
+        tenant may keep, and 409 where others do not stop; and `StoreUnavailable`.
         """
         key = tenant.id, conversation_id
         await self._late.catch_up(key)
