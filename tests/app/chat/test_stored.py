@@ -9,6 +9,7 @@ import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from app.chat import stored
+from tenants.errors import StoreUnavailable
 from tests.app.conftest import MODEL, World, eventually
 
 
@@ -178,10 +179,16 @@ async def test_metadata_for_which_there_is_no_room_changes_nothing(
     assert (await client.chat.completions.retrieve(made.id)).metadata == {}
 
 
-async def test_an_outage_delays_what_is_stored(client: AsyncOpenAI, world: World) -> None:
-    await client.models.list()  # from here on the tenant is known
-    with world.outage():
+async def test_an_outage_delays_what_is_stored(
+    client: AsyncOpenAI, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(*_: object) -> None:
+        raise StoreUnavailable("down")
+
+    late = world.app.state.service.late_writes
+    with monkeypatch.context() as outage:
+        outage.setattr(world.stores.completions, "put", down)
         made = await ask(client)
-    service = world.app.state.service
-    await eventually(lambda: len(service.late_writes) == 0)
+        assert len(late) == 1
+    await eventually(lambda: len(late) == 0)
     assert (await client.chat.completions.retrieve(made.id)).choices == made.choices

@@ -175,9 +175,12 @@ async def test_changes_count_as_requests(world: World, client: AsyncOpenAI) -> N
     assert (await client.conversations.retrieve(made.id)).id == made.id
 
 
-async def test_a_deleted_tenants_conversations_go_with_it(world: World) -> None:
+async def test_a_deleted_tenants_conversations_go_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = world.client()
     await client.conversations.create(items=[user("x")])
+    monkeypatch.setattr(world.stores.tenants, "_flush_grace_seconds", 0)
     await world.stores.tenants.delete_tenant("acme")
     assert not await world.redis.execute("KEYS", "pw:{acme}:*")
     known = world.app.state.service.conversations._known

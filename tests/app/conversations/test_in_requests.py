@@ -10,6 +10,7 @@ from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerEr
 
 from app.conversations.store import ConversationStore
 from app.upkeep.late_writes import LateWrites
+from tenants.errors import StoreUnavailable
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.conversations.test_api import texts, user
 from tests.app.responses.test_responses_ws import socket, text_of
@@ -228,7 +229,7 @@ async def test_a_store_outage_keeps_what_is_said(client: AsyncOpenAI, world: Wor
 
 
 async def test_nobody_goes_on_from_what_another_process_has_changed(
-    client: AsyncOpenAI, world: World
+    client: AsyncOpenAI, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await client.conversations.create()
     elsewhere = ConversationStore(world.stores.conversations, LateWrites(), 60)
@@ -236,10 +237,14 @@ async def test_nobody_goes_on_from_what_another_process_has_changed(
     await elsewhere.append(world.tenants["acme"], made.id, [("msg_1", item)], None)
     known = world.app.state.service.conversations._known
     await eventually(lambda: not known)
-    with world.outage(), pytest.raises(InternalServerError) as refused:
-        await client.responses.create(model=MODEL, input="one", conversation=made.id)
+
+    async def down(*_: object) -> None:
+        raise StoreUnavailable("down")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(world.stores.conversations, "load", down)
+        with pytest.raises(InternalServerError) as refused:
+            await client.responses.create(model=MODEL, input="one", conversation=made.id)
     assert refused.value.code == "store_unavailable"
-    await client.with_options(max_retries=4).responses.create(
-        model=MODEL, input="one", conversation=made.id
-    )
+    await client.responses.create(model=MODEL, input="one", conversation=made.id)
     assert "zero" in prompt(world)
