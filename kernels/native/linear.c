@@ -87,11 +87,11 @@ typedef struct {
     char *operand;
     float *spare; /* a row for each part of the preparation */
     int64_t width; /* of a row, padding included */
-    int64_t chunk_rows, chunk_parts; /* see `cut` */
+    int64_t chunk_rows, part_groups, chunk_parts; /* see `cut` */
 } task_context;
 
 enum {
-    PARTS_PER_THREAD = 4,
+    PARTS_PER_THREAD = 16,
     LEAST_PART = 1 << 19,      /* multiply-adds worth being handed over */
     FINE_PART = 1 << 22,       /* multiply-adds, of which there may be parts without number */
     LEAST_PREPARED = 1 << 12,  /* inputs worth being handed over */
@@ -100,6 +100,8 @@ enum {
 };
 
 static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
+
+static int64_t at_least(int64_t value, int64_t limit) { return value > limit ? value : limit; }
 
 static void prepare_part(void *context, int part, int num_parts) {
     const task_context *task = context;
@@ -112,8 +114,7 @@ static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t first_strip(const task_context *task, int64_t part) {
     const int64_t strips = ceiling(task->job.weights->out_features, PW_STRIP);
-    const int64_t groups = ceiling(strips, task->kernel->strips);
-    return at_most(groups * part / task->chunk_parts * task->kernel->strips, strips);
+    return at_most(part * task->part_groups * task->kernel->strips, strips);
 }
 
 /* The part of a product for a chunk of its rows. */
@@ -138,17 +139,18 @@ static void compute_part(void *context, int part, int num_parts) {
 }
 
 /* Cuts a product into chunks of rows, which a core's second cache holds while it passes over them
- * with one strip after the other, and each into parts: enough that no thread waits long for the
- * others, each worth being handed over. Returns the number of all parts. */
+ * with one strip after the other, and each into parts of as many groups of strips: enough parts that
+ * no thread waits long for the others, each worth being handed over. Returns the number of all. */
 static int64_t cut(task_context *task) {
     const pw_linear_weights *weights = task->job.weights;
     const int64_t held = CHUNK_BYTES / task->job.operand_stride / ROW_UNIT * ROW_UNIT;
     task->chunk_rows = at_most(task->job.rows, held > ROW_UNIT ? held : ROW_UNIT);
     const int64_t groups = ceiling(weights->out_features, PW_STRIP * task->kernel->strips);
     const int64_t work = weights->in_features * weights->out_features * (task->chunk_rows + 8);
-    const int64_t few = (int64_t)pw_threads() * PARTS_PER_THREAD, fine = work / FINE_PART;
-    const int64_t most = at_most(groups, fine > few ? fine : few);
-    task->chunk_parts = at_most(most, work / LEAST_PART + 1);
+    const int64_t most = at_least((int64_t)pw_threads() * PARTS_PER_THREAD, work / FINE_PART);
+    const int64_t worth = ceiling(groups * LEAST_PART, work);
+    task->part_groups = at_most(at_least(groups / most, worth), groups);
+    task->chunk_parts = ceiling(groups, task->part_groups);
     return task->chunk_parts * ceiling(task->job.rows, task->chunk_rows);
 }
 
