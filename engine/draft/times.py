@@ -44,6 +44,11 @@ def class_of(num_sequences: int) -> int:
     return num_sequences.bit_length()
 
 
+def fewest_of(size: int) -> int:
+    """Sequences of the smallest batches of a class."""
+    return 1 << max(0, size - 1)
+
+
 class StepTimes:
     """Predicts what steps take, in seconds."""
 

@@ -16,8 +16,9 @@ from math import log1p
 
 import numpy as np
 
-_LEAST_GAIN = 0.01
-"""Of a step's time; less than that is not sure to be a gain."""
+_LEAST_GAIN = 0.03
+"""Of a step's time; less than that is not sure to be a gain: where many choices seem to pay a
+little, those are made that seem so by mistake."""
 
 
 @dataclass(frozen=True, slots=True)

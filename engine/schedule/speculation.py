@@ -66,11 +66,18 @@ class Speculation:
     ) -> dict[Sequence, tuple[int, ...]]:
         """The drafts of a step beside `prefill`, with the blocks that they need."""
         self._learn_awaited(decoding)
+        start = perf_counter()
         known = [sequence for sequence in decoding if not sequence.num_drawn]
         market = self._market(decoding, sum(chunk.count for chunk in prefill)) if known else None
         if market is None:
             return {}
-        start = perf_counter()
+        planned = self._draft(known, market) if market.is_open else {}
+        if not planned:  # else it is a part of what the step takes
+            self._looked_in_vain(decoding, market, start)
+        return planned
+
+    def _draft(self, known: list[Sequence], market: Market) -> dict[Sequence, tuple[int, ...]]:
+        """What pays of the drafts for these, and finds room."""
         wanted = self._wanted(known, 0)
         planned: dict[Sequence, tuple[int, ...]] = {}
         for sequence, draft, length in self._choose(wanted, market):
@@ -78,9 +85,11 @@ class Speculation:
             if count:
                 planned[sequence] = draft.token_ids[:count]
                 self._under_way[sequence] = Draft(planned[sequence], draft.levels[:count])
-        if not planned:  # else it is a part of what the step takes
-            self._balances.looked_in_vain(len(decoding), (perf_counter() - start) / market.step)
         return planned
+
+    def _looked_in_vain(self, decoding: list[Sequence], market: Market, start: float) -> None:
+        """Since `start` nothing has been found that is worth a row."""
+        self._balances.looked_in_vain(len(decoding), (perf_counter() - start) / market.step)
 
     def _choose(
         self, wanted: list[tuple[Sequence, int]], market: Market
@@ -137,12 +146,12 @@ class Speculation:
 
         The first guess for a sequence is what that token is thought to be.
         """
+        start = perf_counter()
         drawn = [sequence for sequence in decoding if sequence.num_drawn]
         market = self._market(decoding, 0) if drawn else None
         if market is None:
             return False
-        start = perf_counter()
-        hidden = self._wanted(drawn, 1)
+        hidden = self._wanted(drawn, 1) if market.is_open else []
         drafts = self._drafter.propose(hidden, market.token)
         chances = [
             self._acceptance(sequence).chances(draft.levels)[1:]
@@ -152,7 +161,7 @@ class Speculation:
         lengths = market.lengths(chances, keys)
         expected = sum(sum(of[:count]) for of, count in zip(chances, lengths, strict=True))
         if expected < _WORTH_WAITING * len(decoding):
-            self._balances.looked_in_vain(len(decoding), (perf_counter() - start) / market.step)
+            self._looked_in_vain(decoding, market, start)
             return False
         for (sequence, _), draft in zip(hidden, drafts, strict=True):
             if draft.levels:
@@ -191,7 +200,7 @@ class Speculation:
 
     def _market(self, decoding: list[Sequence], num_prefill: int) -> Market | None:
         """What guesses are worth beside what else is computed, as many as there is room for; `None`
-        where even right ones do not pay, or so many sequences are to have none now."""
+        where so many sequences are to have none now."""
         alone = len(decoding)
         if self._times.is_due_without(alone) or not self._balances.may_draft(alone):
             return None
@@ -199,8 +208,7 @@ class Speculation:
         rows = alone + num_prefill
         most = min(self._budget.num_tokens - rows, self._budget.num_sequences - alone)
         added = self._times.added(alone, rows, most)
-        market = Market(step, step / alone, added, self._times.per_key(alone))
-        return market if market.is_open else None
+        return Market(step, step / alone, added, self._times.per_key(alone))
 
     def _extend(self, sequence: Sequence, count: int) -> int:
         """Take the blocks for `count` drafts; returns for how many there is room."""

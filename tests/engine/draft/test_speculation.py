@@ -238,6 +238,22 @@ def test_steps_are_launched_ahead_where_there_is_nothing_to_guess(speculation: S
     assert core.stats().drafted_tokens == 0
 
 
+def test_a_batch_in_which_guesses_cannot_pay_is_launched_ahead_as_without() -> None:
+    """All of it repeats what has been answered before."""
+    launches = []
+    for speculation in ("off", "lookup"):
+        steep = RowCosts(((1, 1.0), (2, 2.0)))
+        core = simulated_core(300, speculation=speculation, runs_ahead=True, row_costs=steep)
+        for _ in range(2):
+            for index in range(8):
+                prompt = prompt_that_goes_on(5 + index, 40)
+                core.submit(make_request(str(index), prompt, 40, cache=True))
+            run_to_end(core)
+        launches.append(cast("LateRunner", core._runner).launches)
+        assert core.stats().drafted_tokens == 0
+    assert launches[0] == launches[1]
+
+
 def test_beams_are_searched_without_guesses() -> None:
     beam = BeamParams(num_beams=3)
     core = speculating()

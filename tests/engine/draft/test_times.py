@@ -83,25 +83,39 @@ def test_now_and_then_a_step_without_drafts_is_due() -> None:
 
 def test_drafts_that_lose_pause_until_a_trial_is_paid_for() -> None:
     balances = Balances()
-    assert balances.may_draft(5)
-    balances.add(5, -9.0)
-    assert not balances.may_draft(5)
-    assert balances.may_draft(1), "other sizes have a balance of their own"
+    assert balances.may_draft(1)
+    balances.add(1, -9.0)
+    assert not balances.may_draft(1)
+    assert balances.may_draft(5), "other sizes have a balance of their own"
     waited = 0
-    while not balances.may_draft(5):
-        balances.allow(5)
+    while not balances.may_draft(1):
+        balances.allow(1)
         waited += 1
     assert 3 / 0.005 <= waited + 1 <= 3 / 0.005 + 2
     for _ in range(1000):
-        balances.add(5, 1.0)
-        assert balances.may_draft(5)
-    balances.add(5, -15.0)
-    assert balances.may_draft(5), "what was gained may be lost"
-    balances.add(5, -500.0)
-    assert not balances.may_draft(5)
+        balances.add(1, 1.0)
+        assert balances.may_draft(1)
+    balances.add(1, -15.0)
+    assert balances.may_draft(1), "what was gained may be lost"
+    balances.add(1, -500.0)
+    assert not balances.may_draft(1)
     for _ in range(18 * 200 + 1):
-        balances.allow(5)
-    assert balances.may_draft(5), "the next trial comes, whatever was lost"
+        balances.allow(1)
+    assert balances.may_draft(1), "the next trial comes, whatever was lost"
+
+
+def test_the_more_sequences_the_less_may_be_lost() -> None:
+    balances = Balances()
+    before = float("inf")
+    for num_sequences in (1, 2, 4, 8, 16, 32, 64):
+        balances.add(num_sequences, 1000.0)
+        lost = 0
+        while balances.may_draft(num_sequences):
+            balances.add(num_sequences, -0.01)
+            lost += 1
+        assert lost < before
+        before = lost
+    assert before <= 100 * 16 / 8 + 1, "two of the last size's steps"
 
 
 def test_looks_in_vain_are_paid_from_an_allowance_and_from_what_drafts_gained() -> None:
@@ -112,14 +126,14 @@ def test_looks_in_vain_are_paid_from_an_allowance_and_from_what_drafts_gained() 
             balances.looked_in_vain(40, 0.03)
             looks += 1
         balances.allow(40)
-    assert 1000 * 0.005 / 0.03 - 1 <= looks <= 1000 * 0.005 / 0.03 + 3
+    assert 1000 * 0.0025 / 0.03 - 1 <= looks <= 1000 * 0.0025 / 0.03 + 3
     assert balances.may_draft(1)
-    balances.add(40, 0.5)
-    for _ in range(16):
+    balances.add(40, 0.15)
+    for _ in range(5):
         assert balances.may_draft(40)
         balances.looked_in_vain(40, 0.03)
     balances.looked_in_vain(40, 90.0)
-    for _ in range(21):
+    for _ in range(41):
         balances.allow(40)
     assert not balances.may_draft(40), "it costs the drafts' balance as well"
     balances.add(40, 20.0)
