@@ -35,8 +35,8 @@ _ALLOWANCE = 0.005
 """Of each step without drafts."""
 _ALLOWANCE_TO_LOOK = 0.0025
 _LOOKING_AT_START = 0.05
-_LEAST_LOOKING = -0.1
-"""The next look is no more than some forty steps off: one that took longer was disturbed."""
+_LEAST_LOOKING = -0.05
+"""The next look is no more than some twenty steps off: one that took longer was disturbed."""
 
 
 @dataclass(slots=True)

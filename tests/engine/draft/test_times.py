@@ -133,7 +133,7 @@ def test_looks_in_vain_are_paid_from_an_allowance_and_from_what_drafts_gained() 
         assert balances.may_draft(40)
         balances.looked_in_vain(40, 0.03)
     balances.looked_in_vain(40, 90.0)
-    for _ in range(41):
+    for _ in range(21):
         balances.allow(40)
     assert not balances.may_draft(40), "it costs the drafts' balance as well"
     balances.add(40, 20.0)
