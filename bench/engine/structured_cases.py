@@ -38,7 +38,6 @@ class StructuredBench:
         self._mask_seconds: list[float] = []
         self._first_seconds: list[float] = []
         self._names = map(str, itertools.count())
-        self._seeds = itertools.count()
         self.outputs: dict[int, list[int]] = {}
         """What has been written at last to each schema."""
 
@@ -137,7 +136,7 @@ class StructuredBench:
             sampling=SamplingParams(
                 max_tokens=self.num_tokens,
                 temperature=1.0,
-                seed=next(self._seeds),
+                seed=number,
                 stop_token_ids=ends if held else (),
             ),
             grammar=grammar_of(number, self.num_tokens) if held else None,
