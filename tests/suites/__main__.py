@@ -123,10 +123,11 @@ def _case(suite: Suite, element: ElementTree.Element) -> Case:
         return Case(name, "skipped", skipped.get("message", ""))
     if failed is None:
         return Case(name, "passed")
+    message = (failed.get("message") or failed.text or "")[:600]
     for part, why in suite.known.items():
         if part in name:
-            return Case(name, "known", why)
-    return Case(name, "failed", (failed.get("message") or failed.text or "")[:600])
+            return Case(name, "known", f"{why}: {message}")
+    return Case(name, "failed", message)
 
 
 def tell(found: Sequence[Found]) -> None:

@@ -59,7 +59,7 @@ def _brief(asked: Constraint | None) -> Constraint:
 
 
 def _bounded(schema: Any) -> Any:
-    """A schema whose strings and arrays end soon."""
+    """A schema of what ends soon."""
     if isinstance(schema, list):
         return [_bounded(one) for one in schema]
     if not isinstance(schema, dict):
@@ -67,6 +67,8 @@ def _bounded(schema: Any) -> Any:
     bounded = {name: _bounded(one) for name, one in schema.items()}
     if schema.get("type") == "string" and not {"enum", "const", "pattern", "format"} & set(schema):
         bounded.setdefault("maxLength", _LONGEST_STRING)
+    if "properties" in schema:
+        bounded.setdefault("additionalProperties", False)
     if schema.get("type") == "array":
         bounded.setdefault("maxItems", max(_MOST_ELEMENTS, schema.get("minItems", 0)))
     return bounded

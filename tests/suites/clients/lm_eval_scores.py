@@ -14,6 +14,9 @@ FOLDER = os.environ["SUITE_MODEL_FOLDER"]
 COLOURS = ["red", "blue", "green", "white", "black", "yellow", "brown", "grey"]
 THINGS = {"grass": "green", "snow": "white", "blood": "red", "coal": "black", "the sky": "blue"}
 
+# Two evaluations, one of them in another process of the same machine.
+pytestmark = pytest.mark.timeout(1500)
+
 CHOICES = """
 task: colours
 dataset_path: json
@@ -87,7 +90,9 @@ def scores(model: str, arguments: dict[str, object], tasks: TaskManager) -> dict
 @pytest.fixture(scope="module")
 def served(tasks: TaskManager) -> dict[str, dict]:
     arguments = {"model": NAME, "base_url": f"{URL}/completions", "tokenizer": FOLDER}
-    return scores("local-completions", {**arguments, "max_length": 2048}, tasks)
+    return scores(
+        "local-completions", {**arguments, "max_length": 2048, "num_concurrent": 4}, tasks
+    )
 
 
 @pytest.fixture(scope="module")
