@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -43,7 +42,3 @@ class TestResponses(TestChat):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**super().chat_model_params, "use_responses_api": True}
-
-    @pytest.mark.xfail(reason="Responses have no stop sequences, nor has ChatOpenAI for them")
-    def test_stop_sequence(self, model: BaseChatModel) -> None:
-        super().test_stop_sequence(model)
