@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +63,22 @@ def shape_of(folder: Path) -> ModelShape | None:
         if "quantization_config" in config:
             return None  # codes are fewer than the weights that they stand for
         config = {**config, **config.get("text_config", {})}
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        row = (config.get("head_dim") or hidden // heads) * config["num_hidden_layers"] * 2
+        heads, hidden = index(config["num_attention_heads"]), index(config["hidden_size"])
+        head_dim = index(config.get("head_dim") or hidden // heads)
+        row = head_dim * index(config["num_hidden_layers"]) * 2
         shapes = _tensor_shapes(folder)
         is_tied = bool(config.get("tie_word_embeddings")) or "lm_head.weight" not in shapes
         return ModelShape(
             parameters=sum(
-                math.prod(shape)
+                index(math.prod(shape))
                 for name, shape in shapes.items()
                 if not (is_tied and name == "lm_head.weight")
             ),
-            table=config["vocab_size"] * hidden,
+            table=index(config["vocab_size"]) * hidden,
             is_tied=is_tied,
-            kv_row=row * (config.get("num_key_value_heads") or heads),
+            kv_row=row * index(config.get("num_key_value_heads") or heads),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None
 
 
@@ -89,8 +91,8 @@ def stored_bytes(folder: Path) -> int:
 def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
     """Of all weights, by name. Raises `OSError` or `ValueError` where they cannot be read."""
     if (folder / GGUF_INDEX).exists():
-        index = json.loads((folder / GGUF_INDEX).read_bytes())
-        return {name: stored["shape"] for name, stored in index.items()}
+        weights = json.loads((folder / GGUF_INDEX).read_bytes())
+        return {name: stored["shape"] for name, stored in weights.items()}
     shapes: dict[str, list[int]] = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:

@@ -66,6 +66,23 @@ def test_a_model_that_does_not_tell_its_shape_has_none(tmp_path: Path, text: str
     assert shape_of(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    "field",
+    [{"num_attention_heads": 0}, {"num_key_value_heads": [2, 4]}, {"vocab_size": float("inf")}],
+)
+def test_a_model_whose_layers_differ_or_that_is_broken_spoils_no_list(
+    nowhere: Path, field: dict[str, object]
+) -> None:
+    save(nowhere / "odd")
+    config = nowhere / "odd" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"head_dim": None} | field))
+    caches = ["--cache-dir", str(nowhere / "cache"), "--data-dir", str(nowhere / "data")]
+    told = CliRunner().invoke(app, ["models", str(nowhere), "--json", *caches])
+    assert told.exit_code == 0, told.exception
+    [odd] = json.loads(told.stdout)["at_hand"]
+    assert odd["kv_token_bytes"] is None
+
+
 def test_what_lies_on_the_machine_is_found_once(nowhere: Path) -> None:
     assert models_at_hand(nowhere / "cache", [nowhere / "data"]) == []
     file = nowhere / "data" / "small.gguf"
