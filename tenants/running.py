@@ -65,6 +65,7 @@ class RunningResponses:
             is_free = True
         if not is_free or key in self._claims:
             return False
+        self._unwritten.pop(key, None)  # the end of an earlier claim, which would be that of this
         self._claims[key] = response_id
         self._running[key] = ("PEXPIRE", key, lease)
         return True

@@ -10,6 +10,7 @@ import pytest
 
 from tenants import running
 from tenants.connection import GuardedRedis
+from tenants.errors import StoreUnavailable
 from tenants.running import RunningResponses
 from tests.tenants.conftest import Room
 
@@ -90,3 +91,23 @@ async def test_a_claim_is_renewed_and_ends_with_its_process(
     async with asyncio.timeout(5):
         while not await elsewhere.claim("acme", "conv_1", "resp_2"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+async def test_the_late_end_of_a_claim_does_not_end_the_next_one(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(*_: object) -> None:
+        raise StoreUnavailable("it does not answer")
+
+    here, elsewhere = RunningResponses(room.redis), RunningResponses(room.redis)
+    with monkeypatch.context() as outage:
+        outage.setattr(room.redis, "execute", down)
+        assert await here.claim("acme", "conv_1", "resp_1")
+        await here.release("acme", "conv_1", "resp_1")
+    assert await here.claim("acme", "conv_1", "resp_2")
+    loop = asyncio.create_task(here.run())
+    here.note_begin("acme", "resp_2", b"two")
+    await until(here, "resp_2", b"two")
+    assert not await elsewhere.claim("acme", "conv_1", "resp_3")
+    loop.cancel()
+    await asyncio.wait({loop})
