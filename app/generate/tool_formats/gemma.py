@@ -21,7 +21,7 @@ from app.generate.tool_formats.grammar import (
 )
 from app.generate.tool_formats.json_calls import Call
 from app.generate.tool_formats.source import Reading, Source
-from engine.grammar.lark import ANY_TEXT, json_value, lacking, literal
+from engine.grammar.lark import ANY_TEXT, lacking, literal
 
 _OPENING = ("<start_function_call>", "<|tool_call>")
 _CLOSING = ("<end_function_call>", "<tool_call|>")
@@ -171,7 +171,7 @@ class _Values:
                 for one in every
             ]
             return f'"{{" {joined(self._writer, each, _COMMA)} "}}"'
-        return json_value(schema, lenient=not shape.strict, escapes="")
+        return self._writer.json(schema, strict=shape.strict, escapes="")
 
     def _inner(self, schema: object, shape: Shape) -> str:
         return self._value({**shape.definitions, **as_object(schema)}, shape)

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.grammar.lark import ANY_TEXT, json_value, literal, token
+from engine.validation import MAX_GRAMMAR_BYTES
 
 _DEFINITIONS = ("$defs", "definitions")
 _TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 _PLAIN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "strict"}
 """Keywords that allow and forbid nothing."""
+_MOST_WRITTEN = 4 * MAX_GRAMMAR_BYTES
+"""Characters of JSON schemas: formats write each a few times, of which rules keep one."""
 
 
 class Unwritable(Exception):
@@ -135,6 +138,7 @@ class Writer:
     tokens: Mapping[str, int]
     beside_json: bool = False
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
+    _num_written: int = 0
 
     @property
     def rules(self) -> list[str]:
@@ -152,6 +156,17 @@ class Writer:
     def lazy(self, expression: str) -> str:
         """The same for one that takes as little as it can."""
         return self.rule(expression, "[lazy]")
+
+    def json(self, schema: Mapping[str, Any], *, strict: bool, escapes: str | None = None) -> str:
+        """JSON that is valid by a schema, see `json_value`.
+
+        Raises `Unwritable` where members that each bring all definitions make too much of them.
+        """
+        value = json_value(schema, lenient=not strict, escapes=escapes)
+        self._num_written += len(value)
+        if self._num_written > _MOST_WRITTEN:
+            raise Unwritable("its members and definitions together are too long")
+        return value
 
     def marker(self, text: str) -> str:
         """A marker, as the token that it is or as it is spelled."""

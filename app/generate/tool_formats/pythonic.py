@@ -14,7 +14,7 @@ from app.generate.tool_formats.format import Format
 from app.generate.tool_formats.grammar import Block, Blocks, Shape, Writer, joined
 from app.generate.tool_formats.json_calls import Call
 from app.generate.tool_formats.source import Reading, Source
-from engine.grammar.lark import ANY_TEXT, json_value, literal
+from engine.grammar.lark import ANY_TEXT, literal
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
@@ -140,7 +140,7 @@ def _blocks(writer: Writer) -> Blocks:
 def _call(writer: Writer, shape: Shape, before: str = "") -> str:
     arguments = []
     for one in shape.members(_is_argument):
-        value = json_value(one.schema, lenient=not shape.strict)
+        value = writer.json(one.schema, strict=shape.strict)
         arguments.append((f"{literal(one.key + '=')} {value}", one.required))
     return f'{literal(f"{before}{shape.name}(")} {joined(writer, arguments, _COMMA)} ")"'
 

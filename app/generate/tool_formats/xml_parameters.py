@@ -20,7 +20,7 @@ from app.generate.tool_formats.grammar import (
 )
 from app.generate.tool_formats.json_calls import Call, read_value
 from app.generate.tool_formats.source import Reading, Source
-from engine.grammar.lark import ANY_TEXT, json_value, lacking, literal, regex
+from engine.grammar.lark import ANY_TEXT, lacking, literal, regex
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -118,7 +118,7 @@ def _parameter(writer: Writer, member: Member, strict: bool) -> str:
     if schema.get("type") == "string":
         value = _text(writer, schema, strict, end)
     else:
-        value = f"{json_value(schema, lenient=not strict)} {literal(end)}"
+        value = f"{writer.json(schema, strict=strict)} {literal(end)}"
     return rf'{literal(f"{_PARAMETER}{member.key}>{chr(10)}")} {value} "\n"'
 
 

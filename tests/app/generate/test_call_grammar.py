@@ -20,6 +20,7 @@ from app.prompt.markers import control_tokens
 from engine.api import Grammar
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.source import problem_of
+from engine.validation import MAX_GRAMMAR_BYTES
 from tests.app.generate.walks import new_tokenizer, vocabulary_of, walk
 from tests.effort import scaled
 
@@ -248,3 +249,17 @@ def test_what_a_format_cannot_write_is_refused_or_left_out(name: Any, schema: An
     loosened = Shape.of("f", schema, False).loosened
     grammar = call_grammar(form, {}, [loosened], parallel=True, required=True)
     assert problem_of(grammar) is None
+
+
+@pytest.mark.parametrize("name", ["xml", "pythonic", "gemma"])
+def test_definitions_are_not_written_for_any_number_of_members(name: Any) -> None:
+    """Each member brings all of them: 30 kB would make 5 MB, and more 200, while others wait."""
+    parameters = {
+        "properties": {f"p{number}": {} for number in range(200)},
+        "$defs": {f"d{number}": {"const": "x" * 100} for number in range(200)},
+    }
+    shape = Shape.of("find", parameters, strict=False)
+    with pytest.raises(Unwritable, match="too long"):
+        call_grammar(FORMATS[name], {}, [shape], parallel=True, required=True)
+    held = call_grammar(FORMATS[name], {}, [shape.loosened], parallel=True, required=True)
+    assert len(held.source) < MAX_GRAMMAR_BYTES
