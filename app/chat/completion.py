@@ -237,4 +237,5 @@ def best(lines: Sequence[Line], candidates: Candidates) -> Sequence[Line]:
 
 def _finish_reason(line: Line) -> FinishReason:
     assert line.end is not None
-    return "tool_calls" if line.end == "stop" and line.calls else line.end
+    called = line.end == "stop" and line.calls and not line.is_cut
+    return "tool_calls" if called else line.end

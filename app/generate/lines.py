@@ -121,6 +121,18 @@ class Line:
         return [one for one in self.outputs if one.kind == "call"]
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a stop string has ended it within a call, whose arguments are not whole."""
+        last = self.outputs[-1] if self.outputs else None
+        if not self._detokenizer.stopped or last is None or last.kind != "call":
+            return False
+        try:
+            msgspec.json.decode(last.text, type=msgspec.Raw)
+        except msgspec.DecodeError:
+            return True
+        return False
+
+    @property
     def held(self) -> list[EncodedLogprob]:
         """The log-probabilities of tokens whose text is not safe to show yet."""
         return self._held

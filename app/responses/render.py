@@ -254,7 +254,8 @@ def _text_done(item_id: str, index: int, part: TextPart | ReasoningText) -> Even
 
 
 def _last_status(generation: Generation) -> ItemStatus:
-    return "completed" if generation.outcome == "stop" else "incomplete"
+    is_whole = generation.outcome == "stop" and not generation.line.is_cut
+    return "completed" if is_whole else "incomplete"
 
 
 def _details(outcome: Outcome) -> IncompleteDetails | None:

@@ -70,6 +70,17 @@ async def test_a_stream_tells_the_name_first_and_then_the_arguments(world: World
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+async def test_a_call_that_a_stop_string_cuts_is_none_to_be_made(world: World) -> None:
+    world.engine.answer = f"{CALL}\n{CALL}"
+    [choice] = (await complete(world, stop=["Bonn"])).choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "'
+    chunks = [chunk async for chunk in await complete(world, stop=["Bonn"], stream=True)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    [choice] = (await complete(world, stop=["</tool_call>"])).choices
+    assert choice.finish_reason == "tool_calls", "its arguments are whole"
+
+
 async def test_the_stream_helper_assembles_calls(world: World) -> None:
     world.engine.answer = f"{CALL}\n{CALL}"
     completions = world.client().chat.completions

@@ -203,6 +203,13 @@ async def test_a_call_that_is_cut_off_is_incomplete(world: World) -> None:
     assert (response.output[0].status, response.output[0].arguments) == ("incomplete", '{"city": "')
 
 
+async def test_a_call_that_a_stop_string_cuts_is_incomplete(world: World) -> None:
+    world.engine.answer = f"{CALL}\n{CALL.replace('Bonn', 'Rome')}"
+    response = await respond(world, extra_body={"stop": ["Rome"]})
+    assert response.status == "completed"
+    assert [one.status for one in response.output] == ["completed", "incomplete"]
+
+
 async def test_wherever_a_restart_interrupts_a_call_the_whole_is_the_same(
     world: World, store_server: EmbeddedStore
 ) -> None:
