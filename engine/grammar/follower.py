@@ -95,9 +95,20 @@ class Follower:
         return tuple(tokens[:most])
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first one on, may come next."""
+        """How many of these, from the first one on, may come next; fewer where that takes long.
+
+        One by one, as `validate_tokens` knows no limits: an ambiguous grammar took it seconds.
+        """
         began = thread_time()
-        count = self._matcher.validate_tokens(list(tokens)) if tokens else 0
+        count = 0
+        for token in tokens:
+            if thread_time() - began > _USUAL_SECONDS or not self._matcher.try_consume_tokens(
+                [token]
+            ):
+                break
+            count += 1
+        if count:
+            self._matcher.rollback(count)
         self._spend(began, 1)
         return count
 
