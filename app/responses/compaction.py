@@ -25,7 +25,8 @@ from app.wire.events import (
     Compaction,
     InputPart,
 )
-from app.wire.responses import CompactBody, CompactionItem, MessageItem
+from app.wire.items import CompactionItem, MessageItem
+from app.wire.responses import CompactBody
 from tenants.records import Principal
 
 _SUMMARY_TOKENS = 512

@@ -18,14 +18,8 @@ from app.responses.parse import conversation
 from app.upkeep.workers import Workers
 from app.wire.common import parse
 from app.wire.errors import ApiError, invalid_request
-from app.wire.responses import (
-    CreateBody,
-    InputItem,
-    ItemReference,
-    MessageItem,
-    ReasoningItem,
-    ResolvedInput,
-)
+from app.wire.items import InputItem, ItemReference, MessageItem, ReasoningItem, ResolvedInput
+from app.wire.responses import CreateBody
 
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 _MAX_NAMED_RESPONSES = 64

@@ -20,14 +20,8 @@ from app.generate.request import (
 from app.prompt.tools import FunctionCall
 from app.wire.errors import invalid_request
 from app.wire.events import ResponseResource
-from app.wire.responses import (
-    LOGPROBS,
-    CompactionItem,
-    CreateBody,
-    ItemReference,
-    ReasoningItem,
-    ResolvedItem,
-)
+from app.wire.items import CompactionItem, ItemReference, ReasoningItem, ResolvedItem
+from app.wire.responses import LOGPROBS, CreateBody
 from app.wire.tools import (
     FunctionCallItem,
     FunctionCallOutputItem,

@@ -18,7 +18,7 @@ from app.transport.http import json_response, read_message
 from app.wire.common import MAX_ITEMS
 from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
 from app.wire.errors import ApiError, invalid_request
-from app.wire.responses import ResolvedItem
+from app.wire.items import ResolvedItem
 from tenants.records import Tenant
 
 

@@ -21,12 +21,7 @@ from app.upkeep.connections import Connection
 from app.upkeep.draining import Draining
 from app.upkeep.workers import Workers
 from app.wire.errors import ApiError, invalid_request, shutting_down, unauthorized
-from app.wire.responses import (
-    CancelMessage,
-    CreateMessage,
-    RefusedMessage,
-    socket_message,
-)
+from app.wire.socket_messages import CancelMessage, CreateMessage, RefusedMessage, socket_message
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS_SECONDS = 0.5

@@ -19,7 +19,7 @@ from app.transport.socket_writer import ReaderLeft, SocketWriter
 from app.upkeep.connections import Connection
 from app.wire.errors import ApiError, as_api_error, internal_error
 from app.wire.events import on_lane
-from app.wire.responses import CreateMessage, ResumeMessage
+from app.wire.socket_messages import CreateMessage, ResumeMessage
 
 _log = logging.getLogger(__name__)
 _Message = CreateMessage | ResumeMessage

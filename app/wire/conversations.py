@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.wire.common import Metadata, Wire
-from app.wire.responses import ResolvedItem
+from app.wire.items import ResolvedItem
 
 MAX_NEW_ITEMS = 20
 """Items that are added to a conversation at once, at most, as OpenAI has it."""

@@ -1,0 +1,177 @@
+"""The items that a request to the Responses API brings: messages, calls, results, reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from app.wire.common import (
+    MAX_ITEMS,
+    CacheControl,
+    DeclinedList,
+    Identifier,
+    Wire,
+    text_or_list,
+)
+from app.wire.tools import FunctionCallItem, FunctionCallOutputItem
+
+
+def _type_tag(value: Any, default: str = "") -> str:
+    kind = (
+        value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+    )
+    return f"@{kind}"
+
+
+class InputText(Wire):
+    """A text part of a user, system or developer message."""
+
+    type: Literal["input_text"]
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class OutputText(Wire):
+    """A text part of an assistant message, as a response carried it."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: DeclinedList = None
+    logprobs: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    cache_control: CacheControl | None = None
+
+
+Part = Annotated[
+    Annotated[InputText, Tag("@input_text")] | Annotated[OutputText, Tag("@output_text")],
+    Discriminator(
+        _type_tag,
+        custom_error_type="unsupported_value",
+        custom_error_message=(
+            "only text is served, no images, files or audio: parts of type input_text and "
+            "output_text"
+        ),
+    ),
+]
+
+
+Content = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
+    Discriminator(text_or_list),
+]
+
+
+class MessageItem(Wire):
+    """One message of the conversation; output items of earlier responses fit unchanged."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: Identifier | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class CompactionItem(Wire):
+    """A conversation's sealed summary, as `POST /v1/responses/compact` returned it."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: Identifier | None = None
+
+
+class ReasoningPart(Wire):
+    """A text of a reasoning item."""
+
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+class ReasoningItem(Wire):
+    """What a model reasoned before an answer, here or elsewhere."""
+
+    type: Literal["reasoning"]
+    id: Identifier | None = None
+    summary: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = (
+        None
+    )
+    encrypted_content: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        return "".join(part.text for part in self.content or ())
+
+
+class ItemReference(Wire):
+    """An item of an earlier response, its input or its output, by id."""
+
+    type: Literal["item_reference"] | None = None
+    id: Identifier
+
+
+def _item_tag(value: Any) -> str:
+    if isinstance(value, dict) and value.get("type") is None and value.keys() <= {"id", "type"}:
+        return "@item_reference"
+    return _type_tag(value, "message")
+
+
+_item = Discriminator(
+    _item_tag,
+    custom_error_type="unsupported_value",
+    custom_error_message=(
+        "only items of type message, function_call, function_call_output, reasoning, compaction "
+        "and item_reference are served"
+    ),
+)
+ResolvedItem = Annotated[
+    Annotated[MessageItem, Tag("@message")]
+    | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[ReasoningItem, Tag("@reasoning")]
+    | Annotated[FunctionCallItem, Tag("@function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("@function_call_output")],
+    _item,
+]
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("@message")]
+    | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[ReasoningItem, Tag("@reasoning")]
+    | Annotated[FunctionCallItem, Tag("@function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("@function_call_output")]
+    | Annotated[ItemReference, Tag("@item_reference")],
+    _item,
+]
+
+
+class ResolvedInput(Wire):
+    """An item as it was kept."""
+
+    item: ResolvedItem
+
+
+Input = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[
+        list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("@list")
+    ],
+    Discriminator(text_or_list),
+]
+
+
+CompactInput = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[
+        list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("@list")
+    ],
+    Discriminator(text_or_list),
+]
