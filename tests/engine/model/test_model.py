@@ -219,6 +219,8 @@ def test_a_load_measures_steps_once_unless_they_are_configured(
         cache_dir=str(cache),
         threads=1,
     )
+    # Other tests of this process may have measured other models.
+    monkeypatch.setattr(kernel_paths, "_measured", {})
     found = load_parts(config).config.step_token_budget
     monkeypatch.setattr(kernel_paths, "_measured", {})
     monkeypatch.setattr("engine.run.assemble.calibrate_steps", lambda *_: pytest.fail("again"))
