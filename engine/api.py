@@ -47,6 +47,19 @@ class Namespaces(msgspec.Struct, frozen=True, kw_only=True):
     shared_tokens: int = 0
 
 
+class CachePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may find in the cache, and what it leaves there.
+
+    The first `up_to` tokens of its prompt may be found and can be found afterwards, wherever in a
+    block they end; `None`: all, and what is generated; 0: nothing.
+    """
+
+    up_to: int | None = None
+
+
+NOTHING_CACHED: Final = CachePolicy(up_to=0)
+
+
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     """Beam search in place of sampling, as `transformers` defines it.
 
@@ -107,9 +120,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     `num_scored` is for how many of the prompt's tokens it has delivered log-probabilities.
     Sequences that were over already are `ended`: they are neither computed nor reported again.
     With a `grammar` only tokens are drawn that one of its outputs may go on with, and end tokens
-    only behind a whole one. With `cache` off it neither finds blocks nor leaves any. `pin` names a
-    prompt (`max_tokens == 0`) whose full blocks stay in the pool until `unpin`. Of a tenant's
-    requests, those of higher `priority` are served first; between tenants it says nothing.
+    only behind a whole one. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
+    pool until `unpin`. Of a tenant's requests, those of higher `priority` are served first; between
+    tenants it says nothing.
     """
 
     request_id: str
@@ -125,7 +138,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[int, ...] = ()
     cached_tokens: int | None = None
     num_scored: int = 0
-    cache: bool = True
+    cache: CachePolicy = CachePolicy()
     pin: str | None = None
     priority: int = 0
 
@@ -172,8 +185,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A stop token is delivered like any other: it is the last of `token_ids` when
     `finish_reason == "stop"`. `cached_tokens` counts prompt tokens that were not computed because
-    their blocks were found in the cache when the request was first admitted. `prompt_logprobs`
-    come in deltas of their own, in the prompt's order and before its first output.
+    their blocks were found in the cache when the request was first admitted, `cache_write_tokens`
+    those that were computed and can be found from then on. `prompt_logprobs` come in deltas of
+    their own, in the prompt's order and before its first output.
     """
 
     request_id: str
@@ -185,6 +199,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: float | None = None
     searched_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     error: str | None = None
 
 

@@ -41,9 +41,11 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     if not 0 < request.share.weight < math.inf:
         raise RequestRefused("a tenant's weight must be more than 0", "share")
     if request.pin is not None and (
-        sampling.max_tokens > 0 or not request.cache or request.num_lines > 1
+        sampling.max_tokens > 0 or request.cache.up_to is not None or request.num_lines > 1
     ):
         raise RequestRefused("only a cached prompt without output can be pinned", "pin")
+    if request.cache.up_to is not None and not 0 <= request.cache.up_to <= len(prompt):
+        raise RequestRefused(f"up_to must be 0 ... {len(prompt)}, within the prompt", "cache")
     _check_lines(request, info)
     _check_grammar(request, info)
     _check_generated(request, info)

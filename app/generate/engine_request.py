@@ -11,7 +11,15 @@ from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt
 from app.wire.common import Tier
 from app.wire.errors import ContextExceeded, invalid_request
-from engine.api import EngineInfo, EngineRequest, Namespaces, SamplingParams, TenantShare
+from engine.api import (
+    NOTHING_CACHED,
+    CachePolicy,
+    EngineInfo,
+    EngineRequest,
+    Namespaces,
+    SamplingParams,
+    TenantShare,
+)
 from engine.blocks.hashing import derive_key
 from engine.validation import check_request
 from tenants.records import Principal, Tenant, TenantLimits
@@ -49,7 +57,7 @@ def engine_request(
         namespaces=_namespaces(principal, prompt, _private_key(tenant, request, prompt)),
         sampling=sampling,
         share=tenant_share(tenant),
-        cache=tenant.cache == "on",
+        cache=CachePolicy() if tenant.cache == "on" else NOTHING_CACHED,
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
         priority=_PRIORITIES[request.sampling.tier],
@@ -71,7 +79,7 @@ def renewed(
         request_id=f"{request.request_id.partition('.')[0]}.{secrets.token_hex(4)}",
         namespaces=_namespaces(principal, prompt, request.namespaces.private_key),
         share=tenant_share(tenant),
-        cache=tenant.cache == "on",
+        cache=CachePolicy() if tenant.cache == "on" else NOTHING_CACHED,
     )
     check_request(again, info)
     return again

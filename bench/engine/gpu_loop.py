@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Final
 
 from bench.registry import BenchError
-from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.api import NOTHING_CACHED, CachePolicy, EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import KEY_BYTES
 from engine.run.assemble import Parts, make_graphs, make_pieces
 from engine.run.runner import AheadRunner, LaunchedStep, ModelRunner
@@ -185,7 +185,7 @@ class Loop:
             prompt=head + self._tokens(case.length - len(head)),
             namespaces=Namespaces(shared_key=key, private_key=key),
             sampling=SamplingParams(max_tokens=output, temperature=0),
-            cache=bool(head),
+            cache=CachePolicy() if head else NOTHING_CACHED,
         )
 
     def _tokens(self, count: int) -> list[int]:

@@ -185,9 +185,13 @@ class BlockPool:
         """How many hold the block."""
         return self._refs[block]
 
+    def is_findable(self, block: int) -> bool:
+        """Whether the block can be found, or part of it."""
+        return self._hashes[block] is not None
+
     def hash_of(self, block: int) -> bytes | None:
-        """The hash by which the block is found."""
-        return self._hashes[block]
+        """The hash by which the full block is found; a tail has none that others may ask for."""
+        return None if block in self._tails else self._hashes[block]
 
     def owner_of(self, block: int) -> str:
         """The tenant that had the block computed."""

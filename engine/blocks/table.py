@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from engine.api import Namespaces
@@ -30,13 +31,13 @@ class BlockTable:
         owner: str,
         namespaces: Namespaces,
         extras: bytes,
-        cache: bool,
+        up_to: int | None = None,
         rotary_switch: int | None = None,
     ) -> None:
         """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens."""
         self.blocks: list[int] = []
-        self.cache = cache
-        """Whether blocks are looked up, and left findable."""
+        self.up_to = sys.maxsize if up_to is None else up_to
+        """How many leading tokens are looked up, and left findable."""
         self._pool = pool
         self._block_size = block_size
         self._owner = owner
@@ -45,6 +46,8 @@ class BlockTable:
         self._rotary_switch = rotary_switch
         self._hashes: list[bytes] = []
         self._num_sealed = 0
+        self._is_tail_left = False
+        """Whether the last of the tokens that are left findable are, if they end in a block."""
 
     def begin(self, num_tokens: int) -> None:
         """A sequence of `num_tokens` is to be computed from its first token, with its own factors.
@@ -67,6 +70,14 @@ class BlockTable:
             return False  # asked of every sequence at every step
         return self._extras_for(num_tokens) != self._extras
 
+    def num_kept(self, num_tokens: int) -> int:
+        """How many of the first `num_tokens` are looked up, and left findable."""
+        return min(num_tokens, self.up_to)
+
+    def keeps(self, num_tokens: int) -> bool:
+        """Whether all of the first `num_tokens` are."""
+        return num_tokens <= self.up_to
+
     def missing(self, num_tokens: int, num_present: int | None = None) -> int:
         """How many blocks are needed for `num_tokens` tokens beyond those present."""
         present = len(self.blocks) if num_present is None else num_present
@@ -74,7 +85,7 @@ class BlockTable:
 
     def num_unhashed(self, token_ids: Sequence[int]) -> int:
         """How many full blocks of `token_ids` are still to be hashed before any is looked up."""
-        return max(0, len(token_ids) // self._block_size - len(self._hashes)) if self.cache else 0
+        return max(0, self.num_kept(len(token_ids)) // self._block_size - len(self._hashes))
 
     def hash_ahead(self, token_ids: Sequence[int], most: int) -> int:
         """Hash up to `most` more full blocks of `token_ids`; returns how many."""
@@ -94,10 +105,8 @@ class BlockTable:
 
         The last token is never taken from the cache: its logits have to be computed.
         """
-        if not self.cache:
-            return []
         self._extend_hashes(token_ids)
-        return self._hashes[: (len(token_ids) - 1) // self._block_size]
+        return self._hashes[: self.num_kept(len(token_ids) - 1) // self._block_size]
 
     def hits(self, token_ids: Sequence[int]) -> list[int]:
         """The cached blocks that a sequence of `token_ids` could start with."""
@@ -108,10 +117,11 @@ class BlockTable:
 
         As with `hits`, the last token is never among them.
         """
-        if not self.cache:
+        if self.num_kept(len(token_ids) - 1) <= num_blocks * self._block_size:
             return None
         self._extend_hashes(token_ids)
-        return self._pool.partial_hits.longest(self._place(token_ids[:-1], num_blocks))
+        known = token_ids[: self.num_kept(len(token_ids) - 1)]
+        return self._pool.partial_hits.longest(self._place(known, num_blocks))
 
     def admit(self, num_tokens: int, held: Sequence[int]) -> None:
         """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
@@ -134,7 +144,8 @@ class BlockTable:
         """Block number `index` holds again what it was sealed with, computed for `owner`."""
         self._num_sealed = max(self._num_sealed, index + 1)
         block = self.blocks[index]
-        if self.cache and self._pool.hash_of(block) is None:
+        is_kept = self.keeps((index + 1) * self._block_size)
+        if is_kept and self._pool.hash_of(block) is None:
             self._extend_hashes(token_ids)
             where = self._place(token_ids, index)
             self._pool.register(block, self._hashes[index], where, owner)
@@ -158,7 +169,7 @@ class BlockTable:
             self._owner,
             self._namespaces,
             self._short_extras,
-            self.cache,
+            self.up_to,
             self._rotary_switch,
         )
         self._pool.acquire(self.blocks)
@@ -166,6 +177,7 @@ class BlockTable:
         fork._extras = self._extras
         fork._hashes = list(self._hashes)
         fork._num_sealed = self._num_sealed
+        fork._is_tail_left = self._is_tail_left
         return fork
 
     def needed(self, num_tokens: int) -> int:
@@ -209,9 +221,15 @@ class BlockTable:
         return excess
 
     def seal(self, token_ids: Sequence[int], num_computed: int) -> None:
-        """Make the blocks that `num_computed` tokens fill findable for others."""
-        full = num_computed // self._block_size
-        if not self.cache or full <= self._num_sealed:
+        """Make the blocks that `num_computed` tokens fill findable for others.
+
+        So the last of them that may be found is, where it ends within a block.
+        """
+        if num_computed >= self.up_to and not self._is_tail_left:
+            self._is_tail_left = True
+            self.leave_tail(token_ids, num_computed)
+        full = self.num_kept(num_computed) // self._block_size
+        if full <= self._num_sealed:
             return
         if len(self._hashes) < full:
             self._extend_hashes(token_ids)
@@ -221,14 +239,17 @@ class BlockTable:
         self._num_sealed = full
 
     def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
-        """Leave the last block's tokens for others, if it is partly filled and nobody else's.
+        """Leave the last tokens that may be found for others, where they end within a block.
 
-        For a sequence that is over: who continues it copies the tokens of that block, too.
+        Who continues them copies these tokens of that block, too. At the end of a sequence that is
+        over, the block must be nobody else's, who may come to fill it.
         """
-        index, count = divmod(num_computed, self._block_size)
-        if not self.cache or not count or self._pool.is_shared(self.blocks[index]):
+        computed = token_ids[: self.num_kept(num_computed)]
+        index, count = divmod(len(computed), self._block_size)
+        if not count or self._pool.is_findable(self.blocks[index]):
             return
-        computed = token_ids[:num_computed]
+        if len(computed) < self.up_to and self._pool.is_shared(self.blocks[index]):
+            return
         self._extend_hashes(computed)
         block_hash = tail_hash(
             self._hashes, computed, self._block_size, self._namespaces, self._extras
@@ -253,6 +274,7 @@ class BlockTable:
         self._pool.release(self.blocks)
         self.blocks = []
         self._num_sealed = 0
+        self._is_tail_left = False
 
     def _extras_for(self, num_tokens: int) -> bytes:
         return extras_for(self._short_extras, self._rotary_switch, num_tokens)
@@ -268,6 +290,9 @@ class BlockTable:
         )
 
     def _extend_hashes(self, token_ids: Sequence[int], most: int | None = None) -> None:
-        extend_block_hashes(
-            self._hashes, token_ids, self._block_size, self._namespaces, self._extras, most
-        )
+        left = self.num_kept(len(token_ids)) // self._block_size - len(self._hashes)
+        left = left if most is None else min(left, most)
+        if left > 0:
+            extend_block_hashes(
+                self._hashes, token_ids, self._block_size, self._namespaces, self._extras, left
+            )

@@ -147,7 +147,7 @@ class DraftModel:
         sibling = next(siblings, None)
         if sibling is None:
             namespaces = sequence.request.namespaces
-            table = BlockTable(self._pool, self._block_size, _OWNER, namespaces, b"", cache=False)
+            table = BlockTable(self._pool, self._block_size, _OWNER, namespaces, b"", up_to=0)
             return Shadow(sequence, table, self._vocab_size)
         elder = self._shadows[sibling].sequence
         num_common = min(sequence.num_prompt_tokens, len(sequence.token_ids) - 1)

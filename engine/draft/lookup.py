@@ -53,7 +53,7 @@ class PromptLookup:
         """
         self._known.pop(sequence, None)
         first, request = sequence.num_prompt_tokens, sequence.request
-        if sequence.table.cache and len(sequence.token_ids) > first:
+        if len(sequence.token_ids) > first and sequence.table.keeps(sequence.num_tokens):
             tail = request.prompt[-_PROMPT_TAIL:]
             answer = sequence.token_ids[first:]
             namespace = request.namespaces.private_key
@@ -72,7 +72,7 @@ class PromptLookup:
         # Where this comes to its own end it goes on with itself: what repeats, repeats.
         found = token_ids[end : end + most]
         found = (found * most)[:most] if len(found) < most else found
-        if length < _LONGEST_MATCH and sequence.table.cache:
+        if length < _LONGEST_MATCH and sequence.table.keeps(sequence.num_tokens):
             earlier = self._history.of(sequence.request.namespaces.private_key)
             if len(earlier):
                 other, end = longest_match(known.tokens, earlier[:-1])

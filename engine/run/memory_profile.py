@@ -177,5 +177,5 @@ def _demanding(block_size: int) -> Sequence:
             logprobs=_LOGPROBS,
         ),
     )
-    table = BlockTable(BlockPool(1), block_size, "", namespaces, b"", cache=False)
+    table = BlockTable(BlockPool(1), block_size, "", namespaces, b"", up_to=0)
     return Sequence(request, table)

@@ -140,7 +140,7 @@ class Results:
         request, table = sequence.request, sequence.table
         if request.pin is None:
             return
-        if not table.cache:
+        if not table.keeps(sequence.num_tokens):
             sequence.fail(f"{request.pin!r} cannot be pinned: nothing is cached")
             return
         blocks = table.findable()
@@ -166,7 +166,7 @@ class Results:
             return False
         table = sequence.table
         return not (
-            table.cache
+            table.keeps(sequence.num_tokens)
             and sequence.num_uncomputed == 1
             and sequence.num_tokens % self._lifecycle.block_size == 0
             and not table.writes_shared(sequence.num_tokens)

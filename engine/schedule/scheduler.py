@@ -188,7 +188,7 @@ class Scheduler:
         for group in self.lifecycle.live.values():
             if group.tenant == tenant:
                 for sequence in group.sequences:
-                    sequence.table.cache = False
+                    sequence.table.up_to = 0
         if self.speculation is not None:
             self.speculation.forget_tenant(tenant)
         self.pins.forget(tenant)
@@ -333,7 +333,7 @@ class Scheduler:
             request.tenant,
             request.namespaces,
             self._extras,
-            self._config.prefix_cache and request.cache,
+            request.cache.up_to if self._config.prefix_cache else 0,
             self._rotary_switch,
         )
 

@@ -72,6 +72,13 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def num_written(self) -> int:
+        """Tokens of the prompt that were not found in the cache, and will be."""
+        if self.first_hit is None:
+            return 0
+        return max(0, self.table.num_kept(self.num_prompt_tokens) - self.first_hit)
+
+    @property
     def num_output_tokens(self) -> int:
         """Generated tokens."""
         return self.num_tokens - self.num_prompt_tokens

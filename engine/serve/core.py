@@ -250,6 +250,7 @@ class EngineCore:
                 index=sequence.index,
                 prompt_logprobs=[sampled.prompt_logprobs[row] for row in news.scored],
                 cached_tokens=sequence.first_hit or 0,
+                cache_write_tokens=sequence.num_written,
             )
         if sequence.sampling.max_tokens == 0:
             return _last_delta(sequence)
@@ -258,6 +259,7 @@ class EngineCore:
                 request_id=sequence.request_id,
                 searched_tokens=sequence.num_searched,
                 cached_tokens=sequence.first_hit or 0,
+                cache_write_tokens=sequence.num_written,
             )
         # Tokens of this step, or with a score whole hypotheses.
         count = len(news.rows) if sequence.score is None else len(sequence.token_ids)
@@ -274,6 +276,7 @@ class EngineCore:
             score=sequence.score,
             searched_tokens=sequence.num_searched,
             cached_tokens=sequence.first_hit or 0,
+            cache_write_tokens=sequence.num_written,
             error=sequence.error,
         )
 
@@ -365,5 +368,6 @@ def _last_delta(sequence: Sequence) -> TokenDelta:
         index=sequence.index,
         finish_reason=sequence.finish_reason,
         cached_tokens=sequence.first_hit or 0,
+        cache_write_tokens=sequence.num_written,
         error=sequence.error,
     )

@@ -30,6 +30,7 @@ class RunningStream:
         self._news: asyncio.Future[None] | None = None
         self._generated = [list(request.generated_by(i)) for i in range(request.num_outputs)]
         self._cached_tokens = request.cached_tokens
+        self._cache_write_tokens = 0
         self._num_scored = request.num_scored
         self._open = set(range(request.num_outputs)).difference(request.ended)
         self._aborted: set[int] = set()
@@ -77,6 +78,7 @@ class RunningStream:
         if delta.token_ids:
             self._generated[delta.index] += delta.token_ids
             self._cached_tokens = delta.cached_tokens
+            self._cache_write_tokens = delta.cache_write_tokens
         if delta.finish_reason is not None:
             self._open.remove(delta.index)
         if delta.token_ids or delta.finish_reason or delta.searched_tokens > self._num_searched:
@@ -96,6 +98,7 @@ class RunningStream:
                 index=one,
                 finish_reason=reason,
                 cached_tokens=self._cached_tokens or 0,
+                cache_write_tokens=self._cache_write_tokens,
                 error=error,
             )
             self.push(delta)

@@ -281,9 +281,8 @@ class ScriptedEngine:
         ]
 
     def _look_up(self, request: EngineRequest) -> int:
-        if not request.cache:
-            return 0
-        hashes = block_hashes(request.prompt, BLOCK_SIZE, request.namespaces)
+        findable = request.prompt[: request.cache.up_to]
+        hashes = block_hashes(findable, BLOCK_SIZE, request.namespaces)
         hits = 0
         while hits < len(hashes) and hashes[hits] in self.cached:
             hits += 1
@@ -291,9 +290,9 @@ class ScriptedEngine:
         return min(hits * BLOCK_SIZE, len(request.prompt) - 1)
 
     def _register(self, request: EngineRequest, token_ids: list[int]) -> None:
-        if request.cache:
-            for block in block_hashes(token_ids, BLOCK_SIZE, request.namespaces):
-                self.cached.setdefault(block, request.tenant)
+        findable = token_ids[: request.cache.up_to]
+        for block in block_hashes(findable, BLOCK_SIZE, request.namespaces):
+            self.cached.setdefault(block, request.tenant)
 
     def _scripts(self, request: EngineRequest) -> list[list[int]]:
         """What each line of the answer will be."""

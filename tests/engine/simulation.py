@@ -14,7 +14,9 @@ import numpy as np
 from msgspec import structs
 
 from engine.api import (
+    NOTHING_CACHED,
     BeamParams,
+    CachePolicy,
     EngineInfo,
     EngineRequest,
     Namespaces,
@@ -288,9 +290,12 @@ def make_request(
     tenant: str = "a",
     user: str | None = None,
     shared_tokens: int = 0,
+    cache: bool | CachePolicy = True,
     **fields: object,
 ) -> EngineRequest:
     """A greedy request in the namespaces of `tenant` and `user`, with more `fields` if given."""
+    if isinstance(cache, bool):
+        cache = CachePolicy() if cache else NOTHING_CACHED
     shared_key = tenant.encode().ljust(32, b".")
     request = EngineRequest(
         request_id=request_id,
@@ -303,7 +308,7 @@ def make_request(
         ),
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0, stop_token_ids=(EOS,)),
     )
-    return structs.replace(request, **fields)
+    return structs.replace(request, cache=cache, **fields)
 
 
 def run_to_end(core: EngineCore, limit: int = 10_000) -> dict[str, list[int]]:

@@ -151,7 +151,7 @@ def test_contents_that_were_forgotten_start_over() -> None:
 
 
 def served(pool: BlockPool, namespaces: Namespaces, tokens: list[int], owner: str) -> int:
-    table = BlockTable(pool, 4, owner, namespaces, b"", cache=True)
+    table = BlockTable(pool, 4, owner, namespaces, b"")
     hits = table.hits(tokens)
     table.admit(len(tokens), hits)
     table.seal(tokens, len(tokens))
@@ -276,7 +276,7 @@ def test_the_engine_evicts_by_the_policy_that_it_is_told() -> None:
             while not core.is_idle:
                 core.step()
                 core.scheduler.check()
-        table = BlockTable(pool, 4, "a", make_request("r", prompt).namespaces, b"simulated", True)
+        table = BlockTable(pool, 4, "a", make_request("r", prompt).namespaces, b"simulated")
         assert len(table.hits(prompt)) == kept
 
 

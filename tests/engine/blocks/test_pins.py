@@ -194,7 +194,7 @@ def test_what_others_have_pinned_stays_when_the_tenant_that_computed_it_is_forgo
 def test_what_is_pinned_can_be_found_even_if_an_equal_block_was_evicted_meanwhile() -> None:
     pool = BlockPool(4)
     namespaces = make_request("r", PROMPT).namespaces
-    first, second = (BlockTable(pool, 4, "a", namespaces, b"", cache=True) for _ in range(2))
+    first, second = (BlockTable(pool, 4, "a", namespaces, b"") for _ in range(2))
     for table in (first, second):
         table.admit(8, [])
         table.seal(PROMPT[:8], 8)

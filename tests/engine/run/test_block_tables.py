@@ -14,7 +14,7 @@ def test_an_array_follows_its_table_through_growth_copies_forks_and_new_admissio
     rng = random.Random(1)
     pool, mirror = BlockPool(400), TableMirror()
     namespaces = Namespaces(shared_key=b"k" * 32, private_key=b"k" * 32)
-    tables = {BlockTable(pool, BLOCK, "a", namespaces, b"", cache=False): 0 for _ in range(4)}
+    tables = {BlockTable(pool, BLOCK, "a", namespaces, b"", up_to=0): 0 for _ in range(4)}
     copies = 0
     for _ in range(2000):
         table = rng.choice(list(tables))

@@ -35,7 +35,7 @@ def sequence(prompt: list[int], output: list[int], **sampling: object) -> Sequen
         namespaces=namespaces,
         sampling=SamplingParams(max_tokens=1000, **sampling),  # type: ignore[arg-type]
     )
-    result = Sequence(request, BlockTable(BlockPool(1), 16, "a", namespaces, b"", cache=False))
+    result = Sequence(request, BlockTable(BlockPool(1), 16, "a", namespaces, b"", up_to=0))
     for token in output:
         result.append(token)
     return result

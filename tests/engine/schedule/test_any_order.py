@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from msgspec import structs
 
 from engine.api import (
+    CachePolicy,
     EngineRequest,
     PromptLogprobs,
     RequestRefused,
@@ -110,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         out=st.integers(0, 20),
         resumed=st.lists(st.integers(0, 8), max_size=4),
         count=st.sampled_from([1, 1, 2, 3, 4]),
-        cache=st.sampled_from([True, True, True, False]),
+        up_to=st.one_of(st.none(), st.none(), st.just(0), st.integers(0, 70)),
         scored=st.booleans(),
     )
     def submit(
@@ -120,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         out: int,
         resumed: list[int],
         count: int,
-        cache: bool,
+        up_to: int | None,
         scored: bool,
     ) -> None:
         prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
@@ -134,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if scored:
             last = len(prompt) - 1
             fields["num_scored"] = last if any(generated) else self.rng.randint(0, last)
+        cache = CachePolicy(up_to=None if up_to is None else min(up_to, len(prompt)))
         self._submit(prompt, out, tenant, scored=scored, cache=cache, **fields)
 
     @rule(
