@@ -1,6 +1,7 @@
 """Responses that run somewhere: every process over one Redis can show them and have them cancelled.
 
-While one runs in a conversation no other may: it has claimed it.
+While one runs in a conversation no other may: it has claimed it. A claim is a lease too, a shorter
+one, which nobody but its response renews or ends.
 
 A record is a lease that its process renews, so that what a process that died has left behind does
 not run for ever. Records are written behind the responses' backs, all that wait in one round trip:
@@ -15,23 +16,44 @@ import logging
 import time
 
 from tenants import changes, redis_keys
-from tenants.connection import Command, GuardedRedis
+from tenants.connection import Command, GuardedRedis, Script
 from tenants.errors import StoreUnavailable
 from tenants.records import Change
 from tenants.stored_objects import is_object_id
 
 _log = logging.getLogger(__name__)
 LEASE_SECONDS = 30.0
-_RENEW_SECONDS = 10.0
+CLAIM_SECONDS = 6.0
+_RENEW_SECONDS = 2.0
+_RENEWALS_OF_CLAIMS = 5
+"""As often claims are renewed while a record is once: they are short, and a record may be long."""
 _RETRY_SECONDS = 0.5
+
+# KEYS: the claim. ARGV: the response that has it, milliseconds to keep it. It is taken again where
+# it was lost, but from no other.
+_RENEW = Script("""
+local held = redis.call('GET', KEYS[1])
+if not held or held == ARGV[1] then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+""")
+
+# KEYS: the claim. ARGV: the response that had it.
+_RELEASE = Script("""
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+""")
 
 
 class RunningResponses:
     """The running responses of all processes; `run` writes what this one notes."""
 
-    def __init__(self, redis: GuardedRedis, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(
+        self,
+        redis: GuardedRedis,
+        lease_seconds: float = LEASE_SECONDS,
+        claim_seconds: float = CLAIM_SECONDS,
+    ) -> None:
         self._redis = redis
         self._lease_milliseconds = int(lease_seconds * 1000)
+        self._claim_milliseconds = int(claim_seconds * 1000)
         # What renews each record, and what Redis has not been told yet.
         self._running: dict[str, Command] = {}
         self._unwritten: dict[str, Command] = {}
@@ -58,16 +80,16 @@ class RunningResponses:
 
         While Redis is down only those of this process are known.
         """
-        key, lease = redis_keys.claimed(tenant_id, conversation_id), self._lease_milliseconds
+        key, lease = redis_keys.claimed(tenant_id, conversation_id), self._claim_milliseconds
+        if key in self._claims:
+            return False
         try:
             is_free = await self._redis.execute("SET", key, response_id, "NX", "PX", lease)
         except StoreUnavailable:
             is_free = True
         if not is_free or key in self._claims:
             return False
-        self._unwritten.pop(key, None)  # the end of an earlier claim, which would be that of this
         self._claims[key] = response_id
-        self._running[key] = ("PEXPIRE", key, lease)
         return True
 
     async def release(self, tenant_id: str, conversation_id: str, response_id: str) -> None:
@@ -75,13 +97,11 @@ class RunningResponses:
         key = redis_keys.claimed(tenant_id, conversation_id)
         if self._claims.get(key) != response_id:
             return
-        del self._claims[key], self._running[key]
-        self._unwritten.pop(key, None)
+        del self._claims[key]
         try:
-            await self._redis.execute("DEL", key)
+            await self._redis.run_script(_RELEASE, [key], [response_id])
         except StoreUnavailable:
-            self._unwritten[key] = ("DEL", key)
-            self._woken.set()
+            self._release_late(key, response_id)
 
     async def find(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's record of a response that runs in any process. Raises `StoreUnavailable`."""
@@ -99,6 +119,7 @@ class RunningResponses:
     async def run(self) -> None:
         """Write and renew records until cancelled; what has ended by then is written last."""
         renew_at = time.monotonic() + _RENEW_SECONDS
+        renewals = 0
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -107,12 +128,31 @@ class RunningResponses:
                 self._woken.clear()
                 if time.monotonic() >= renew_at:
                     renew_at = time.monotonic() + _RENEW_SECONDS
-                    self._unwritten = self._running | self._unwritten
+                    renewals += 1
+                    await self._renew_claims()
+                    if renewals % _RENEWALS_OF_CLAIMS == 0:
+                        self._unwritten = self._running | self._unwritten
                 if not await self._write():
                     await asyncio.sleep(_RETRY_SECONDS)
                     self._woken.set()
         finally:
             await self._write()
+
+    async def _renew_claims(self) -> None:
+        claims, lease = list(self._claims.items()), self._claim_milliseconds
+        try:
+            await self._redis.run_script_on_each(
+                _RENEW, [([key], (holder, lease)) for key, holder in claims]
+            )
+        except StoreUnavailable as error:
+            _log.debug("claims are not renewed: %s", error)
+        for key, holder in claims:
+            if self._claims.get(key) != holder:  # its end may have come before this
+                self._release_late(key, holder)
+
+    def _release_late(self, key: str, holder: str) -> None:
+        self._unwritten[key] = ("EVAL", _RELEASE.text, 1, key, holder)
+        self._woken.set()
 
     async def _write(self) -> bool:
         """Write what Redis does not know yet; whether it could be."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenants import running
+from tenants import redis_keys, running
 from tenants.connection import GuardedRedis
 from tenants.errors import StoreUnavailable
 from tenants.running import RunningResponses
@@ -17,7 +17,7 @@ from tests.tenants.conftest import Room
 
 @contextlib.asynccontextmanager
 async def a_process(redis: GuardedRedis, lease_seconds: float) -> AsyncIterator[RunningResponses]:
-    responses = RunningResponses(redis, lease_seconds)
+    responses = RunningResponses(redis, lease_seconds, lease_seconds)
     loop = asyncio.create_task(responses.run())
     yield responses
     loop.cancel()
@@ -54,7 +54,7 @@ async def test_what_ends_with_its_process_is_written_last(room: Room) -> None:
 async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
     async with a_process(room.redis, 0.5) as alive:
         alive.note_begin("acme", "alive", b"one")
         async with a_process(room.redis, 0.5) as dying:
@@ -111,3 +111,33 @@ async def test_the_late_end_of_a_claim_does_not_end_the_next_one(
     assert not await elsewhere.claim("acme", "conv_1", "resp_3")
     loop.cancel()
     await asyncio.wait({loop})
+
+
+async def test_nobody_ends_or_renews_what_another_has_claimed_since(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
+    key = redis_keys.claimed("acme", "conv_1")
+    elsewhere = RunningResponses(room.redis)
+    async with a_process(room.redis, 0.5) as here:
+        assert await here.claim("acme", "conv_1", "resp_1")
+        await room.redis.execute("DEL", key)  # it has run out meanwhile
+        assert await elsewhere.claim("acme", "conv_1", "resp_2")
+        await asyncio.sleep(0.1)
+        assert await room.redis.execute("GET", key) == b"resp_2"
+        assert await room.redis.execute("PTTL", key) > 1000
+        await here.release("acme", "conv_1", "resp_1")
+        assert await room.redis.execute("GET", key) == b"resp_2"
+
+
+async def test_a_claim_that_redis_has_lost_is_made_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
+    key = redis_keys.claimed("acme", "conv_1")
+    async with a_process(room.redis, 0.5) as here:
+        assert await here.claim("acme", "conv_1", "resp_1")
+        await room.redis.execute("DEL", key)
+        async with asyncio.timeout(5):
+            while await room.redis.execute("GET", key) != b"resp_1":  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
