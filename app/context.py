@@ -8,6 +8,7 @@ from app.chat.stored import StoredCompletions
 from app.conversations.store import ConversationStore
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
+from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.template import ChatTemplate
 from app.responses.registry import Responses
@@ -37,6 +38,7 @@ class Service:
     late_writes: LateWrites
     gate: Gate
     template: ChatTemplate
+    prompts: PromptBuilder
     generations: Generations
     responses: Responses
     connections: Connections

@@ -90,6 +90,7 @@ def _assembled(
     context = engine.info.max_context_tokens
     template = ChatTemplate(tokenizer, workers, context, tool_format, reasoning_format)
     registered = RegisteredPrompts(stores.prompts, template)
+    prompts = PromptBuilder(template, registered)
     history = History(stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
     conversations = ConversationStore(stores.conversations, late, ttl_seconds)
@@ -100,7 +101,7 @@ def _assembled(
         tokenizer=tokenizer,
         names=names,
         template=template,
-        prompts=PromptBuilder(template, registered),
+        prompts=prompts,
         history=history,
         named_items=NamedItems(history, workers, bounds.max_body_bytes),
         conversations=EarlierItems(conversations, workers, bounds.max_body_bytes),
@@ -121,6 +122,7 @@ def _assembled(
         late_writes=late,
         gate=gate,
         template=template,
+        prompts=prompts,
         generations=generations,
         responses=_responses(
             engine, stores, model_id, bounds, history, conversations, generations, workers, metrics

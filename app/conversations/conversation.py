@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from app.wire.common import MAX_ITEMS
+from app.wire.errors import invalid_request
 
 KeptItem = tuple[str, bytes]
 """An item's id, and the item as JSON."""
@@ -49,6 +50,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             grown[item_id] = item
         return msgspec.structs.replace(self, items=grown, end_user=end_user or self.end_user)
 
+    def check_results(self, items: Sequence[KeptItem]) -> None:
+        """Raise `ApiError` for one of `items` that is the result of no call without a result."""
+        waiting: set[str] = set()
+        for item in self.items.values():
+            _follow(item, waiting)
+        for index, (item_id, item) in enumerate(items):
+            missing = None if self.items.get(item_id) == item else _follow(item, waiting)
+            if missing is not None:
+                message = f"There is no call '{missing}' that has no result yet."
+                raise invalid_request(message, f"items[{index}].call_id")
+
     def without_item(self, item_id: str) -> Conversation:
         """It without one of its items."""
         left = {one: item for one, item in self.items.items() if one != item_id}
@@ -68,10 +80,40 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class _Call(msgspec.Struct):
+    """What is read of a call, or of a result."""
+
+    type: str = ""
+    call_id: str = ""
+
+
+def _follow(item: bytes, waiting: set[str]) -> str | None:
+    """Have `waiting` be the calls without a result behind an item; the call that a result lacks."""
+    if b'"function_call' not in item:
+        return None
+    read = msgspec.json.decode(item, type=_Call)
+    if read.type == "function_call":
+        waiting.add(read.call_id)
+    elif read.type == "function_call_output":
+        if read.call_id not in waiting:
+            return read.call_id
+        waiting.remove(read.call_id)
+    return None
+
+
 class _Identified(msgspec.Struct):
     """What is read of an item."""
 
     id: str
+
+
+def without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    """An item, changed so that its text has no log-probabilities."""
+    content = item.get("content")
+    for part in content if isinstance(content, list) else ():
+        if "logprobs" in part:
+            part["logprobs"] = []
+    return item
 
 
 def kept_items(listed: bytes, output: bytes = b"[]") -> list[KeptItem]:
@@ -82,8 +124,5 @@ def kept_items(listed: bytes, output: bytes = b"[]") -> list[KeptItem]:
     """
     items = msgspec.json.decode(listed, type=list[msgspec.Raw])
     for item in msgspec.json.decode(output):
-        for part in item.get("content") or ():
-            if "logprobs" in part:
-                part["logprobs"] = []
-        items.append(msgspec.Raw(msgspec.json.encode(item)))
+        items.append(msgspec.Raw(msgspec.json.encode(without_logprobs(item))))
     return [(msgspec.json.decode(item, type=_Identified).id, bytes(item)) for item in items]

@@ -40,4 +40,4 @@ class EarlierItems:
 def _earlier(kept: Conversation) -> Earlier:
     documents = {"items": msgspec.json.decode(kept.listed)}
     items = parse(KeptItems, documents, ignores_unknown=True).items
-    return Earlier(said_in(items), kept.end_user)
+    return Earlier(said_in(items), kept.end_user, kept.items)

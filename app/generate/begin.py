@@ -102,6 +102,7 @@ class Generations:
         check_held(request, info)
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
+            request, named = await self._resolved(principal, request, on_socket)
             prompt = await self._prompt(principal, request, on_socket)
             asked_of = engine_request(principal, request, prompt, info, self._default_max_tokens)
             asked = Asked(
@@ -112,7 +113,9 @@ class Generations:
                 tools=request.tools,
                 grammar_field=request.constraint.field if request.constraint else "tools",
             )
-            return await self._start(principal, asked, ticket)
+            generation = await self._start(principal, asked, ticket)
+            generation.named = named
+            return generation
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
         """Go on with a generation that was suspended, in this process or another.
@@ -138,6 +141,7 @@ class Generations:
         """The tokens of a request's prompt. Raises what `begin` raises, but for the engine's."""
         self._names.check(request.model)
         async with self.counted(principal):
+            request, _ = await self._resolved(principal, request, on_socket)
             return len((await self._prompt(principal, request, on_socket)).ids)
 
     @asynccontextmanager
@@ -152,6 +156,16 @@ class Generations:
         finally:
             await ticket.release()
 
+    async def _resolved(
+        self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
+    ) -> tuple[GenerationRequest, dict[str, bytes]]:
+        """A request with what was said before it, and what its names of items stand for."""
+        tenant_id, earlier = principal.tenant.id, request.earlier
+        if request.conversation_id is not None:
+            earlier = await self._conversations.load(tenant_id, request.conversation_id)
+        found = await self._named_items.resolved(request.items, tenant_id, on_socket, earlier.kept)
+        return replace(request, items=found.items, earlier=earlier), found.named
+
     async def _prompt(
         self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
     ) -> Prompt:
@@ -159,11 +173,6 @@ class Generations:
             return await self._prompts.raw(principal, request, request.raw)
         if request.tools.names:
             self._template.tools.check()
-        items = await self._named_items.resolved(request.items, principal.tenant.id, on_socket)
-        request = replace(request, items=items)
-        if request.conversation_id is not None:
-            earlier = await self._conversations.load(principal.tenant.id, request.conversation_id)
-            request = replace(request, earlier=earlier)
         if request.previous_response_id is None:
             prompt = await self._prompts.first_turn(principal, request)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -93,6 +93,8 @@ class Generation:
         self._texts = TokenTexts(tokenizer)
         self.cached_tokens = asked.cached_tokens
         self.failure: ApiError | None = None
+        self.named: Mapping[str, bytes] = {}
+        """The items that its request has named, as JSON by id."""
         self.stop = asked.stop
         self.tools = asked.tools
         self._grammar_field = asked.grammar_field

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.generate.constraint import Constraint
@@ -37,10 +37,14 @@ Item = Message | SealedSummary | Thought
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What was said in a conversation before, and the end user whom it belongs to."""
+    """What was said in a conversation before, and the end user whom it belongs to.
+
+    `kept` are its items by their ids, as JSON.
+    """
 
     items: Sequence[Item] = ()
     end_user: str | None = None
+    kept: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -78,7 +78,8 @@ class PromptBuilder:
         earlier = request.earlier
         items = [*earlier.items, *request.items]
         messages, recalled = await self._messages(principal, items, len(earlier.items))
-        check_results(messages, (), request.names.items)
+        waiting = check_results(_said(earlier.items), (), "conversation")
+        check_results(_said(request.items), waiting, request.names.items)
         system: SystemText | None = None
         if request.prompt is not None:
             if request.instructions is not None:
@@ -129,7 +130,7 @@ class PromptBuilder:
             raise invalid_request(message, "tools")
         messages, recalled = await self._messages(principal, request.items)
         calls = previous.calls
-        check_results(messages, calls, request.names.items)
+        check_results(messages, [call.id for call in calls], request.names.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
         asides, starts = previous.asides, previous.starts
@@ -157,6 +158,18 @@ class PromptBuilder:
             previous.tools,
             asides,
         )
+
+    async def check_sealed(self, principal: Principal, items: Sequence[Item], field: str) -> None:
+        """Raise `ApiError` naming one of a `field`'s items that no prompt can be made of.
+
+        Raises `StoreUnavailable` too, for a summary that was made under a registered prompt.
+        """
+        for index, item in enumerate(items):
+            param = f"{field}[{index}].encrypted_content"
+            if isinstance(item, Thought):
+                _thought(principal.tenant, item, param)
+            elif isinstance(item, SealedSummary):
+                await self._unsealed(principal, item, param)
 
     async def _first_ids(
         self, tenant: Tenant, request: GenerationRequest, messages: list[Message]
@@ -212,21 +225,36 @@ class PromptBuilder:
                 _say(messages, item, thought)
                 thought = ""
                 continue
-            summary = unseal(principal.tenant, item.sealed)
-            if summary is None:
-                message = "This compaction item was not made by this service for this tenant."
-                raise invalid_request(message, param)
-            if summary.origin is not None:
-                system = await self._registered.recall(principal, summary.origin, param)
+            summary, system = await self._unsealed(principal, item, param)
+            if system is not None:
                 if recalled is None:
                     recalled = system
                 elif system != recalled:
                     messages.append({"role": "system", "content": system.text})
-            text = f"Summary of the conversation so far: {summary.text}"
+            text = f"Summary of the conversation so far: {summary}"
             messages.append({"role": "system", "content": text})
         if not messages:
             raise invalid_request("Nothing is said that could be answered.", "input")
         return messages, recalled
+
+    async def _unsealed(
+        self, principal: Principal, item: SealedSummary, param: str
+    ) -> tuple[str, SystemText | None]:
+        """What a summary says, and the registered prompt that it was made under.
+
+        Raises `ApiError` naming `param`, and `StoreUnavailable`.
+        """
+        summary = unseal(principal.tenant, item.sealed)
+        if summary is None:
+            message = "This compaction item was not made by this service for this tenant."
+            raise invalid_request(message, param)
+        if summary.origin is None:
+            return summary.text, None
+        return summary.text, await self._registered.recall(principal, summary.origin, param)
+
+
+def _said(items: Sequence[Item | ItemName]) -> Iterator[Message]:
+    return (item for item in items if isinstance(item, dict))
 
 
 def _thought(tenant: Tenant, thought: Thought, param: str) -> str:

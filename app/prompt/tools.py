@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NotRequired, TypedDict
@@ -118,12 +118,14 @@ class Message(TypedDict):
     call_id: NotRequired[str]
 
 
-def check_results(messages: Sequence[Message], calls: Sequence[FunctionCall], param: str) -> None:
-    """Raise `ApiError` naming `param` for a result of no call in `messages`, or in `calls` before.
+def check_results(
+    messages: Iterable[Message], waiting: Collection[str], param: str
+) -> Collection[str]:
+    """The ids of calls that have no result behind `messages`; before, there are some `waiting`.
 
-    A result may be there once.
+    Raises `ApiError` naming `param` for a result of no such call. A result may be there once.
     """
-    waiting = {call.id for call in calls}
+    waiting = set(waiting)
     for message in messages:
         waiting.update(call.id for call in message.get("calls", ()))
         if "call_id" not in message:
@@ -132,6 +134,7 @@ def check_results(messages: Sequence[Message], calls: Sequence[FunctionCall], pa
         if call_id not in waiting:
             raise invalid_request(f"There is no call '{call_id}' that has no result yet.", param)
         waiting.remove(call_id)
+    return waiting
 
 
 def num_characters(message: Message) -> int:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from app.conversations.conversation import without_logprobs
 from app.generate.request import Item, ItemName, item_characters
 from app.prompt.history import History, SocketHistory, Turn
 from app.responses.parse import conversation
@@ -78,6 +80,35 @@ def _listed(owner: str, index: int, item: InputItem) -> dict[str, Any]:
     return listed
 
 
+def with_named(listed: bytes, named: Mapping[str, bytes]) -> bytes:
+    """A list of items as JSON, with what is `named` by some in their place."""
+
+    def resolved(item: msgspec.Raw) -> msgspec.Raw:
+        if b'"item_reference"' not in bytes(item):
+            return item
+        name = msgspec.json.decode(item, type=_Name)
+        is_name = name.type == "item_reference" and name.id in named
+        return msgspec.Raw(named[name.id]) if is_name else item
+
+    items = msgspec.json.decode(listed, type=list[msgspec.Raw])
+    return msgspec.json.encode(list(map(resolved, items)))
+
+
+class _Name(msgspec.Struct):
+    """What is read of an item that may stand for another."""
+
+    type: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Items without names; `named` is what these stood for, as JSON by id."""
+
+    items: list[Item] = field(default_factory=list)
+    named: dict[str, bytes] = field(default_factory=dict)
+
+
 class NamedItems:
     """Puts items of earlier responses in the place of their names; `workers` read these responses.
 
@@ -91,15 +122,21 @@ class NamedItems:
         self._max_characters = max_characters
 
     async def resolved(
-        self, items: Sequence[Item | ItemName], tenant_id: str, on_socket: SocketHistory | None
-    ) -> list[Item]:
-        """`items`, with what is named in the place of names.
+        self,
+        items: Sequence[Item | ItemName],
+        tenant_id: str,
+        on_socket: SocketHistory | None,
+        said: Mapping[str, bytes],
+    ) -> Resolved:
+        """`items`, with what is named in the place of names; what was `said` before stays there.
 
         Raises `ApiError` for a name that nothing of this tenant's has, and `StoreUnavailable`.
         """
         turns: dict[str, Turn | None] = {}
         for index, item in enumerate(items):
-            response_id = _response_of(item) if isinstance(item, ItemName) else None
+            if not isinstance(item, ItemName) or item.id in said:
+                continue
+            response_id = _response_of(item)
             if response_id is None or response_id in turns:
                 continue
             if len(turns) == _MAX_NAMED_RESPONSES:
@@ -107,19 +144,25 @@ class NamedItems:
                 raise invalid_request(message, f"input[{index}].id")
             turn = None if on_socket is None else on_socket.load(response_id)
             turns[response_id] = turn or await self._history.load(tenant_id, response_id)
-        work = partial(_resolved, items, turns, self._max_characters)
+        work = partial(_resolved, items, turns, said, self._max_characters)
         return await self._workers.run(tenant_id, work) if turns else work()
 
 
 def _resolved(
-    items: Sequence[Item | ItemName], turns: Mapping[str, Turn | None], max_characters: int
-) -> list[Item]:
+    items: Sequence[Item | ItemName],
+    turns: Mapping[str, Turn | None],
+    said: Mapping[str, bytes],
+    max_characters: int,
+) -> Resolved:
     documents = {response_id: _by_id(turn) for response_id, turn in turns.items()}
     known: dict[str, Item] = {}
-    found: list[Item] = []
+    found = Resolved()
     for index, item in enumerate(items):
         if not isinstance(item, ItemName):
-            found.append(item)
+            found.items.append(item)
+            continue
+        if item.id in said:
+            found.named[item.id] = said[item.id]
             continue
         param = f"input[{index}].id"
         if item.id not in known:
@@ -129,10 +172,11 @@ def _resolved(
                 raise ApiError(404, message, code="item_not_found", param=param)
             resolved = parse(ResolvedInput, {"item": document}, ignores_unknown=True)
             [known[item.id]] = conversation([resolved.item])
+            found.named[item.id] = msgspec.json.encode(without_logprobs(document))
         max_characters -= item_characters(known[item.id])
         if max_characters < 0:
             raise invalid_request("References bring more text than a body may hold.", param)
-        found.append(known[item.id])
+        found.items.append(known[item.id])
     return found
 
 

@@ -39,8 +39,9 @@ def generation_request(body: CreateBody) -> GenerationRequest:
     if body.top_logprobs and not body.wants_logprobs:
         message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
         raise invalid_request(message, "top_logprobs")
-    if body.conversation is not None:
-        _check_conversation(body)
+    if body.conversation is not None and body.previous_response_id is not None:
+        message = "'conversation' cannot go with 'previous_response_id'."
+        raise invalid_request(message, "conversation")
     tools = asked_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls)
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
@@ -62,17 +63,6 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         tools=tools,
         effort=body.reasoning.effort if body.reasoning else None,
     )
-
-
-def _check_conversation(body: CreateBody) -> None:
-    """Raises `ApiError` for what does not go with a conversation, which has its own items."""
-    if body.previous_response_id is not None:
-        message = "'conversation' cannot go with 'previous_response_id'."
-        raise invalid_request(message, "conversation")
-    for index, item in enumerate(body.items):
-        if isinstance(item, ItemReference):
-            message = "An item_reference cannot go with 'conversation', which has its items."
-            raise invalid_request(message, f"input[{index}]")
 
 
 def _format(body: CreateBody) -> Constraint | None:

@@ -11,7 +11,7 @@ from app.generate.begin import Generations
 from app.generate.generation import Generation
 from app.prompt.history import SocketHistory
 from app.prompt.sealing import encrypt_thought
-from app.responses.items import is_short, listed_input
+from app.responses.items import is_short, listed_input, with_named
 from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
@@ -81,6 +81,8 @@ class Responses:
         )
         async with self._store.claiming(tenant.id, resource):
             generation = await self._generations.begin(principal, request, on_socket)
+            if resource.conversation is not None and generation.named:
+                renderer.input = with_named(listed, generation.named)  # names are not kept there
             return await self._run(tenant, renderer, generation, on_socket=on_socket)
 
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:

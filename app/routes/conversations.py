@@ -13,13 +13,14 @@ from app.auth import authenticate
 from app.context import Service
 from app.conversations.conversation import Conversation, KeptItem, kept_items
 from app.responses.items import listed_items
+from app.responses.parse import conversation as said_in
 from app.routes.queries import page, refuse_others, take_include, take_page
 from app.transport.http import json_response, read_message
 from app.wire.common import MAX_ITEMS
 from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
 from app.wire.errors import ApiError, invalid_request
 from app.wire.items import ResolvedItem
-from tenants.records import Tenant
+from tenants.records import Principal
 
 
 async def create_conversation(request: Request) -> ASGIApp:
@@ -28,7 +29,8 @@ async def create_conversation(request: Request) -> ASGIApp:
     principal = await authenticate(service.stores.tenants, request)
     body = await read_message(request, ConversationBody, service, principal)
     async with service.generations.counted(principal):
-        items = await _kept(service, principal.tenant, body.items or [])
+        items = await _kept(service, principal, body.items or [])
+        Conversation(created_at=0).check_results(items)
         conversation_id, conversation = await service.conversations.create(
             principal.tenant, items, body.metadata or {}
         )
@@ -74,10 +76,11 @@ async def add_items(request: Request) -> ASGIApp:
     body = await read_message(request, ItemsBody, service, principal)
     conversation_id = request.path_params["conversation_id"]
     async with service.generations.counted(principal):
-        items = await _kept(service, principal.tenant, body.items)
+        items = await _kept(service, principal, body.items)
         before: set[str] = set()
 
         def add(old: Conversation) -> Conversation:
+            old.check_results(items)
             new = old.with_items(items)
             before.clear()
             before.update(old.items)
@@ -131,13 +134,18 @@ async def _found(request: Request) -> Conversation:
     return await service.conversations.load(tenant.id, request.path_params["conversation_id"])
 
 
-async def _kept(service: Service, tenant: Tenant, items: Sequence[ResolvedItem]) -> list[KeptItem]:
-    """New items as they are kept; a worker makes those of a long body."""
+async def _kept(
+    service: Service, principal: Principal, items: Sequence[ResolvedItem]
+) -> list[KeptItem]:
+    """New items as they are kept. Raises `ApiError` for one that no response could go on from."""
 
     def work() -> list[KeptItem]:
         return kept_items(listed_items(secrets.token_hex(16), items))
 
-    return await service.workers.run(tenant.id, work) if items else []
+    if not items:
+        return []
+    await service.prompts.check_sealed(principal, said_in(items), "items")
+    return await service.workers.run(principal.tenant.id, work)
 
 
 def _list_of(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:

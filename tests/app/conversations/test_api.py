@@ -90,6 +90,48 @@ async def test_calls_results_and_thoughts_are_items(client: AsyncOpenAI) -> None
     assert [one.type for one in listed] == [one["type"] for one in said]
 
 
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        (RESULT, "items[1].call_id"),
+        ({"type": "compaction", "encrypted_content": "x"}, "items[1].encrypted_content"),
+        ({"type": "reasoning", "encrypted_content": "x"}, "items[1].encrypted_content"),
+    ],
+)
+async def test_what_no_response_could_go_on_from_is_refused_at_once(
+    client: AsyncOpenAI, bad: Any, param: str
+) -> None:
+    made = await client.conversations.create(items=[user("zero")])
+    items: Any = [user("one"), bad]
+    for refusing in (
+        client.conversations.create(items=items),
+        client.conversations.items.create(made.id, items=items),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            await refusing
+        assert refused.value.param == param
+    assert await texts(client, made.id) == ["zero"]
+
+
+async def test_a_call_has_one_result(client: AsyncOpenAI) -> None:
+    call, result = CALL | {"id": "fc_1"}, RESULT | {"id": "fco_1"}
+    made = await client.conversations.create(items=[call])  # type: ignore[list-item]
+    for _ in range(2):  # the same one may be sent again
+        await client.conversations.items.create(made.id, items=[result])  # type: ignore[list-item]
+    with pytest.raises(BadRequestError) as refused:
+        await client.conversations.items.create(made.id, items=[RESULT])  # type: ignore[list-item]
+    assert refused.value.param == "items[0].call_id"
+    await client.conversations.items.delete("fc_1", conversation_id=made.id)
+    await client.conversations.items.create(made.id, items=[user("x")])
+    with pytest.raises(BadRequestError) as refused:
+        await client.responses.create(model="Scripted-1", input="y", conversation=made.id)
+    assert refused.value.param == "conversation"
+
+
 async def test_another_item_under_an_id_that_is_taken_has_a_new_one(client: AsyncOpenAI) -> None:
     made = await client.conversations.create(items=[user("one") | {"id": "msg_1"}])
     twice = [user("two") | {"id": "msg_1"}, user("one") | {"id": "msg_1"}]

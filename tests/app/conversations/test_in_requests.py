@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError
+from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError
 
 from app.conversations.store import ConversationStore
 from app.upkeep.late_writes import LateWrites
@@ -117,11 +117,44 @@ async def test_an_end_user_keeps_the_conversation(client: AsyncOpenAI, world: Wo
     assert keys == [ann, ann, bob, bob]
 
 
+async def test_items_that_are_named_are_said_and_kept_once(
+    client: AsyncOpenAI, world: World
+) -> None:
+    other = await client.responses.create(model=MODEL, input="zero")
+    mine: Any = user("mine") | {"id": "msg/mine"}
+    made = await client.conversations.create(items=[mine])
+    names: Any = [
+        {"type": "item_reference", "id": other.output[0].id},
+        {"id": "msg/mine"},
+        user("one"),
+    ]
+    asked = await client.responses.create(model=MODEL, input=names, conversation=made.id)
+    assert prompt(world).count("mine") == 1
+    said = ["mine", "You said: zero", "one", "You said: one"]
+    assert await texts(client, made.id) == said
+    given = [one async for one in client.responses.input_items.list(asked.id, order="asc")]
+    assert [one.id for one in given[:2]] == [other.output[0].id, "msg/mine"]
+    again: Any = [{"type": "item_reference", "id": other.output[0].id}, user("two")]
+    await client.responses.create(model=MODEL, input=again, conversation=made.id)
+    assert prompt(world).count("You said: zero") == 1
+    assert await texts(client, made.id) == [*said, "two", "You said: two"]
+
+
+async def test_nobody_names_what_is_not_there(client: AsyncOpenAI, world: World) -> None:
+    theirs = await world.client("umbra").responses.create(model=MODEL, input="secret")
+    made = await client.conversations.create(items=[user("zero")])
+    for name in ("msg_1", theirs.output[0].id):
+        names: Any = [user("x"), {"type": "item_reference", "id": name}]
+        with pytest.raises(NotFoundError) as refused:
+            await client.responses.create(model=MODEL, input=names, conversation=made.id)
+        assert (refused.value.code, refused.value.param) == ("item_not_found", "input[1].id")
+    assert await texts(client, made.id) == ["zero"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "conversation"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         ({"conversation": {"id": ""}}, "conversation.id"),
         ({"conversation": 7}, "conversation"),
     ],
