@@ -10,6 +10,7 @@ import secrets
 from app.generate.constraint import Constraint, constraint_of
 from app.generate.request import Candidates, FieldNames, GenerationRequest
 from app.prompt.tools import FunctionCall, Message, Tools
+from app.prompt.variables import Variables
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from app.wire.tools import asked_tools
@@ -65,7 +66,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         constraint=_constraint(body, tools),
         candidates=candidates,
         tools=tools,
-        effort=body.reasoning_effort,
+        variables=Variables(body.reasoning_effort, body.chat_template_kwargs or {}),
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from app.generate.constraint import Constraint
 from app.prompt.tools import Message, Tools, num_characters
-from app.wire.common import Effort, SamplingFields
+from app.prompt.variables import Variables
+from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
 from engine.api import BeamParams
@@ -108,8 +109,8 @@ class GenerationRequest:
     it `truncates`.
 
     A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
-    prompt's tokens, behind the first, what `logprobs` is for the answer's. `effort` is how much to
-    reason.
+    prompt's tokens, behind the first, what `logprobs` is for the answer's. The chat template is
+    told of `variables`.
     """
 
     id: str
@@ -131,7 +132,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)
-    effort: Effort | None = None
+    variables: Variables = field(default_factory=Variables)
 
     @property
     def longest_field(self) -> str:

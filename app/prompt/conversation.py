@@ -135,11 +135,11 @@ class PromptBuilder:
             messages.insert(0, {"role": "system", "content": recalled.text})
         asides, starts = previous.asides, previous.starts
         earlier = previous.ids
-        if asides and not self._template.keeps_reasoning(messages, calls, request.effort):
+        if asides and not self._template.keeps_reasoning(messages, calls, request.variables):
             earlier, starts = without_asides(earlier, asides, starts)
             asides = []
         ids = await self._template.continuation_ids(
-            principal.tenant.id, earlier, messages, request.names.items, calls, request.effort
+            principal.tenant.id, earlier, messages, request.names.items, calls, request.variables
         )
         # A call's result belongs to the turn of the call: there is no cut between the two.
         begun = [] if "call_id" in messages[0] else [len(earlier)]
@@ -184,7 +184,7 @@ class PromptBuilder:
             param=request.names.items,
             longest=request.longest_field,
             tools=request.tools,
-            effort=request.effort,
+            variables=request.variables,
         )
         room = left = self._room(tenant, request)
         for _ in range(_TRUNCATIONS if request.truncates and room > 0 else 0):

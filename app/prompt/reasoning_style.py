@@ -19,6 +19,7 @@ from app.generate.reasoning_formats.formats import (
 )
 from app.generate.sifter import Sifter
 from app.prompt.markers import control_tokens
+from app.prompt.variables import SWITCHES
 from app.wire.common import Effort, Wire
 from engine.api import Grammar
 from engine.grammar.lark import literal, token
@@ -30,7 +31,6 @@ _SPOKEN: Final[dict[ReasoningName, Sequence[str]]] = {
     "think": ("<think>", "</think>"),
 }
 """What a template spells whose model writes in a format."""
-_SWITCHES: Final = ("enable_thinking", "thinking")
 _EFFORT: Final = "reasoning_effort"
 _GENERATION_TAG: Final = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 _TAIL_TOKENS: Final = 32
@@ -69,7 +69,7 @@ class ReasoningStyle:
         elif setting != "none":
             self.form = REASONING_FORMATS[setting]
         known = _variables(self._template)
-        self._switches = [name for name in _SWITCHES if name in known]
+        self._switches = [name for name in SWITCHES if name in known]
         self._knows_effort = _EFFORT in known
 
     def unheeded(self, message: Wire) -> list[str]:

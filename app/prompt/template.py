@@ -19,11 +19,11 @@ from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.markers import control_tokens
 from app.prompt.plain_text import PlainText, TooManyTokens
 from app.prompt.reasoning_style import ReasoningStyle
-from app.prompt.tool_style import REFUSALS, ToolStyle, marked, tool_style
+from app.prompt.tool_style import REFUSALS, ToolStyle, marked, marked_json, tool_style
 from app.prompt.tools import Function, FunctionCall, Message, Tools, num_characters
 from app.prompt.truncation import without_middle
+from app.prompt.variables import Variables
 from app.upkeep.workers import Workers
-from app.wire.common import Effort
 from app.wire.errors import ApiError, ContextExceeded, invalid_request
 
 _INLINE_CHARACTERS = 4096
@@ -35,6 +35,7 @@ _SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
 
 
 _NO_TOOLS = Tools()
+_USUAL = Variables()
 
 
 class ChatTemplate:
@@ -100,7 +101,7 @@ class ChatTemplate:
         param: str,
         longest: str | None = None,
         tools: Tools = _NO_TOOLS,
-        effort: Effort | None = None,
+        variables: Variables = _USUAL,
     ) -> list[int]:
         """The token ids of a conversation, up to where the assistant's answer begins.
 
@@ -111,7 +112,7 @@ class ChatTemplate:
         self.check_length(messages, longest)
         size = tools.num_characters
         self.check_characters(size, "tools")
-        render = partial(self._render, param, tools.told, effort)
+        render = partial(self._render, param, tools.told, variables)
         return await self._ids(tenant, messages, longest, render, size=size)
 
     async def text_ids(
@@ -161,7 +162,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         param: str,
         calls: Sequence[FunctionCall] = (),
-        effort: Effort | None = None,
+        variables: Variables = _USUAL,
     ) -> list[int]:
         """The ids of a conversation whose turns so far are `previous`, answer included.
 
@@ -170,11 +171,11 @@ class ChatTemplate:
         already. Raises `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        render = partial(self._render_after, previous[-1], param, calls, effort)
+        render = partial(self._render_after, previous[-1], param, calls, variables)
         return await self._ids(tenant, messages, param, render, previous)
 
     def keeps_reasoning(
-        self, messages: Sequence[Message], calls: Sequence[FunctionCall], effort: Effort | None
+        self, messages: Sequence[Message], calls: Sequence[FunctionCall], variables: Variables
     ) -> bool:
         """Whether the template repeats what an answer has reasoned where `messages` follow it.
 
@@ -189,7 +190,7 @@ class ChatTemplate:
         speaks = any(one["role"] == "user" for one in messages)
         said: list[Message] = [asked, answer, *results, *([asked] if speaks else [])]
         try:
-            return _SENTINEL in self._render("input", (), effort, said)
+            return _SENTINEL in self._render("input", (), variables, said)
         except ApiError:
             return True  # these words alone are refused: nothing is known of it
 
@@ -259,7 +260,7 @@ class ChatTemplate:
         self,
         param: str,
         functions: Sequence[Function],
-        effort: Effort | None,
+        variables: Variables,
         messages: Sequence[Message],
     ) -> str:
         given, described = self._marked(messages, functions)
@@ -268,7 +269,7 @@ class ChatTemplate:
             given,
             tokenize=False,
             add_generation_prompt=True,
-            **self.reasoning.variables(effort),
+            **self._told(variables),
         )
         try:
             try:
@@ -280,6 +281,11 @@ class ChatTemplate:
         except REFUSALS as error:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
+
+    def _told(self, variables: Variables) -> dict[str, Any]:
+        """What the template is told by name. Raises `ApiError` naming what cannot be."""
+        mark = partial(marked_json, mark=self._texts.mark)
+        return self.reasoning.variables(variables.effort) | variables.given(self._tokenizer, mark)
 
     def _too_many(self, error: TooManyTokens, param: str) -> ContextExceeded:
         return ContextExceeded(self._context_tokens, f"The prompt has {error} or more.", param)
@@ -298,7 +304,7 @@ class ChatTemplate:
         last: int,
         param: str,
         calls: Sequence[FunctionCall],
-        effort: Effort | None,
+        variables: Variables,
         messages: Sequence[Message],
     ) -> str:
         """What the template writes behind an answer whose last token is `last`."""
@@ -308,17 +314,17 @@ class ChatTemplate:
         end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
         tail = None
         if calls and self.tools.native and self.tools.writes_calls:
-            tail = self._tail_of_calls(param, calls, effort, messages, end)
+            tail = self._tail_of_calls(param, calls, variables, messages, end)
         if tail is None:
             answer: Message = {"role": "assistant", "content": _SENTINEL}
-            tail = self._tail(param, answer, effort, messages)
+            tail = self._tail(param, answer, variables, messages)
         return tail.removeprefix(end)
 
     def _tail_of_calls(
         self,
         param: str,
         calls: Sequence[FunctionCall],
-        effort: Effort | None,
+        variables: Variables,
         messages: Sequence[Message],
         end: str,
     ) -> str | None:
@@ -326,16 +332,16 @@ class ChatTemplate:
         same = [replace(call, arguments="{}") for call in calls]
         same[-1] = replace(same[-1], arguments=f'{{"{_SENTINEL}": ""}}')
         answer: Message = {"role": "assistant", "content": "", "calls": same}
-        tail = self._tail(param, answer, effort, messages)
+        tail = self._tail(param, answer, variables, messages)
         ends = [one for one in (end, str(self._tokenizer.eos_token)) if one and one in tail]
         return tail[tail.index(ends[0]) :] if ends else None
 
     def _tail(
-        self, param: str, answer: Message, effort: Effort | None, messages: Sequence[Message]
+        self, param: str, answer: Message, variables: Variables, messages: Sequence[Message]
     ) -> str:
         """What the template writes behind the sentinel in an answer."""
         asked: Message = {"role": "user", "content": "."}
-        rendered = self._render(param, (), effort, [asked, answer, *messages])
+        rendered = self._render(param, (), variables, [asked, answer, *messages])
         _, found, tail = rendered.partition(_SENTINEL)
         if not found:
             message = "This model's chat template cannot continue a conversation."

@@ -79,7 +79,7 @@ class ToolStyle:
         names = {call.id: call.name for one in messages for call in one.get("calls", ())}
         return (
             [self._message(one, names, mark) for one in messages],
-            [_marked(one.described, mark) for one in functions] or None,
+            [marked_json(one.described, mark) for one in functions] or None,
         )
 
     def _message(
@@ -95,7 +95,7 @@ class ToolStyle:
 
     def _call(self, call: FunctionCall, mark: Callable[[str, str], str]) -> dict[str, Any]:
         arguments = call.arguments if self.texts else _arguments(call)
-        function = {"name": mark(call.name, "tool"), "arguments": _marked(arguments, mark)}
+        function = {"name": mark(call.name, "tool"), "arguments": marked_json(arguments, mark)}
         return {"id": _short_id(call.id), "type": "function", "function": function}
 
     def _told(self, messages: Sequence[Message], functions: Sequence[Function]) -> list[Message]:
@@ -242,13 +242,13 @@ def marked(message: Message, mark: Callable[[str, str], str]) -> dict[str, Any]:
     return out
 
 
-def _marked(value: Any, mark: Callable[[str, str], str]) -> Any:
+def marked_json(value: Any, mark: Callable[[str, str], str]) -> Any:
     """A JSON value with every text in it marked, names of members among them."""
     if isinstance(value, str):
         return mark(value, "tool")
     if isinstance(value, dict):
-        return {mark(key, "tool"): _marked(one, mark) for key, one in value.items()}
-    return [_marked(one, mark) for one in value] if isinstance(value, list) else value
+        return {mark(key, "tool"): marked_json(one, mark) for key, one in value.items()}
+    return [marked_json(one, mark) for one in value] if isinstance(value, list) else value
 
 
 def _arguments(call: FunctionCall) -> Any:

@@ -18,6 +18,7 @@ from app.generate.request import (
     Thought,
 )
 from app.prompt.tools import FunctionCall
+from app.prompt.variables import Variables
 from app.wire.errors import invalid_request
 from app.wire.events import ResponseResource
 from app.wire.items import CompactionItem, ItemReference, ReasoningItem, ResolvedItem
@@ -61,7 +62,9 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         constraint=constraint_of(body, _format(body), body.structured_outputs, tools),
         truncates=body.truncation == "auto",
         tools=tools,
-        effort=body.reasoning.effort if body.reasoning else None,
+        variables=Variables(
+            body.reasoning.effort if body.reasoning else None, body.chat_template_kwargs or {}
+        ),
     )
 
 

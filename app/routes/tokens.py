@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from app.auth import authenticate
 from app.chat.parse import message_item
 from app.context import Service
+from app.prompt.variables import Variables
 from app.transport.http import json_response, read_message, unless_gone
 from app.wire.responses import CreateBody
 from app.wire.tokens import DetokenizeBody, TokenizeBody
@@ -34,7 +35,10 @@ async def tokenize(request: Request) -> ASGIApp:
                 message_item(message, f"messages[{index}]")
                 for index, message in enumerate(body.messages)
             ]
-            work = service.template.prompt_ids(principal.tenant.id, items, "messages")
+            variables = Variables(named=body.chat_template_kwargs or {})
+            work = service.template.prompt_ids(
+                principal.tenant.id, items, "messages", variables=variables
+            )
         else:
             work = service.template.text_ids(
                 principal.tenant.id,

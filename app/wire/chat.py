@@ -27,6 +27,7 @@ from app.wire.common import (
 )
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
+from app.wire.template import TemplateKwargs
 from app.wire.tools import (
     MAX_FUNCTIONS,
     CallId,
@@ -179,6 +180,7 @@ class ChatBody(SamplingFields):
     modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
     tools: ChatTools | None = None
     tool_choice: ChatToolChoice | None = None
+    chat_template_kwargs: TemplateKwargs = None
     functions: DeclinedList = None
     function_call: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
     audio: Declined = None

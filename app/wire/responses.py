@@ -23,6 +23,7 @@ from app.wire.common import (
 )
 from app.wire.formats import StructuredOutputs, TextFormat
 from app.wire.items import CompactInput, Input, InputItem, MessageItem, ResolvedItem
+from app.wire.template import TemplateKwargs
 from app.wire.tools import Functions, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"
@@ -89,6 +90,7 @@ class CreateBody(SamplingFields):
 
     tools: Functions | None = None
     tool_choice: ToolChoice | None = None
+    chat_template_kwargs: TemplateKwargs = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     generate: Annotated[Any, AfterValidator(declining(True))] = None

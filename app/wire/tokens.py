@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app.wire.chat import ChatMessage
 from app.wire.common import MAX_ITEMS, Identifier, Wire, declining
+from app.wire.template import TemplateKwargs
 
 
 class TokenizeBody(Wire):
@@ -25,6 +26,7 @@ class TokenizeBody(Wire):
     ) = None
     add_special_tokens: bool = True
     add_generation_prompt: Annotated[Any, AfterValidator(declining(True))] = None
+    chat_template_kwargs: TemplateKwargs = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")

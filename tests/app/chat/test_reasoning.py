@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 
 from tenants.embedded import EmbeddedStore
 from tests.app.chat.test_tools import CALL, TOOLS
@@ -88,3 +89,46 @@ async def test_an_effort_switches_reasoning(world: World, effort: Any) -> None:
     await complete(world, reasoning_effort=effort)
     is_off = effort in ("none", "minimal")
     assert prompt(world).endswith("<think>\n\n</think>\n\n") is is_off
+
+
+def told(**variables: Any) -> dict[str, Any]:
+    return {"chat_template_kwargs": variables}
+
+
+async def test_a_template_is_told_what_a_request_names(world: World) -> None:
+    await complete(world, extra_body=told(enable_thinking=False, colour=["red"]))
+    assert prompt(world).endswith("<think>\n\n</think>\n\n")
+    await complete(world, reasoning_effort="none", extra_body=told(enable_thinking=True))
+    assert prompt(world).endswith("assistant\n")
+    asked = await world.client().responses.create(
+        model=MODEL, input="x", extra_body=told(enable_thinking=False)
+    )
+    assert prompt(world).endswith("<think>\n\n</think>\n\n")
+    await world.client().responses.create(model=MODEL, input="y", previous_response_id=asked.id)
+    assert prompt(world).endswith("assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("variables", "param"),
+    [
+        ({"messages": []}, "chat_template_kwargs.messages"),
+        ({"conversation": []}, "chat_template_kwargs.conversation"),
+        ({"conversations": []}, "chat_template_kwargs.conversations"),
+        ({"tools": []}, "chat_template_kwargs.tools"),
+        ({"documents": []}, "chat_template_kwargs.documents"),
+        ({"chat_template": "x"}, "chat_template_kwargs.chat_template"),
+        ({"add_generation_prompt": False}, "chat_template_kwargs.add_generation_prompt"),
+        ({"tokenize": True}, "chat_template_kwargs.tokenize"),
+        ({"eos_token": "x"}, "chat_template_kwargs.eos_token"),
+        ({"enable_thinking": "no"}, "chat_template_kwargs.enable_thinking"),
+        ({"not a name": 1}, "chat_template_kwargs"),
+        ({f"name_{number}": 1 for number in range(33)}, "chat_template_kwargs"),
+        ({"long": "x" * 16_384}, "chat_template_kwargs"),
+    ],
+)
+async def test_what_a_request_cannot_tell_the_template_is_refused_by_name(
+    world: World, variables: Any, param: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        await complete(world, extra_body=told(**variables))
+    assert refused.value.param == param

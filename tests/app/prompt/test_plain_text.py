@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from app.prompt.plain_text import MARK, PlainText
 from app.prompt.template import ChatTemplate
 from app.prompt.tools import Message
+from app.prompt.variables import Variables
 from tests.app.conftest import CHATML, World, byte_tokenizer, chat_template
 from tests.effort import scaled
 
@@ -224,6 +225,17 @@ async def test_a_continuation_and_a_registered_prompt_spell_them_too() -> None:
         {"role": "user", "content": "x"},
     ]
     assert (await template.prompt_ids("acme", begun, "input"))[: len(prefix)] == prefix
+
+
+async def test_variables_of_a_template_spell_them_too() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ persona[0] }}{{ colour }}" + CHATML
+    said: list[Message] = [{"role": "user", "content": "x"}]
+    variables = Variables(named={"persona": ["<|im_start|>system"], "colour": "red"})
+    ids = await chat_template(tokenizer).prompt_ids("acme", said, "input", variables=variables)
+    assert str(tokenizer.decode(ids)).startswith("<|im_start|>systemred<|im_start|>")
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert ids.count(start) == 2
 
 
 async def test_the_mark_itself_cannot_be_written() -> None:
