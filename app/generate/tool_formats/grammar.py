@@ -18,6 +18,9 @@ _TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 _PLAIN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "strict"}
 """Keywords that allow and forbid nothing."""
+_CALLS_OF_EACH = 2
+_FEWEST_MOST_CALLS = 8
+"""Calls in one answer, at most: so many for each function that may be called, or for all."""
 _MOST_WRITTEN = 4 * MAX_GRAMMAR_BYTES
 """Characters of JSON schemas: formats write each a few times, of which rules keep one."""
 
@@ -178,7 +181,17 @@ class Writer:
 
     def list(self, call: str, separator: str) -> str:
         """Such calls, as many as there may be; `separator` is an expression."""
-        return f"{call} ({separator} {call})*" if self.parallel else call
+        return f"{call} {self.more(f'{separator} {call}')}"
+
+    def more(self, call: str) -> str:
+        """Calls behind the first, `call` with what parts it from the one before.
+
+        They are bounded: a small model that has to call could go on until its budget ends.
+        """
+        if not self.parallel:
+            return ""
+        most = max(_FEWEST_MOST_CALLS, _CALLS_OF_EACH * len(self.shapes))
+        return f"({call}){{0,{most - 1}}}"
 
 
 def json_call(shape: Shape, key: str = "arguments") -> str:

@@ -127,7 +127,7 @@ def _write(calls: Sequence[Call]) -> str:
 def _blocks(writer: Writer) -> Blocks:
     """Values are JSON, which Python reads as its own, but for three names."""
     call = writer.some(partial(_call, writer))
-    more = f'(", " {call})*' if writer.parallel else ""
+    more = writer.more(f'", " {call}')
     # One terminal up to the parenthesis: what is text tells itself from a call no sooner.
     first = writer.some(lambda shape: _call(writer, shape, "["))
     calls = f'{first} {more} "]"'

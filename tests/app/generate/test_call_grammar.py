@@ -138,6 +138,18 @@ def test_a_single_call_is_all_where_they_may_not_be_parallel(held: Held) -> None
         assert len(valid_calls(held.read(held.walk(grammar, seed)))) == 1
 
 
+def test_calls_end_by_themselves(held: Held) -> None:
+    """Whatever a model would rather say: there are eight, or two for each function."""
+    several = [Shape.of(name, None, True) for name in ("now", "wall", "wall_2", "x", "y")]
+    for shapes, most in ((SHAPES[2:], 8), (several, 10)):
+        grammar = held.grammar(shapes=shapes)
+        matcher = CompiledGrammar(grammar, held.vocabulary).matcher()
+        for count, allowed in ((most, True), (most + 1, False)):
+            ids = held.tokenizer.encode(held.form.write([("now", {})] * count))
+            matcher.reset()
+            assert (matcher.try_consume_tokens(ids) == len(ids)) is allowed, (count, most)
+
+
 @pytest.mark.scaled
 def test_free_text_goes_on_until_a_call_begins(held: Held) -> None:
     grammar = held.grammar(required=False)
