@@ -14,16 +14,21 @@ class AnswerReader:
 
     White space between text and calls belongs to neither. What was made of a text does not depend
     on how it was cut. Of calls there is one at most unless they may be `parallel`: `is_over` is
-    then set where another one begins.
+    then set where another one begins. Where they are `required` nothing else is said.
     """
 
     def __init__(
-        self, form: Format, functions: Mapping[str, Mapping[str, Any]], parallel: bool = True
+        self,
+        form: Format,
+        functions: Mapping[str, Mapping[str, Any]],
+        parallel: bool = True,
+        required: bool = False,
     ) -> None:
         self.is_over = False
         self.markers = form.markers
         """Special tokens that its text has to show."""
         self._parallel = parallel
+        self._required = required
         self._source = Source(functions)
         self._reading = _all(form, self._source)
         self._num_calls = 0
@@ -36,14 +41,19 @@ class AnswerReader:
         self._source.feed(text)
         return self._parts()
 
-    def finish(self) -> list[Part]:
-        """What the text tells, given that it is whole. Harmless when repeated."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """What the text tells, given that it is whole, or `cut`. Harmless when repeated.
+
+        A call that is cut before its name is known is not told.
+        """
         if self._ended:
             return []
         self._ended = True
-        self._source.end()
+        self._source.end(cut=cut)
         after_call = self._after_call
         parts = self._parts()
+        if cut and self._required:
+            parts, self._space = [part for part in parts if part.kind != "text"], ""
         follows = parts[-2].kind != "text" if len(parts) > 1 else after_call
         if follows and self._begins_marker(parts[-1:]):
             parts.pop()

@@ -59,13 +59,13 @@ class Detokenizer:
             return text
         return "".join(self._take(token_id) for token_id in token_ids if not self.stopped)
 
-    def finish(self) -> str:
-        """No more tokens will come; returns the text that was held back."""
+    def finish(self, *, cut: bool = False) -> str:
+        """No more tokens will come, of an answer that may be `cut`; the text that was held back."""
         if self.stopped:
             return ""
         rest = self._decoder.finish()
         if self._sifter is not None:
-            rest = self._sifter.push(rest) + self._sifter.finish()
+            rest = self._sifter.push(rest) + self._sifter.finish(cut=cut)
         return self._release(rest, final=True)
 
     def _decoded(self, token_ids: Sequence[int]) -> str:

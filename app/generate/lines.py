@@ -158,12 +158,18 @@ class Line:
                 return pieces + self._last("")
         if delta.finish_reason == "stop" or delta.finish_reason == "length":
             self.end, self.score = delta.finish_reason, delta.score
-            pieces += self._last(self._detokenizer.finish())
+            pieces += self._last(self._detokenizer.finish(cut=self._is_unfinished))
         return pieces
 
     def rest(self) -> list[Piece]:
         """What is held back, given that no more tokens will come. Nothing when repeated."""
-        return [piece for piece in self._last(self._detokenizer.finish()) if not piece.is_empty]
+        last = self._last(self._detokenizer.finish(cut=self._is_unfinished))
+        return [piece for piece in last if not piece.is_empty]
+
+    @property
+    def _is_unfinished(self) -> bool:
+        """Whether it might have gone on."""
+        return self.end != "stop"
 
     def _step(self, count: int) -> int:
         """How many of so many tokens are read at once."""
@@ -215,7 +221,7 @@ class Line:
         pieces = self._reasoned()
         if self._reader is None:
             return pieces + self._release(text)
-        parts = [*self._reader.push(text), *self._reader.finish()]
+        parts = [*self._reader.push(text), *self._reader.finish(cut=self._is_unfinished)]
         return [*pieces, *self._pieces(parts), Piece("", [], self.index, self.end)]
 
     def _release(self, text: str) -> list[Piece]:

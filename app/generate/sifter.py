@@ -46,12 +46,12 @@ class Sifter:
         self.drops = not answer and not self._source.holds
         return answer
 
-    def finish(self) -> str:
+    def finish(self, *, cut: bool = False) -> str:
         """What else is the answer's, given that there is no more text. Harmless when repeated."""
         if self._ended:
             return ""
         self._ended = True
-        self._source.end()
+        self._source.end(cut=cut)
         return self._sifted()
 
     def take(self) -> str:

@@ -58,7 +58,7 @@ class ToolStyle:
         """What reads one answer; `None` for an answer that is all text."""
         if self.form is None or not tools.names:
             return None
-        return AnswerReader(self.form, tools.schemas, tools.parallel)
+        return AnswerReader(self.form, tools.schemas, tools.parallel, tools.required)
 
     @property
     def markers(self) -> Sequence[str]:

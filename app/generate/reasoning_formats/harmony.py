@@ -61,6 +61,8 @@ def _header(source: Source) -> Reading[str | None]:
     while True:
         words.append((yield from source.run(_WORDS)))
         if (yield from source.take(MESSAGE, CONSTRAIN)) != CONSTRAIN:
+            if source.is_cut:
+                return ""  # of a message that never began
             return f"{words[1]} {words[0]} {' '.join(words[2:])}"
 
 

@@ -42,12 +42,16 @@ def _read(source: Source) -> Reading[None]:
         yield from source.skip_space()
         yield from source.take("call:")
         name = yield from source.run(_NAME)
+        if name not in source.functions or (yield from source.peek()) != "{":
+            source.as_text()
+            continue
         try:
-            if name not in source.functions or (yield from source.peek()) != "{":
-                raise _Malformed
             arguments = yield from _value(source, 0)
         except _Malformed:
-            source.as_text()
+            if source.is_cut:
+                source.begin_call(name)
+            else:
+                source.as_text()
             continue
         source.begin_call(name)
         source.emit("arguments", json.dumps(arguments, ensure_ascii=False))

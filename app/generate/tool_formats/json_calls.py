@@ -75,10 +75,10 @@ def read_call(source: Source) -> Reading[bool]:
             break
     is_whole = yield from source.take("}")
     if name and not has_arguments:
-        if not is_whole:
+        if not is_whole and not source.is_cut:
             return False
         source.begin_call(name)
-        source.emit("arguments", "{}")
+        source.emit("arguments", "{}" if is_whole else "")
     return bool(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from app.generate.tool_formats.format import Format
@@ -11,6 +12,7 @@ from app.generate.tool_formats.source import Reading, Source
 from engine.grammar.lark import ANY_TEXT, BLANKS
 
 _TAG = "<|python_tag|>"
+_BEGUN = re.compile(rf'\s*[;,]?\s*(?:{re.escape(_TAG)})?\s*\[?\s*\{{\s*"name"\s*:\s*"?([\w.-]*)')
 
 
 def _read(source: Source) -> Reading[None]:
@@ -27,7 +29,16 @@ def _read_all(source: Source) -> Reading[None]:
         yield from leave(source)
         source.mark()
         yield from source.take(";", ",")
-    source.as_text()
+    if source.is_cut and _begins_call(source):
+        source.drop()
+    else:
+        source.as_text()
+
+
+def _begins_call(source: Source) -> bool:
+    """Whether what is marked is as much of a call as the beginning of a function's name."""
+    found = _BEGUN.fullmatch(source.marked)
+    return found is not None and any(name.startswith(found[1]) for name in source.functions)
 
 
 def _write(calls: Sequence[Call]) -> str:

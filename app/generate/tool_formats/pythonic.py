@@ -18,6 +18,7 @@ from engine.grammar.lark import ANY_TEXT, literal
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
+_BEGUN = re.compile(rf"\s*(?:{re.escape(_START)})?\s*[\[,]\s*([\w.-]*)")
 _PLAIN = re.compile(r"[^\"'()\[\]{}]*")
 _QUOTED = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
 _COMMA = '", "'
@@ -44,7 +45,10 @@ def _read_list(source: Source) -> Reading[None]:
                 yield from source.take(_END)
                 return
             yield from source.skip_space()
-    source.as_text()
+    if source.is_cut and _begins_call(source):
+        source.drop()
+    else:
+        source.as_text()
 
 
 def _read_call(source: Source) -> Reading[bool]:
@@ -53,11 +57,17 @@ def _read_call(source: Source) -> Reading[bool]:
         return False
     text = yield from _inside(source)
     arguments = None if text is None else _arguments(text)
-    if arguments is None:
+    if arguments is None and not source.is_cut:
         return False
     source.begin_call(name)
-    source.emit("arguments", arguments)
+    source.emit("arguments", arguments or "")
     return True
+
+
+def _begins_call(source: Source) -> bool:
+    """Whether what is marked is as much of a list as the beginning of a function's name."""
+    found = _BEGUN.fullmatch(source.marked)
+    return found is not None and any(name.startswith(found[1]) for name in source.functions)
 
 
 def _inside(source: Source) -> Reading[str | None]:

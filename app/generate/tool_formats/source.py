@@ -43,7 +43,22 @@ class Source:
         self._text = ""
         self._at = 0
         self._marked: int | None = None
+        self._by_marker = False
         self._ended = False
+        self._cut = False
+        self._ran_out = False
+        self._num_partial = 0
+        """Characters at the end of which more had to be there, to be one that was looked for."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end has come where something had to follow, and has cut it off."""
+        return self._cut and self._ran_out
+
+    @property
+    def marked(self) -> str:
+        """All there is since `mark`."""
+        return self._text[self._marked :]
 
     @property
     def holds(self) -> bool:
@@ -58,9 +73,9 @@ class Source:
         if self._marked is not None:
             self._marked = 0
 
-    def end(self) -> None:
-        """There will be no more."""
-        self._ended = True
+    def end(self, *, cut: bool = False) -> None:
+        """There will be no more; what is `cut` might have gone on."""
+        self._ended, self._cut = True, cut
 
     def emit(self, kind: Kind, text: str) -> None:
         """Make a part."""
@@ -69,7 +84,7 @@ class Source:
 
     def mark(self) -> None:
         """What is read from here on may turn out to be plain text: `as_text` gives it back."""
-        self._marked = self._at
+        self._marked, self._by_marker = self._at, False
 
     def unmark(self) -> None:
         """What was read since `mark` is no text."""
@@ -81,15 +96,23 @@ class Source:
         self.emit("call", name)
 
     def as_text(self) -> None:
-        """What was read since `mark` is plain text."""
+        """What was read since `mark` is text; a marker, and what is cut behind it, is none."""
         assert self._marked is not None
-        self.emit("text", self._text[self._marked : self._at])
-        self._marked = None
+        if self._by_marker and self.is_cut:
+            self.drop()
+        else:
+            self.emit("text", self._text[self._marked : self._at])
+            self._marked = None
+
+    def drop(self) -> None:
+        """All that is left, and what was read since `mark`, is told nobody."""
+        self._at, self._marked = len(self._text), None
 
     def peek(self) -> Reading[str]:
         """The next character, which stays; none at the end."""
         while self._at == len(self._text):
             if self._ended:
+                self._ran_out = True
                 return ""
             yield
         return self._text[self._at]
@@ -102,7 +125,10 @@ class Source:
                 if there == literal:
                     self._at += len(literal)
                     return literal
-                if self._ended or not literal.startswith(there):
+                if not literal.startswith(there):
+                    break
+                if self._ended:
+                    self._ran_out, self._num_partial = True, len(there)
                     break
                 yield
         return ""
@@ -138,6 +164,7 @@ class Source:
             text, literal = self._before(literals)
             taken.append(text)
             if literal or self._ended:
+                self._ran_out = not literal
                 return "".join(taken), literal
             yield
 
@@ -145,7 +172,7 @@ class Source:
         """The same, with the text before made parts as it comes; the one that it was is marked."""
         literal = yield from self.told_until("text", *literals)
         if literal:
-            self._marked = self._at - len(literal)
+            self._marked, self._by_marker = self._at - len(literal), True
         return literal
 
     def told_until(self, kind: Kind, *literals: str) -> Reading[str]:
@@ -165,8 +192,18 @@ class Source:
             at, literal = min(found)
             self._at = at + len(literal)
             return self._text[start:at], literal
-        self._at = len(self._text) - (0 if self._ended else self._begun(literals))
-        return self._text[start : self._at], ""
+        if not self._ended:
+            self._at = len(self._text) - self._begun(literals)
+            return self._text[start : self._at], ""
+        end = len(self._text) - self._num_cut(literals)
+        self._at = len(self._text)
+        return self._text[start:end], ""
+
+    def _num_cut(self, literals: Sequence[str]) -> int:
+        """Characters at the end that are the beginning of a marker which was cut."""
+        count = max(self._begun(literals), self._num_partial)
+        is_marker = count > 1 and not self._text[-count].isalnum()
+        return count if self._cut and is_marker else 0
 
     def _begun(self, literals: Sequence[str]) -> int:
         """Length of the longest end of the text that one of `literals` begins with."""

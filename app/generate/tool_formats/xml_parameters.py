@@ -62,7 +62,10 @@ def _read_parameters(source: Source, schema: Mapping[str, Any]) -> Reading[None]
         value = _value("".join(taken) + text.removesuffix("\n"), is_text)
         source.emit("arguments", f"{separator}{json.dumps(key)}: {value}")
         separator = ", "
-    source.emit("arguments", "{}" if separator == "{" else "}")
+    if source.is_cut:
+        source.drop()  # another parameter may have begun
+    else:
+        source.emit("arguments", "{}" if separator == "{" else "}")
 
 
 def _value(text: str, is_text: bool) -> str:

@@ -27,12 +27,12 @@ WHOLE_ANSWERS = ("llama", "pythonic")
 Read = list[tuple[str, str]]
 
 
-def read(name: Any, pieces: list[str] | str, **options: bool) -> Read:
+def read(name: Any, pieces: list[str] | str, cut: bool = False, **options: bool) -> Read:
     """The parts of a text that comes in `pieces`, neighbours of a kind as one."""
     reader = AnswerReader(FORMATS[name], FUNCTIONS, **options)
     parts = [part for piece in pieces for part in reader.push(piece)]
     merged: list[list[str]] = []
-    for part in [*parts, *reader.finish(), *reader.finish()]:
+    for part in [*parts, *reader.finish(cut=cut), *reader.finish(cut=cut)]:
         if merged and merged[-1][0] == part.kind != "call":
             merged[-1][1] += part.text
         else:
@@ -116,6 +116,32 @@ def test_a_text_that_ends_anywhere_tells_the_same_in_one_piece_and_in_many(name:
     text = FORMATS[name].write([("get_weather", {"city": "Köln </x> \"'", "days": 2}), ("now", {})])
     for end in range(len(text)):
         assert read(name, [text[:end]]) == read(name, list(text[:end]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_that_is_cut_leaves_none_of_its_markers_behind(name: Any) -> None:
+    text = FORMATS[name].write([("get_weather", {"city": "Köln", "days": 2}), ("now", {})])
+    told: list[str] = []
+    for end in range(1, len(text)):
+        parts = read(name, text[:end], cut=True, required=True)
+        assert read(name, [text[:end]], cut=True, required=True) == parts
+        assert all(kind != "text" for kind, _ in parts), (text[:end], parts)
+        names = [one for kind, one in parts if kind == "call"]
+        assert names == ["get_weather", "now"][: len(names)]
+        assert len(names) >= len(told)
+        told = names
+        said = "".join(one for kind, one in read(name, text[:end], cut=True) if kind == "text")
+        if name == "llama":
+            assert '"name":' not in said
+        else:
+            assert len(said) <= 1 or "functools".startswith(said), (text[:end], said)
+    assert told == ["get_weather", "now"][: len(told)] != []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_that_is_cut_stays_text(name: Any) -> None:
+    for text in ("It is", '{"title": "x', "a [1, 2", "<b> is bold, <table", "{", '{"name": "Ann'):
+        assert read(name, text, cut=True) == [("text", text)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
