@@ -21,6 +21,7 @@ from app.conversations.earlier import EarlierItems
 from app.conversations.store import ConversationStore
 from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
+from app.generate.booking import Booking
 from app.generate.constraint import GrammarCheck
 from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
@@ -94,7 +95,8 @@ def _assembled(
     history = History(stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
     conversations = ConversationStore(stores.conversations, late, ttl_seconds)
-    gate = Gate(stores.limiter, stores.usage, metrics, bounds.max_queued_requests)
+    booking = Booking(stores.usage)
+    gate = Gate(stores.limiter, booking, metrics, bounds.max_queued_requests)
     connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
     generations = Generations(
         engine=engine,
@@ -128,7 +130,7 @@ def _assembled(
             engine, stores, model_id, bounds, history, conversations, generations, workers, metrics
         ),
         connections=connections,
-        warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered),
+        warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
         workers=workers,
         intake=Intake(bounds),
         draining=Draining(gate),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, redis_keys
+from tenants import audit, redis_keys, usage
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, StoreConflict
 from tenants.key_store import group_decoder
@@ -105,12 +105,16 @@ class ShareGroups:
     async def delete(self, group_id: str, *, actor: str = "system") -> None:
         """Remove a group and its prompts. Raises `GroupNotFound`.
 
-        Raises `StoreConflict` while it has members. When this is cut off, calling it again
-        finishes the work.
+        What was computed of these is charged to those who used them. Raises `StoreConflict` while
+        it has members. When this is cut off, calling it again finishes the work.
         """
         await until_committed(lambda: self._begin_delete(group_id, actor))
         owner = f"@{group_id}"
         deleting = redis_keys.deleting(owner)
+        blob = await self._redis.execute("GET", deleting)
+        if blob is not None:
+            created_at = group_decoder.decode(blob).created_at
+            await usage.settle_group(self._redis, owner, int(created_at * 1000))
         await clear_slot(self._redis, owner, keep=frozenset([deleting]))
         await self._redis.execute("DEL", deleting)
 

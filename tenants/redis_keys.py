@@ -81,14 +81,14 @@ def stored_object(tenant_id: str, kind: str, object_id: str) -> str:
     return f"pw:{{{tenant_id}}}:{kind}:{object_id}"
 
 
-def usage(tenant_id: str) -> str:
+def usage(owner: str) -> str:
     """Hash: `DAY:quantity` to how much of it was used that UTC day."""
-    return f"pw:{{{tenant_id}}}:usage"
+    return f"pw:{{{owner}}}:usage"
 
 
-def usage_batch(tenant_id: str, meter_id: str) -> str:
+def usage_batch(owner: str, meter_id: str) -> str:
     """String with expiry: number of the last batch of usage that one process handed in."""
-    return f"pw:{{{tenant_id}}}:usage-batch:{meter_id}"
+    return f"pw:{{{owner}}}:usage-batch:{meter_id}"
 
 
 def limits(tenant_id: str) -> str:

@@ -1,4 +1,8 @@
-"""What tenants used, by UTC day: counted in each process, handed in to Redis batch by batch."""
+"""What tenants used, by UTC day: counted in each process, handed in to Redis batch by batch.
+
+What was computed of a share group's prompts is counted for the group, under its `owner`; a member's
+part of it (see `tenants.shared_costs`) is found when its usage is read.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,15 @@ import msgspec
 from tenants import redis_keys
 from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import InvalidField, StoreUnavailable
+from tenants.shared_costs import USED_BY, charges
 
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
 _BATCH_TTL_SECONDS = 7 * 24 * 3600
+_SHARED = ("computed_tokens",)
+"""What of a group's usage its members are charged for."""
+_GROUP = "group:"
+"""A tenant's quantity `group:OWNER` says that it used a group's prompts."""
 
 # KEYS: meta, deleting, usage, batch. ARGV: the batch's number, seconds to remember it for, and each
 # field with its increment. A batch that is here already (its answer was lost) is not added again.
@@ -33,12 +42,20 @@ redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[2])
 
 
 class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant used on one UTC day; `cached_tokens` are those of the prompt tokens."""
+    """What a tenant used on one UTC day.
+
+    Of the prompt tokens, `cached_tokens` were found in the cache, which spared computing them, and
+    `cache_write_tokens` were computed and left there. `computed_tokens` are prompt tokens that were
+    computed for it: those of its requests but for a share group's prompts, its part of what was
+    computed of these, and its own registered prompts as they were warmed.
+    """
 
     day: date
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    computed_tokens: int = 0
     output_tokens: int = 0
     stream_seconds: float = 0.0
 
@@ -77,21 +94,38 @@ class UsageMeter:
         requests: int = 0,
         prompt_tokens: int = 0,
         cached_tokens: int = 0,
+        cache_write_tokens: int = 0,
+        computed_tokens: int = 0,
         output_tokens: int = 0,
         stream_seconds: float = 0.0,
     ) -> None:
-        """Count what a tenant has used just now."""
-        day = datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
+        """Count what a tenant has used just now; see `DayUsage`."""
         used = {
             "requests": requests,
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,
+            "cache_write_tokens": cache_write_tokens,
+            "computed_tokens": computed_tokens,
             "output_tokens": output_tokens,
             "stream_milliseconds": round(stream_seconds * 1000),
         }
+        self._count(tenant_id, used)
+
+    def add_shared(
+        self, group: str, *, computed_tokens: int = 0, user: str = "", used_tokens: int = 0
+    ) -> None:
+        """Count what was computed of the prompts of a share group, which is named by its `owner`.
+
+        And that a request of the tenant `user` had `used_tokens` of them, computed or found.
+        """
+        self._count(group, {"computed_tokens": computed_tokens, f"{USED_BY}{user}": used_tokens})
+        self._count(user, {f"{_GROUP}{group}": used_tokens})
+
+    def _count(self, owner: str, used: Mapping[str, int]) -> None:
+        day = datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
         for quantity, amount in used.items():
             if amount:
-                self._counts[tenant_id][f"{day}:{quantity}"] += amount
+                self._counts[owner][f"{day}:{quantity}"] += amount
 
     async def run(self) -> None:
         """Hand in what was used, every second until cancelled, and then what is left."""
@@ -134,32 +168,71 @@ class UsageMeter:
         await self._redis.run_script_on_each(_ADD, calls)
         self._sent.clear()
 
-    def _call(self, tenant_id: str, batch: _Batch) -> tuple[list[str], list[Argument]]:
-        keys = [
-            redis_keys.meta(tenant_id),
-            redis_keys.deleting(tenant_id),
-            redis_keys.usage(tenant_id),
-            redis_keys.usage_batch(tenant_id, self._meter_id),
-        ]
-        increments = [word for increment in batch.increments.items() for word in increment]
-        return keys, [batch.number, _BATCH_TTL_SECONDS, *increments]
+    def _call(self, owner: str, batch: _Batch) -> tuple[list[str], list[Argument]]:
+        return _adding(owner, self._meter_id, batch)
 
 
 async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
     """All days on which a tenant used anything, in order. Raises `StoreUnavailable`."""
-    counts = await redis.execute("HGETALL", redis_keys.usage(tenant_id))
-    days: dict[str, dict[str, int]] = {}
-    for field, count in counts.items():
-        day, _, quantity = field.decode().partition(":")
-        days.setdefault(day, {})[quantity] = int(count)
+    days = await _read_days(redis, tenant_id)
+    names = {name for used in days.values() for name in used if name.startswith(_GROUP)}
+    for name in sorted(names):
+        shared = await _read_days(redis, name.removeprefix(_GROUP))
+        for day, part in charges(shared, _SHARED).get(tenant_id, {}).items():
+            if name in days.get(day, ()):  # else it was an earlier tenant of this id
+                days[day].update(part)
     return [
         DayUsage(
             day=date.fromisoformat(day),
-            requests=used.get("requests", 0),
-            prompt_tokens=used.get("prompt_tokens", 0),
-            cached_tokens=used.get("cached_tokens", 0),
-            output_tokens=used.get("output_tokens", 0),
-            stream_seconds=used.get("stream_milliseconds", 0) / 1000,
+            requests=used["requests"],
+            prompt_tokens=used["prompt_tokens"],
+            cached_tokens=used["cached_tokens"],
+            cache_write_tokens=used["cache_write_tokens"],
+            computed_tokens=used["computed_tokens"],
+            output_tokens=used["output_tokens"],
+            stream_seconds=used["stream_milliseconds"] / 1000,
         )
         for day, used in sorted(days.items())
     ]
+
+
+async def settle_group(redis: GuardedRedis, group: str, number: int) -> None:
+    """Charge a group's members for good, before its usage is deleted. Raises `StoreUnavailable`.
+
+    What is charged under a `number` is not charged again; a later group of the same name needs a
+    greater one.
+    """
+    shared = await _read_days(redis, group)
+    calls = []
+    for member, days in charges(shared, _SHARED).items():
+        known = await _read_days(redis, member)
+        parts = {
+            f"{day}:{quantity}": amount
+            for day, part in days.items()
+            if f"{_GROUP}{group}" in known.get(day, ())
+            for quantity, amount in part.items()
+        }
+        calls.append(_adding(member, group, _Batch(number, parts)))
+    await redis.run_script_on_each(_ADD, calls)
+
+
+async def _read_days(redis: GuardedRedis, owner: str) -> dict[str, Counter[str]]:
+    """By day, how much of each quantity was counted for a tenant or a share group."""
+    counts = await redis.execute("HGETALL", redis_keys.usage(owner))
+    days: dict[str, Counter[str]] = {}
+    for field, count in counts.items():
+        day, _, quantity = field.decode().partition(":")
+        days.setdefault(day, Counter())[quantity] = int(count)
+    return days
+
+
+def _adding(owner: str, meter_id: str, batch: _Batch) -> tuple[list[str], list[Argument]]:
+    """Keys and arguments of `_ADD`."""
+    keys = [
+        redis_keys.meta(owner),
+        redis_keys.deleting(owner),
+        redis_keys.usage(owner),
+        redis_keys.usage_batch(owner, meter_id),
+    ]
+    increments = [word for increment in batch.increments.items() for word in increment]
+    return keys, [batch.number, _BATCH_TTL_SECONDS, *increments]

@@ -230,12 +230,20 @@ class PromptIndexDocument(Document):
 
 
 class UsageDay(Document):
-    """What a tenant used on one day (UTC). Cached tokens are among the prompt's."""
+    """What a tenant used on one day (UTC)."""
 
     day: date
     requests: int
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int = Field(
+        description="Of the prompt's: found in the cache, which spared computing them."
+    )
+    cache_write_tokens: int = Field(description="Computed, and left in the cache.")
+    computed_tokens: int = Field(
+        description="Prompt tokens computed for it: of its requests, of its registered prompts, "
+        "and its part of what was computed of its share group's, by what each member used of them "
+        "that day."
+    )
     output_tokens: int
     stream_seconds: float
 

@@ -14,12 +14,12 @@ from collections.abc import Coroutine, Mapping
 from time import perf_counter
 from typing import Any
 
+from app.generate.booking import NOTHING, Booking, SharedHead, Used
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from engine.api import EngineRequest
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.records import Principal, Tenant
-from tenants.usage import UsageMeter
 
 HEARTBEAT_SECONDS = 5.0
 _QUEUE_RETRY_SECONDS = 1.0
@@ -41,10 +41,10 @@ class Gate:
     """
 
     def __init__(
-        self, limiter: Limiter, meter: UsageMeter, metrics: Metrics, max_queued_requests: int
+        self, limiter: Limiter, booking: Booking, metrics: Metrics, max_queued_requests: int
     ) -> None:
         self._limiter = limiter
-        self._meter = meter
+        self._booking = booking
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._queued: Counter[str] = Counter()
@@ -172,6 +172,7 @@ class Ticket:
         self._gate = gate
         self._tenant_id = tenant.id
         self._continued = False
+        self._head: SharedHead | None = None
         self._began: float | None = None
         self._settled = False
 
@@ -180,15 +181,17 @@ class Ticket:
         """What is left of the tenant's limits, as of the last answer of the limiter."""
         return _quota_headers(self.admission.requests, self.admission.tokens)
 
-    async def reserve(self, request: EngineRequest) -> None:
+    async def reserve(self, request: EngineRequest, head: SharedHead | None = None) -> None:
         """Take what `request` may use at most: its prompt, and all its sequences at their longest.
 
         One that goes on behind `generated` tokens takes the rest of the answer only: the others
-        were paid for. Raises `ApiError` 429; the ticket is then settled, and the request stays
-        counted. Raises 503 where it was let in, but by now the time is up.
+        were paid for. Of its prompt `head` is a share group's. Raises `ApiError` 429; the ticket is
+        then settled, and the request stays counted. Raises 503 where it was let in, but by now the
+        time is up.
         """
         gate = self._gate
         self._continued = request.num_generated > 0
+        self._head = head
         tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
         if not self._continued:
             tokens += len(request.prompt)
@@ -205,7 +208,7 @@ class Ticket:
 
     async def release(self) -> None:
         """Settle a request that was not handed to the engine; harmless after its end."""
-        await self.settle(prompt_tokens=0, cached_tokens=0, output_tokens=0)
+        await self.settle(NOTHING)
 
     def _leave(self) -> None:
         """What the limiter knows to be over is over here as well."""
@@ -222,7 +225,7 @@ class Ticket:
             self._began = perf_counter()
             self._gate._leave_queue(self._tenant_id)
 
-    async def settle(self, *, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+    async def settle(self, used: Used) -> None:
         """Account for the end with what was really used; only the first call counts.
 
         It is done even if the caller is cancelled while it waits.
@@ -231,17 +234,16 @@ class Ticket:
             return
         gate, began = self._gate, self._began
         self._leave()
-        gate._meter.add(
+        gate._booking.request(
             self._tenant_id,
+            used,
+            self._head,
             # One that was answered: not the rest of another's answer, nor none at all.
-            requests=0 if self._continued or not prompt_tokens else 1,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            output_tokens=output_tokens,
+            counts=not self._continued and used.prompt_tokens > 0,
             stream_seconds=0.0 if began is None else perf_counter() - began,
         )
-        used = prompt_tokens + output_tokens
-        await asyncio.shield(gate._finish(gate._limiter.settle(self.admission, used)))
+        tokens = used.prompt_tokens + used.output_tokens
+        await asyncio.shield(gate._finish(gate._limiter.settle(self.admission, tokens)))
 
 
 def limit_error(exceeded: LimitExceeded) -> ApiError:

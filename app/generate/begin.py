@@ -15,6 +15,7 @@ from app.conversations.earlier import EarlierItems
 from app.generate.admission import Gate, Ticket
 from app.generate.answer_grammar import answer_grammar, check_held
 from app.generate.answer_reader import AnswerReader
+from app.generate.booking import shared_head
 from app.generate.constraint import GrammarCheck
 from app.generate.engine_request import engine_request, renewed
 from app.generate.generation import Asked, Generation
@@ -113,7 +114,7 @@ class Generations:
                 tools=request.tools,
                 grammar_field=request.constraint.field if request.constraint else "tools",
             )
-            generation = await self._start(principal, asked, ticket)
+            generation = await self._start(principal, asked, ticket, info)
             generation.named = named
             return generation
 
@@ -123,10 +124,11 @@ class Generations:
         Raises what `begin` raises.
         """
         self._gate.check()
-        again = renewed(interrupted.request, principal, interrupted.prompt, self._engine.info)
+        info = self._engine.info
+        again = renewed(interrupted.request, principal, interrupted.prompt, info)
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
-            return await self._start(principal, replace(interrupted, request=again), ticket)
+            return await self._start(principal, replace(interrupted, request=again), ticket, info)
 
     def unheeded(self, message: Wire) -> list[str]:
         """See `ReasoningStyle`."""
@@ -199,9 +201,12 @@ class Generations:
         check_request(held, info)
         return held
 
-    async def _start(self, principal: Principal, asked: Asked, ticket: Ticket) -> Generation:
+    async def _start(
+        self, principal: Principal, asked: Asked, ticket: Ticket, info: EngineInfo
+    ) -> Generation:
         """Take what it may use, and hand it to the engine."""
-        await ticket.reserve(asked.request)
+        head = shared_head(asked.request, principal.group, info.block_size)
+        await ticket.reserve(asked.request, head)
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
         generation = Generation(

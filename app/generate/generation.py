@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.admission import Ticket
 from app.generate.answer_reader import AnswerReader
+from app.generate.booking import Used
 from app.generate.lines import Line, LineEnd, Piece
 from app.generate.logprob_room import LogprobRoom
 from app.generate.logprobs import TokenTexts
@@ -92,6 +93,7 @@ class Generation:
         """Of the prompt's tokens behind the first, where they are asked for."""
         self._texts = TokenTexts(tokenizer)
         self.cached_tokens = asked.cached_tokens
+        self.cache_write_tokens = 0
         self.failure: ApiError | None = None
         self.named: Mapping[str, bytes] = {}
         """The items that its request has named, as JSON by id."""
@@ -248,7 +250,13 @@ class Generation:
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
         self._metrics.count_tokens(prompt, cached, output)
-        await self.ticket.settle(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+        used = Used(
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            cache_write_tokens=self.cache_write_tokens if first else 0,
+            output_tokens=output,
+        )
+        await self.ticket.settle(used)
 
     async def _next_delta(self) -> TokenDelta | None:
         """The next delta, or `None` once the generation was ended from outside.
@@ -291,6 +299,7 @@ class Generation:
                 self.fail(ApiError(500, message, code="server_error"))
         if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+            self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)
         if delta.searched_tokens:
             self.ticket.first_token()
             # A search whose engine has died begins anew, and is paid for once.

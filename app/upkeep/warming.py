@@ -14,6 +14,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from app.generate.booking import Booking, Used
 from app.generate.engine_request import tenant_share
 from app.prompt.system_prompts import RegisteredPrompts
 from app.wire.errors import ApiError
@@ -65,12 +66,14 @@ class Warmer:
         groups: ShareGroups,
         prompts: SystemPrompts,
         registered: RegisteredPrompts,
+        booking: Booking,
     ) -> None:
         self._engine = engine
         self._tenants = tenants
         self._groups = groups
         self._prompts = prompts
         self._registered = registered
+        self._booking = booking
         # Owners whose prompts are to be looked at; or everybody's.
         self._stale: set[str] = set()
         self._all_stale = False
@@ -187,14 +190,25 @@ class Warmer:
                 self._pinned.add((owner.id, name))
             else:
                 await self._unpin(owner.id, name)
-            async for delta in self._engine.generate(_warming_request(owner, prompt, prefix)):
-                if delta.finish_reason in ("error", "aborted"):
-                    raise EngineError(delta.error or "the engine stopped while warming")
+            await self._warm_up(_warming_request(owner, prompt, prefix))
             index = index_prompt(owner.namespace_key, prompt, prefix, info, warmed_at=time.time())
             await self._prompts.save_index(owner.id, index)
             self._warm[owner.id, name] = state
             _log.info("warmed prompt %s of %s: %d tokens", name, owner.id, len(prefix))
             return index
+
+    async def _warm_up(self, request: EngineRequest) -> None:
+        """Have the engine compute it, and book what that took."""
+        async for delta in self._engine.generate(request):
+            if delta.finish_reason in ("error", "aborted"):
+                raise EngineError(delta.error or "the engine stopped while warming")
+            if delta.finish_reason is not None:
+                used = Used(
+                    prompt_tokens=len(request.prompt),
+                    cached_tokens=delta.cached_tokens,
+                    cache_write_tokens=delta.cache_write_tokens,
+                )
+                self._booking.warming(request.tenant, used)
 
     def _state(self, owner: _Owner, prompt: SystemPrompt) -> _State:
         return _State(owner, prompt.version, prompt.pinned, self._engine_starts)

@@ -34,6 +34,8 @@ async def test_usage_is_told_by_day_as_json_and_csv(admin: httpx.AsyncClient, wo
         "requests": 2,
         "prompt_tokens": 30,
         "cached_tokens": 0,
+        "cache_write_tokens": 0,
+        "computed_tokens": 0,
         "output_tokens": 5,
         "stream_seconds": 0.0,
     }

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from app.generate import admission
 from app.generate.admission import Gate, Ticket
+from app.generate.booking import NOTHING, Booking, Used
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
@@ -17,8 +18,7 @@ from tenants.limits.limiter import Admission, Limiter, LimitExceeded
 from tenants.records import ApiKey, Principal, Tenant, TenantLimits
 from tenants.usage import UsageMeter
 
-USED = {"prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
-NOTHING = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+USED = Used(prompt_tokens=5, cached_tokens=4, output_tokens=3)
 
 
 class SlowLimiter(Limiter):
@@ -79,7 +79,7 @@ def meter() -> Notebook:
 
 @pytest.fixture
 def gate(limiter: SlowLimiter, meter: Notebook) -> Gate:
-    return Gate(limiter, meter, Metrics(), 3)
+    return Gate(limiter, Booking(meter), Metrics(), 3)
 
 
 def principal(**limits: int) -> Principal:
@@ -140,7 +140,7 @@ async def test_the_prompt_and_the_longest_answer_are_taken_and_what_was_used_is_
 ) -> None:
     ticket = await admit(gate, request())
     assert limiter.taken == [15]
-    await ticket.settle(**USED)
+    await ticket.settle(USED)
     assert limiter.settled == [8]
 
 
@@ -164,8 +164,8 @@ async def test_only_the_first_settlement_counts(
     gate: Gate, limiter: SlowLimiter, meter: Notebook
 ) -> None:
     ticket = await admit(gate, request())
-    await ticket.settle(**USED)
-    await ticket.settle(**NOTHING)
+    await ticket.settle(USED)
+    await ticket.settle(NOTHING)
     assert limiter.settled == [8]
     assert len(meter.added) == 1
 
@@ -180,17 +180,17 @@ async def test_seconds_of_a_stream_count_from_its_first_token_to_its_end(
     ticket.first_token()
     now = 113.0
     ticket.first_token()
-    await ticket.settle(**USED)
+    await ticket.settle(USED)
     assert meter.added[0]["stream_seconds"] == 3.0
 
 
 async def test_a_request_that_was_never_answered_is_not_counted(
     gate: Gate, limiter: SlowLimiter, meter: Notebook
 ) -> None:
-    await (await admit(gate, request())).settle(**NOTHING)
+    await (await admit(gate, request())).settle(NOTHING)
     assert limiter.settled == [0]
     assert (meter.added[0]["requests"], meter.added[0]["stream_seconds"]) == (0, 0.0)
-    await (await admit(gate, request())).settle(**USED)
+    await (await admit(gate, request())).settle(USED)
     assert meter.added[1]["requests"] == 1
 
 
@@ -199,7 +199,7 @@ async def test_an_answer_that_goes_on_takes_its_rest_and_is_no_new_request(
 ) -> None:
     ticket = await admit(gate, request(generated=4))
     assert limiter.taken == [6]
-    await ticket.settle(prompt_tokens=0, cached_tokens=0, output_tokens=6)
+    await ticket.settle(Used(output_tokens=6))
     assert meter.added[0]["requests"] == 0
     assert meter.added[0]["output_tokens"] == 6
 
@@ -244,7 +244,7 @@ async def test_a_settlement_is_finished_though_its_caller_is_cancelled(
 ) -> None:
     ticket = await admit(gate, request())
     limiter.may.clear()
-    settling = asyncio.create_task(ticket.settle(**USED))
+    settling = asyncio.create_task(ticket.settle(USED))
     await asyncio.sleep(0)
     settling.cancel()
     await asyncio.wait({settling})
@@ -267,7 +267,7 @@ async def test_a_place_in_the_queue_is_free_from_the_first_token_or_the_end_on(
         if begins:
             ticket.first_token()
         else:
-            await ticket.settle(**NOTHING)
+            await ticket.settle(NOTHING)
 
 
 @pytest.mark.parametrize(

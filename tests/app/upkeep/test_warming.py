@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 import app.upkeep.warming
+from app.generate.booking import Booking
 from app.prompt.system_prompts import RegisteredPrompts
 from app.stores import Stores
 from app.upkeep.warming import Warmer
@@ -60,6 +61,11 @@ class Backstage:
         return None
 
 
+def new_warmer(stores: Stores, engine: ScriptedEngine, registered: RegisteredPrompts) -> Warmer:
+    booking = Booking(stores.usage)
+    return Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking)
+
+
 @pytest.fixture
 async def backstage(
     store_server: EmbeddedStore,
@@ -73,7 +79,9 @@ async def backstage(
     for tenant_id in ("acme", "umbra"):
         await stores.tenants.create_tenant(tenant_id)
     registered = RegisteredPrompts(stores.prompts, chat_template(tokenizer))
-    warmer = Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered)
+    warmer = Warmer(
+        engine, stores.tenants, stores.groups, stores.prompts, registered, Booking(stores.usage)
+    )
 
     async def listen() -> None:
         async for change in stores.tenants.changes():
@@ -208,7 +216,14 @@ async def test_a_model_that_takes_no_system_message_refuses_to_be_warmed(
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     stores = backstage.stores
     registered = RegisteredPrompts(stores.prompts, chat_template(tokenizer))
-    warmer = Warmer(backstage.engine, stores.tenants, stores.groups, stores.prompts, registered)
+    warmer = Warmer(
+        backstage.engine,
+        stores.tenants,
+        stores.groups,
+        stores.prompts,
+        registered,
+        Booking(stores.usage),
+    )
     await stores.prompts.put("acme", "law", LAW)
     with pytest.raises(RequestRefused, match="no system messages"):
         await warmer.warm("acme", "law")

@@ -1,0 +1,98 @@
+"""What requests and warmings have used, booked to whoever pays for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.api import EngineRequest
+from tenants.records import ShareGroup
+from tenants.usage import UsageMeter
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedHead:
+    """The leading tokens of a prompt that a share group's members compute once for all of them."""
+
+    group: str
+    """The group's `owner`."""
+    tokens: int
+
+
+def shared_head(
+    request: EngineRequest, group: ShareGroup | None, block_size: int
+) -> SharedHead | None:
+    """Which part of a prompt its tenant's group shares: whole blocks of the group's prompt.
+
+    A prompt that is computed for log-probabilities of its own is not computed for others.
+    """
+    spaces, most = request.namespaces, request.cache.up_to
+    if group is None or spaces.shared_key != group.namespace_key:
+        return None
+    if request.sampling.prompt_logprobs is not None:
+        return None
+    tokens = spaces.shared_tokens if most is None else min(spaces.shared_tokens, most)
+    return SharedHead(group=group.owner, tokens=tokens // block_size * block_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Used:
+    """What a request has used. Of its prompt, `cached_tokens` were found in the cache, and
+    `cache_write_tokens` computed and left there.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+
+
+NOTHING = Used()
+
+
+class Booking:
+    """Books in this process' meter, which hands it in."""
+
+    def __init__(self, meter: UsageMeter) -> None:
+        self._meter = meter
+
+    def request(
+        self,
+        tenant_id: str,
+        used: Used,
+        head: SharedHead | None,
+        *,
+        counts: bool,
+        stream_seconds: float,
+    ) -> None:
+        """Book what a request has used; `counts` says whether it is one that was answered.
+
+        What it has computed of a group's `head` is the group's. One that left before the engine had
+        told what it computed pays for its prompt alone.
+        """
+        computed = used.prompt_tokens - used.cached_tokens
+        is_told = used.output_tokens or used.cached_tokens or used.cache_write_tokens
+        if head is not None and used.prompt_tokens and is_told:
+            of_group = max(0, head.tokens - used.cached_tokens)
+            computed -= of_group
+            self._meter.add_shared(
+                head.group, computed_tokens=of_group, user=tenant_id, used_tokens=head.tokens
+            )
+        self._meter.add(
+            tenant_id,
+            requests=int(counts),
+            prompt_tokens=used.prompt_tokens,
+            cached_tokens=used.cached_tokens,
+            cache_write_tokens=used.cache_write_tokens,
+            computed_tokens=computed,
+            output_tokens=used.output_tokens,
+            stream_seconds=stream_seconds,
+        )
+
+    def warming(self, owner: str, used: Used) -> None:
+        """Book what warming a registered prompt of a tenant's or a group's has computed."""
+        computed = used.prompt_tokens - used.cached_tokens
+        if owner.startswith("@"):
+            self._meter.add_shared(owner, computed_tokens=computed)
+        else:
+            written = used.cache_write_tokens
+            self._meter.add(owner, computed_tokens=computed, cache_write_tokens=written)

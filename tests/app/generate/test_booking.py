@@ -1,0 +1,107 @@
+"""What is computed for tenants and for share groups is booked to whoever pays for it, once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import date
+
+import pytest
+from msgspec.structs import replace
+from transformers import PreTrainedTokenizerBase
+
+from app.generate.booking import shared_head
+from engine.api import CachePolicy, EngineRequest, Namespaces, SamplingParams
+from tenants.records import ShareGroup
+from tests.app.conftest import MODEL, World
+from tests.app.pooled_engine import PooledEngine
+
+LAW = "You are the lawyer of all of us, and of nobody else. " * 6
+GROUP = ShareGroup(id="law", name="law", namespace_secret=b"s" * 32, created_at=0.0)
+
+
+@pytest.fixture
+async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngine]:
+    engine = PooledEngine(tokenizer)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def computed(world: World) -> dict[str, int]:
+    """What each tenant is charged for, once all that has ended is counted."""
+    await world.app.state.service.gate.close()
+    await world.stores.usage.flush()
+    read = world.stores.usage.read
+    return {
+        name: sum(day.computed_tokens for day in await read(name, date.min, date.max))
+        for name in world.tenants
+    }
+
+
+async def ask(world: World, tenant: str, text: str, instructions: str = LAW) -> None:
+    await world.client(tenant).responses.create(
+        model=MODEL, instructions=instructions, input=text, max_output_tokens=4
+    )
+
+
+async def test_a_groups_members_are_charged_what_was_computed_and_each_by_its_use(
+    world: World, engine: PooledEngine
+) -> None:
+    await world.stores.groups.create("law")
+    for name in world.tenants:
+        await world.stores.tenants.update_tenant(name, lambda one: replace(one, share_group="law"))
+    await world.register("@law", "law", LAW)
+    warmed = (await engine.stats()).prompt_tokens
+    assert warmed > 200
+    await ask(world, "acme", "hello")
+    stats = await engine.stats()
+    alone = await computed(world)
+    assert alone == {"acme": stats.prompt_tokens - stats.cached_tokens, "umbra": 0}
+    await engine.clear()
+    for text in ("a question", "another one"):
+        await ask(world, "umbra", text)
+    stats, charged = await engine.stats(), await computed(world)
+    assert sum(charged.values()) == stats.prompt_tokens - stats.cached_tokens
+    # What was warmed, and what `umbra` found gone, is paid for by who used it: twice and once.
+    assert charged["acme"] < alone["acme"]
+    assert charged["umbra"] > warmed
+
+
+async def test_a_prompt_of_its_own_is_charged_to_its_tenant_alone(
+    world: World, engine: PooledEngine
+) -> None:
+    await world.register("acme", "law", LAW)
+    await ask(world, "acme", "hello")
+    await ask(world, "umbra", "hello", "Be brief.")
+    stats, charged = await engine.stats(), await computed(world)
+    assert sum(charged.values()) == stats.prompt_tokens - stats.cached_tokens
+    assert charged["acme"] > 200 > charged["umbra"] > 0
+    (today,) = await world.stores.usage.read("acme", date.min, date.max)
+    assert today.cache_write_tokens == charged["acme"]
+
+
+def request(key: bytes, shared_tokens: int, **changes: object) -> EngineRequest:
+    asked = EngineRequest(
+        request_id="r",
+        tenant="acme",
+        prompt=[1] * 100,
+        namespaces=Namespaces(shared_key=key, private_key=b"p" * 32, shared_tokens=shared_tokens),
+        sampling=SamplingParams(max_tokens=1),
+    )
+    return replace(asked, **changes)
+
+
+def test_only_whole_blocks_that_the_group_can_find_are_the_groups() -> None:
+    key = GROUP.namespace_key
+
+    def tokens(asked: EngineRequest, group: ShareGroup | None = GROUP) -> int | None:
+        head = shared_head(asked, group, 16)
+        return None if head is None else head.tokens
+
+    assert tokens(request(key, 47)) == 32
+    assert tokens(request(key, 47, cache=CachePolicy(up_to=20))) == 16
+    assert tokens(request(key, 47, cache=CachePolicy(up_to=0))) == 0
+    assert tokens(request(b"another" * 5, 47)) is None
+    assert tokens(request(key, 47), None) is None
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    assert tokens(request(key, 47, sampling=scored)) is None
