@@ -287,6 +287,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Guesses that were verified, several in a step."""
     accepted_tokens: int = 0
     """Of these: the ones that were right."""
+    kept_files: int = 0
+    """On disk, with blocks that are kept over a restart."""
+    kept_bytes: int = 0
+    restored_blocks: int = 0
+    """Read from there."""
     tenants: dict[str, TenantStats] = {}
 
 

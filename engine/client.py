@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Protocol
 
 from engine.api import (
@@ -66,6 +66,13 @@ class EngineClient(Protocol):
 
     async def forget_tenant(self, tenant: str) -> None:
         """Drop a deleted tenant's pins and cached blocks, and whatever else is known of it."""
+        ...
+
+    async def forget_others(self, tenants: Collection[str]) -> None:
+        """Remove what is kept on disk for all but these, who may be found in the cache.
+
+        The others were deleted, or their cache was switched off, while no engine could be told.
+        """
         ...
 
     async def stats(self) -> EngineStats:

@@ -15,6 +15,7 @@ Speculation = Literal["off", "lookup", "draft"]
 
 _AT_LEAST_ONE = (
     "block_size",
+    "kept_bytes",
     "kv_memory_bytes",
     "max_context_tokens",
     "max_running_requests",
@@ -42,6 +43,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory_bytes: int | None = None
     host_memory_bytes: int = 0
     """Host memory behind it, for evicted blocks and swapped requests; 0: none."""
+    kept_dir: str | None = None
+    """Where blocks of pinned prompts are kept over a restart; `None`: nowhere."""
+    kept_bytes: int = 1 << 30
+    """Of all files there, at most."""
+    kept_seconds: float = 30.0
+    """Between two looks at what is to be kept and is not there yet."""
     block_size: int = 16
     """Tokens of KV in a block."""
     max_context_tokens: int | None = None
@@ -123,7 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("itl_target_ms: must not be negative")
         if self.host_memory_bytes < 0:
             raise ValueError("host_memory_bytes: must not be negative")
-        for name in ("prompt_token_price", "output_token_price"):
+        for name in ("kept_seconds", "prompt_token_price", "output_token_price"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: must be more than 0")
         if not 0 <= self.cached_token_price < math.inf:

@@ -14,6 +14,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.blocks.hashing import HASH_BYTES, KEY_BYTES
+
 _TOKEN_BYTES = 4
 
 
@@ -26,6 +28,16 @@ class Place(NamedTuple):
 
     chain: bytes
     tokens: bytes
+
+    @property
+    def namespace_key(self) -> bytes:
+        """What the block is hashed under."""
+        return self.chain[:KEY_BYTES]
+
+    @property
+    def parent_hash(self) -> bytes:
+        """Of the block that it follows."""
+        return self.chain[-HASH_BYTES:]
 
 
 class PartialHit(NamedTuple):
@@ -73,6 +85,10 @@ class PartialHits:
         del siblings[bisect_left(siblings, where.tokens)]
         if not siblings:
             del self._siblings[where.chain]
+
+    def place_of(self, block: int) -> Place | None:
+        """Where a findable block stands, if it was added with its place."""
+        return self._places.get(block) or self._fresh.get(block)
 
     def longest(self, where: Place) -> PartialHit | None:
         """The block that has most leading tokens in common with `where`."""

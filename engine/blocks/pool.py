@@ -8,7 +8,7 @@ pool counts; it never touches a tensor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
 
 from engine.blocks.eviction import EvictionQueue
 from engine.blocks.eviction_policy import Eviction
@@ -180,6 +180,11 @@ class BlockPool:
         """The findable blocks that were registered since the last call."""
         fresh, self._fresh = self._fresh, set()
         return fresh
+
+    @property
+    def fresh(self) -> Set[int]:
+        """What `take_fresh` would return."""
+        return self._fresh
 
     def num_references(self, block: int) -> int:
         """How many hold the block."""

@@ -15,6 +15,8 @@ class Tiers:
         self.host = host
         self.block_size = block_size
         self.transfers = TransferQueue(pool, host)
+        self.incoming: list[int] = []
+        """Blocks that are held while they, or what continues them, are read from disk."""
         if host.num_slots:
             pool.on_evict = self._keep
 

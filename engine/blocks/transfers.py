@@ -56,6 +56,11 @@ class TransferQueue:
         """The blocks that are to be copied."""
         return list(self._sources.values())
 
+    @property
+    def has_swap_outs(self) -> bool:
+        """Whether blocks are to be copied to the host that may be somebody else's by now."""
+        return bool(self._swap_outs)
+
     def swap_out(self, block: int, slot: int) -> None:
         """Copy a block, as it was before this step, to a slot."""
         self._hold_slot(slot)

@@ -157,6 +157,11 @@ class PagedModel:
         """Copy blocks from the host: (slot, block) pairs. Each is one contiguous copy."""
         _copy_runs(self.host_memory, self.memory, moves)
 
+    @property
+    def rows(self) -> Tensor:
+        """The bytes of the KV memory: [num_blocks, bytes of a block]."""
+        return self.memory.view(len(self.memory), -1).view(torch.uint8)
+
     def _memory_shape(self, num_blocks: int) -> tuple[int, ...]:
         layout = self.layout
         return (

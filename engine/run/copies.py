@@ -8,6 +8,7 @@ its tables. The host waits for neither.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from engine.blocks.transfers import Transfers
 from engine.model.paged_model import PagedModel
@@ -138,6 +140,16 @@ class BlockCopies:
             self._copies.append(_Use(self._queues.mark(), blocks))
         self._timed.append(_Timed(transfers, watch))
 
+    @torch.inference_mode()
+    def fetch(self, blocks: Sequence[int], rows: Tensor) -> Event:
+        """Copy the bytes of blocks to `rows`, in the host's memory; returns when they are there."""
+        return self._move_rows(blocks, [(rows[at], block) for at, block in self._bytes_of(blocks)])
+
+    @torch.inference_mode()
+    def land(self, rows: Tensor, blocks: Sequence[int]) -> None:
+        """Copy `rows`, in the host's memory, to the bytes of blocks."""
+        self._move_rows(blocks, [(block, rows[at]) for at, block in self._bytes_of(blocks)])
+
     def join(self, touched: list[Blocks]) -> None:
         """A step that touches these blocks is about to be computed."""
         self._copies = self._wait(self._copies, touched)
@@ -155,6 +167,21 @@ class BlockCopies:
             swap_out, swap_in = timed.watch.seconds()
             costs.observe_swap_out(len(timed.transfers.swap_outs), swap_out)
             costs.observe_swap_in(len(timed.transfers.swap_ins), swap_in)
+
+    def _bytes_of(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        rows = self._model.rows
+        return ((at, rows[block]) for at, block in enumerate(blocks))
+
+    def _move_rows(self, blocks: Sequence[int], pairs: Sequence[tuple[Tensor, Tensor]]) -> Event:
+        """Copy each source to its target, as soon as steps let go of `blocks`."""
+        touched: list[Blocks] = [np.array(blocks)]
+        with self._queues.copying():
+            self._steps = self._wait(self._steps, touched)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            done = self._queues.mark()
+        self._copies.append(_Use(done, touched))
+        return done
 
     def _wait(self, uses: list[_Use], blocks: list[Blocks]) -> list[_Use]:
         """Wait for the uses of `blocks`, all in one queue. Returns those that may not be done."""

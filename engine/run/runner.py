@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.blocks.transfers import Transfers
 from engine.model.paged_model import PagedModel
 from engine.run.batch import Batch, BatchBuilder, first_rows
-from engine.run.copies import BlockCopies, Queues
+from engine.run.copies import BlockCopies, Blocks, Queues
 from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
+from engine.run.images import BlockImages, DirectLanding, FetchedImages, StagedLanding
 from engine.run.masks import Masks, RowMasks
 from engine.run.memory_errors import attempt
 from engine.run.penalties import Counts
@@ -83,6 +85,7 @@ class ModelRunner:
         """
         self._model = model
         self._copies = BlockCopies(model, queues)
+        self._images = BlockImages(model, self._copies)
         self._costs = costs
         rule = rule_for(model.device) if prefix_grouping else None
         self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
@@ -99,6 +102,34 @@ class ModelRunner:
     def num_spared_keys(self) -> int:
         """As in `BatchBuilder`."""
         return self._batches.num_spared_keys
+
+    @property
+    def block_bytes(self) -> int:
+        """See `engine.kept.memory.BlockMemory`, as for those that follow."""
+        return self._images.block_bytes
+
+    @property
+    def block_layout(self) -> bytes:
+        """See `BlockMemory`."""
+        return self._images.layout
+
+    @torch.inference_mode()
+    def move(self, transfers: Transfers) -> None:
+        """See `BlockMemory`."""
+        self._copies.begin(transfers)
+        if transfers.copies:
+            touched: list[Blocks] = [np.array(transfers.copies, np.int64)]
+            self._copies.join(touched)
+            self._model.copy_blocks(transfers.copies)
+            self._copies.launched(touched)
+
+    def fetch(self, blocks: list[int]) -> FetchedImages:
+        """See `BlockMemory`."""
+        return self._images.fetch(blocks)
+
+    def landing(self, blocks: list[int]) -> DirectLanding | StagedLanding:
+        """See `BlockMemory`."""
+        return self._images.landing(blocks)
 
     def execute(self, plan: StepPlan) -> Sampled:
         """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates.

@@ -82,7 +82,8 @@ class DecodePlanner:
                 return []
             if not may_preempt:
                 return None
-            if not is_over and len(lifecycle.running) == 1:
+            is_alone = len(lifecycle.running) == 1 and not lifecycle.tiers.incoming
+            if not is_over and is_alone:
                 return lifecycle.fail(group)
             groups = account.running if is_over else lifecycle.running.values()
             victim = victim_of_growth(groups, lifecycle)

@@ -65,6 +65,10 @@ class Pace:
         """What `count` tokens of a prompt behind `start` others take, in tokens behind none."""
         return count * (1 + (start + count / 2) / self._doubling)
 
+    def seconds(self, start: int, count: int) -> float | None:
+        """To compute `count` tokens of a prompt behind `start` others; `None`: not known yet."""
+        return None if self._prompt_token is None else self._prompt_token * self.worth(start, count)
+
     def affordable(self, worth: float, start: int) -> int:
         """How many tokens behind `start` others are worth no more."""
         if worth <= 0 or math.isinf(self._doubling):

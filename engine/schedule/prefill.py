@@ -32,7 +32,8 @@ class Prefill:
     awaits_tokens: bool = False
     """Whether somebody is to be preempted once the tokens that are under way are known."""
     is_preparing: bool = False
-    """Whether somebody is passed over until its prompt is hashed, or its blocks are empty."""
+    """Whether somebody may wait until its prompt is hashed, its blocks are empty, or others have
+    been read."""
 
     def note(self, attempt: Attempt) -> None:
         """Take over what has come of trying to admit a group."""
@@ -106,7 +107,7 @@ class PrefillPlanner:
                 step.chunks.append(_next_chunk(group, share))
                 room.spend(step.chunks[-1])
         self._num_planned += room.num_spent
-        step.is_preparing |= hashing.is_short
+        step.is_preparing |= hashing.is_short or bool(self._lifecycle.tiers.incoming)
         return step
 
     def next_waiting(self, passed: set[str], allowance: HashAllowance) -> SequenceGroup | None:
@@ -206,11 +207,12 @@ class PrefillPlanner:
         return victims[:fewest]
 
     def _can_ever_fit(self, admission: Admission) -> bool:
-        """Whether the group fits once everything that runs now has ended."""
+        """Whether the group fits once everything that runs now, or is read, has ended."""
         pool = self._lifecycle.pool
         if admission.num_blocks + self._pins.num_blocks + pool.num_reserved <= pool.num_blocks:
             return True
         released = [blocks for group in self._lifecycle.running.values() for blocks in group.blocks]
+        released.append(self._lifecycle.tiers.incoming)
         return pool.can_allocate(
             admission.num_new + admission.num_forks,
             admission.group.tenant,

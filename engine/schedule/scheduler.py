@@ -117,7 +117,7 @@ class Scheduler:
             assert not lingering.unfinished, "ids of running requests are unique"
             self.lifecycle.end(lingering, "aborted")
         self._num_arrived += 1
-        group = SequenceGroup.of(request, self._new_table(request), self._num_arrived, grammar)
+        group = SequenceGroup.of(request, self.new_table(request), self._num_arrived, grammar)
         ended = [sequence for sequence in group.sequences if sequence.finish_reason is not None]
         group.sequences = group.unfinished
         if group.sequences:
@@ -196,6 +196,10 @@ class Scheduler:
         self.tiers.host.forget_owner(tenant)
         self.accounts.forget(tenant)
 
+    def unsettled(self) -> set[int]:
+        """The blocks that can be found already, and that are yet to be computed."""
+        return set(self.pool.fresh).union(*(plan.findable for plan in self._under_way))
+
     def plan(self) -> StepPlan:
         """Choose the next step's tokens and take the blocks they need.
 
@@ -260,6 +264,7 @@ class Scheduler:
         self.tiers.host.check()
         transfers = self.lifecycle.transfers
         blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
+        blocks.update(self.tiers.incoming)
         slots = Counter(transfers.held_slots)
         for group in self.lifecycle.live.values():
             assert group.saved is None or group.request_id not in self.running
@@ -283,11 +288,15 @@ class Scheduler:
     def check_some(self) -> None:
         """Verify, of an idle scheduler, that nothing but pins is held, and some blocks and slots.
 
+        But for what is read from disk.
+
         Every call takes the next ones, always as many, however many there are. Raises
         `InvariantError` or `AssertionError`.
         """
         transfers, host = self.lifecycle.transfers, self.tiers.host
-        held = len(self.pins.references.keys() | set(transfers.held_blocks))
+        held = len(
+            self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.incoming)
+        )
         assert self.pool.num_in_use == held, "an idle engine holds blocks"
         assert host.num_held == len(set(transfers.held_slots)), "an idle engine holds slots"
         assert not self.accounts.waiting, "a tenant waits for nothing"
@@ -325,7 +334,8 @@ class Scheduler:
             self.speculation.ended(one for one in ended if one.request.beam is None)
         return ended
 
-    def _new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:
+    def new_table(self, request: EngineRequest) -> Callable[[], BlockTable]:
+        """Makes tables of blocks for the sequences of a request."""
         return partial(
             BlockTable,
             self.pool,

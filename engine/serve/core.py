@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
+from math import ceil
 from typing import TYPE_CHECKING
 
 from engine.api import (
@@ -28,6 +30,8 @@ from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.grammars import Grammars
+from engine.kept.keeper import Keeper
+from engine.kept.memory import BlockMemory
 from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
@@ -36,6 +40,7 @@ from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrReco
 from engine.serve.messages import (
     Abort,
     Deltas,
+    ForgetOthers,
     ForgetTenant,
     Probe,
     ProbeReply,
@@ -53,6 +58,8 @@ if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 0.002
 """For a grammar, while nothing else is to be done: messages are looked for as often."""
+_SAVING_SECONDS = 4.0
+"""For blocks that are to be kept, at the end: less than who ends the engine waits for it."""
 _MOST_FAILURES = 3
 """Failed steps of one kind, without a good one of that kind between them, after which the process
 is to be started anew."""
@@ -89,6 +96,7 @@ class EngineCore:
         )
         self._runner = runner
         self._grammars = grammars
+        self._keeper = _make_keeper(config, info, self.scheduler, runner)
         self._order = Steps(self.scheduler)
         self._steps = 0
         self._prompt_tokens = 0
@@ -100,16 +108,25 @@ class EngineCore:
     @property
     def is_idle(self) -> bool:
         """Whether `step` would have nothing to do."""
-        return self.scheduler.is_idle and not self._order and not self._grammars
+        return (
+            self.scheduler.is_idle and not self._order and not self._grammars and not self._keeper
+        )
+
+    @property
+    def rest_seconds(self) -> float | None:
+        """How long `step` would have nothing to do if nothing is submitted; `None`: for ever."""
+        if not self.is_idle:
+            return 0.0
+        return None if self._keeper is None else self._keeper.rest_seconds
 
     def submit(self, request: EngineRequest) -> list[TokenDelta]:
         """Queue a request that `engine.validation.check_request` has let through.
 
         Returns the terminal deltas of sequences that have nothing left to generate. One with a
-        grammar waits for that first.
+        grammar waits for that first, and then for what is read of its prompt's blocks from disk.
         """
         if request.grammar is None:
-            return self._add(request)
+            return self._enter(request)
         assert self._grammars is not None, "the door has refused it"
         self._grammars.submit(request)
         return []
@@ -117,6 +134,8 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request now, or one sequence of it. Returns the terminal deltas of what ends."""
         waiting = None if self._grammars is None else self._grammars.abort(request_id, index)
+        if waiting is None and self._keeper is not None:
+            waiting = self._keeper.abort(request_id, index)
         if waiting is not None:
             return _terminal(waiting, "aborted", index=index)
         return list(map(_last_delta, self.scheduler.abort(request_id, index)))
@@ -128,7 +147,7 @@ class EngineCore:
         fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
         after step of one kind fails: running requests have not ended then.
         """
-        refused = self._take_compiled()
+        refused = self._take_compiled() + self._take_entering()
         progress = self._order.advance(self._runner)
         self._steps += progress.computed is not None
         news = refused + list(map(_last_delta, progress.ended))
@@ -182,6 +201,9 @@ class EngineCore:
             spared_keys=self._runner.num_spared_keys if isinstance(self._runner, Grouping) else 0,
             drafted_tokens=0 if speculation is None else speculation.num_drafted,
             accepted_tokens=0 if speculation is None else speculation.num_accepted,
+            kept_files=0 if self._keeper is None else self._keeper.num_files,
+            kept_bytes=0 if self._keeper is None else self._keeper.num_bytes,
+            restored_blocks=0 if self._keeper is None else self._keeper.num_restored,
             tenants=self._tenant_stats(),
         )
 
@@ -190,6 +212,26 @@ class EngineCore:
         self.scheduler.forget_tenant(tenant)
         if self._grammars is not None:
             self._grammars.forget_tenant(tenant)
+        if self._keeper is not None:
+            self._keeper.forget_tenant(tenant)
+
+    def forget_others(self, tenants: Collection[str]) -> None:
+        """See `EngineClient.forget_others`."""
+        if self._keeper is not None:
+            self._keeper.forget_others(tenants)
+
+    def close(self, patience_seconds: float = 0.0) -> None:
+        """Save what is to be kept, as far as there is time. No step is to follow."""
+        if self._keeper is not None:
+            self._keeper.close(patience_seconds)
+
+    def _enter(
+        self, request: EngineRequest, grammar: CompiledGrammar | None = None
+    ) -> list[TokenDelta]:
+        """Let a request come to the scheduler, behind its blocks where these are on disk."""
+        if self._keeper is not None and self._keeper.submit(request, grammar):
+            return []
+        return self._add(request, grammar)
 
     def _add(
         self, request: EngineRequest, grammar: CompiledGrammar | None = None
@@ -211,9 +253,22 @@ class EngineCore:
         deltas: list[TokenDelta] = []
         for one in self._grammars.ready(0.0 if has_steps else _PATIENCE_SECONDS):
             if one.error is None:
-                deltas += self._add(one.request, one.grammar)
+                deltas += self._enter(one.request, one.grammar)
             else:
                 deltas += _terminal(one.request, "error", one.error)
+        return deltas
+
+    def _take_entering(self) -> list[TokenDelta]:
+        """Let the keeper do what is due, and queue the requests that have waited for it.
+
+        With nothing else to do, it waits a moment for what it does in threads.
+        """
+        if self._keeper is None:
+            return []
+        has_steps = self._order or not self.scheduler.is_idle
+        deltas: list[TokenDelta] = []
+        for one in self._keeper.advance(0.0 if has_steps else _PATIENCE_SECONDS):
+            deltas += self._add(one.request, one.grammar)
         return deltas
 
     def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:
@@ -308,7 +363,7 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
     """
     socket.send(encode(Ready(core.info)))
     while True:
-        while socket.poll(None if core.is_idle else 0):
+        while socket.poll(_milliseconds(core.rest_seconds)):
             message: ToEngine = decode_to_engine(socket.recv())
             if isinstance(message, Submit):
                 _send(socket, core.submit(message.request))
@@ -318,13 +373,33 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
                 core.scheduler.pins.unpin(message.pin)
             elif isinstance(message, ForgetTenant):
                 core.forget_tenant(message.tenant)
+            elif isinstance(message, ForgetOthers):
+                core.forget_others(message.tenants)
             elif isinstance(message, Probe):
                 socket.send(encode(ProbeReply(message.probe_id, core.stats())))
             else:
+                core.close(_SAVING_SECONDS)
                 return
         _send(socket, core.step())
         if core.is_idle:
             core.check()
+
+
+def _make_keeper(
+    config: EngineConfig, info: EngineInfo, scheduler: Scheduler, runner: Runner
+) -> Keeper | None:
+    """Who keeps blocks on disk, if that is configured and can be."""
+    if config.kept_dir is None or not config.prefix_cache or not isinstance(runner, BlockMemory):
+        return None
+    try:
+        return Keeper(config, info, scheduler, runner)
+    except OSError as error:
+        _log.warning("nothing is kept on disk: %s", error)
+        return None
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else ceil(1000 * seconds)
 
 
 def _kinds(plans: list[StepPlan]) -> set[str]:

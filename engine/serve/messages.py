@@ -32,6 +32,12 @@ class ForgetTenant(msgspec.Struct, frozen=True, tag=True):
     tenant: str
 
 
+class ForgetOthers(msgspec.Struct, frozen=True, tag=True):
+    """Remove what is kept on disk for all but these tenants."""
+
+    tenants: list[str]
+
+
 class Probe(msgspec.Struct, frozen=True, tag=True):
     """Answer with `ProbeReply` from inside the loop."""
 
@@ -73,7 +79,7 @@ class ProbeReply(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-ToEngine = Submit | Abort | Unpin | ForgetTenant | Probe | Shutdown
+ToEngine = Submit | Abort | Unpin | ForgetTenant | ForgetOthers | Probe | Shutdown
 FromEngine = Loading | Ready | Failed | Deltas | ProbeReply
 
 encode = msgspec.msgpack.Encoder().encode

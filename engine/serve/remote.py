@@ -9,7 +9,7 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from engine.serve.messages import (
     Abort,
     Deltas,
     Failed,
+    ForgetOthers,
     ForgetTenant,
     FromEngine,
     Loading,
@@ -181,6 +182,10 @@ class RemoteEngine:
     async def forget_tenant(self, tenant: str) -> None:
         """See `EngineClient.forget_tenant`."""
         self._send_if_running(ForgetTenant(tenant))
+
+    async def forget_others(self, tenants: Collection[str]) -> None:
+        """See `EngineClient.forget_others`."""
+        self._send_if_running(ForgetOthers(list(tenants)))
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""

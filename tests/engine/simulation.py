@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -96,6 +98,17 @@ class Work(NamedTuple):
     """Of each scored position: the tokens up to the one behind it, and the blocks."""
 
 
+class SimulatedImages:
+    """An `engine.kept.memory.Fetched`, and a `Landing`."""
+
+    def __init__(
+        self, rows: np.ndarray, is_there: bool = False, on_land: Callable[[], None] = lambda: None
+    ) -> None:
+        self.images = self.targets = [memoryview(row).cast("B") for row in rows]
+        self.is_there = is_there
+        self.land = on_land
+
+
 class SimulatedRunner:
     """Writes each token into its slot, then computes from what the block table shows.
 
@@ -110,6 +123,23 @@ class SimulatedRunner:
 
     def execute(self, plan: StepPlan) -> Sampled:
         return self.compute(self.read(plan))
+
+    @property
+    def block_bytes(self) -> int:
+        return self.memory[:1].nbytes
+
+    @property
+    def block_layout(self) -> bytes:
+        return str(self.memory.dtype).encode()
+
+    def fetch(self, blocks: list[int]) -> SimulatedImages:
+        return SimulatedImages(self.memory[blocks], is_there=True)
+
+    def landing(self, blocks: list[int]) -> SimulatedImages:
+        """Targets are poisoned; what is written there is in the memory once it has landed."""
+        rows = np.full((len(blocks), self.block_size), -3)
+        self.memory[blocks] = -3
+        return SimulatedImages(rows, on_land=lambda: self.memory.__setitem__(blocks, rows))
 
     def read(self, plan: StepPlan) -> Work:
         writes, draws = [], []
@@ -141,12 +171,17 @@ class SimulatedRunner:
 
     def compute(self, work: Work) -> Sampled:
         """Needs the work alone: sequences tell whose token the step before has drawn, no more."""
-        transfers = work.transfers
+        SimulatedRunner.move(self, work.transfers)
+        return self.draw(work)
+
+    def move(self, transfers: Transfers) -> None:
         _move(self.memory, self.host_memory, transfers.swap_outs)
         _move(self.host_memory, self.memory, transfers.swap_ins)
         _move(self.memory, self.memory, transfers.copies)
         filled = [block for _, block in transfers.swap_ins + transfers.copies]
         assert len(set(filled)) == len(filled), "two transfers into one block"
+
+    def draw(self, work: Work) -> Sampled:
         for sequence, start, tokens, _, blocks in work.writes:
             # A chunk without known tokens is the newest token, which the step before has drawn.
             for position, token in enumerate(tokens or [self._newest[sequence]], start):
@@ -186,8 +221,18 @@ class LateRunner(SimulatedRunner):
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         super().__init__(num_blocks, block_size, num_host_blocks)
-        self.queue: list[LateStep] = []
+        self.queue: list[LateStep | LateMoves] = []
         self.launches: list[int] = []
+
+    def move(self, transfers: Transfers) -> None:
+        """Between two steps; those of a step are its own."""
+        self.queue.append(LateMoves(lambda: super(LateRunner, self).move(transfers)))
+
+    def landing(self, blocks: list[int]) -> SimulatedImages:
+        """They land behind all steps launched so far."""
+        rows = np.full((len(blocks), self.block_size), -3)
+        moves = LateMoves(lambda: self.memory.__setitem__(blocks, rows))
+        return SimulatedImages(rows, on_land=lambda: self.queue.append(moves))
 
     def launch(self, plan: StepPlan) -> LateStep:
         self.launches.append(len(self.queue))
@@ -195,16 +240,27 @@ class LateRunner(SimulatedRunner):
         return self.queue[-1]
 
 
+class LateMoves:
+    """Moves of blocks between two steps."""
+
+    def __init__(self, compute: Callable[[], None]) -> None:
+        self.compute = compute
+
+
 class LateStep:
     def __init__(self, runner: LateRunner, work: Work) -> None:
         self._runner = runner
         self._work = work
 
+    def compute(self) -> Sampled:
+        return self._runner.compute(self._work)
+
     def result(self) -> Sampled:
         while True:
             step = self._runner.queue.pop(0)
-            sampled = self._runner.compute(step._work)
+            sampled = step.compute()
             if step is self:
+                assert sampled is not None
                 return sampled
 
 
@@ -236,6 +292,8 @@ def simulated_core(
     row_costs: RowCosts = FREE_ROWS,
     speculation: Speculation = "off",
     itl_target_ms: float = 0.0,
+    kept_dir: Path | None = None,
+    kept_bytes: int = 1 << 30,
 ) -> EngineCore:
     """An engine core around the simulated model; its steps come late if they are run ahead."""
     config = EngineConfig(
@@ -250,6 +308,9 @@ def simulated_core(
         min_run_tokens=min_run_tokens,
         speculation=speculation,
         itl_target_ms=itl_target_ms,
+        kept_dir=None if kept_dir is None else str(kept_dir),
+        kept_bytes=kept_bytes,
+        kept_seconds=0.001,
     )
     info = EngineInfo(
         model="simulated",

@@ -1,0 +1,61 @@
+"""What keeping blocks needs of the memory that they are in: their bytes, and a way back."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from engine.blocks.transfers import Transfers
+
+
+class Fetched(Protocol):
+    """Copies of blocks, on their way to the host."""
+
+    @property
+    def images(self) -> list[memoryview]:
+        """Their bytes, once `is_there`; until the next ones are fetched."""
+        ...
+
+    @property
+    def is_there(self) -> bool:
+        """Whether they have arrived."""
+        ...
+
+
+class Landing(Protocol):
+    """Blocks that are to be filled from elsewhere, and that nobody else reads or writes."""
+
+    @property
+    def targets(self) -> list[memoryview]:
+        """Where each block's bytes are to be written, by whatever thread."""
+        ...
+
+    def land(self) -> None:
+        """All of them are written: steps that are computed from now on may read the blocks."""
+        ...
+
+
+@runtime_checkable
+class BlockMemory(Protocol):
+    """The memory of a model's blocks. Its methods are for the engine's loop."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block."""
+        ...
+
+    @property
+    def block_layout(self) -> bytes:
+        """How the bytes of a block lie."""
+        ...
+
+    def move(self, transfers: Transfers) -> None:
+        """Do transfers, behind all steps so far."""
+        ...
+
+    def fetch(self, blocks: list[int]) -> Fetched:
+        """Begin to copy blocks that have been computed. Those fetched before are given up."""
+        ...
+
+    def landing(self, blocks: list[int]) -> Landing:
+        """Begin to fill blocks, for which no transfer is queued."""
+        ...

@@ -1,0 +1,106 @@
+"""The bytes of blocks, for who keeps them elsewhere: copied out, and put back.
+
+On a CPU they are put back where they belong. Beside a GPU both ways lead through pinned memory, in
+the queue of copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.paged_model import PagedModel
+from engine.run.copies import BlockCopies, Event
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedImages:
+    """See `engine.kept.memory.Fetched`."""
+
+    _rows: Tensor
+    """[num_blocks, block_bytes], in the host's memory."""
+    _arrived: Event
+
+    @property
+    def images(self) -> list[memoryview]:
+        """See `Fetched`."""
+        return _views(self._rows)
+
+    @property
+    def is_there(self) -> bool:
+        """See `Fetched`."""
+        return self._arrived.query()
+
+
+@dataclass(frozen=True, slots=True)
+class DirectLanding:
+    """See `engine.kept.memory.Landing`: of blocks in the host's memory."""
+
+    targets: list[memoryview]
+
+    def land(self) -> None:
+        """They are where they belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLanding:
+    """See `engine.kept.memory.Landing`: of blocks on a device."""
+
+    _copies: BlockCopies
+    _rows: Tensor
+    _blocks: list[int]
+
+    @property
+    def targets(self) -> list[memoryview]:
+        """See `Landing`."""
+        return _views(self._rows)
+
+    def land(self) -> None:
+        """See `Landing`."""
+        self._copies.land(self._rows, self._blocks)
+
+
+class BlockImages:
+    """The images of a model's blocks: the bytes of their rows, one block behind the other."""
+
+    def __init__(self, model: PagedModel, copies: BlockCopies) -> None:
+        self._model = model
+        self._copies = copies
+        self._staged = torch.empty(0, 0, dtype=torch.uint8)
+        """What was fetched last."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block."""
+        return self._model.memory[:1].nbytes
+
+    @property
+    def layout(self) -> bytes:
+        """How the bytes of a block lie."""
+        memory = self._model.memory
+        return f"{list(memory.shape[1:])} {memory.dtype}".encode()
+
+    def fetch(self, blocks: list[int]) -> FetchedImages:
+        """See `engine.kept.memory.BlockMemory`."""
+        if len(self._staged) < len(blocks):
+            self._staged = self._staging(len(blocks))
+        rows = self._staged[: len(blocks)]
+        return FetchedImages(rows, self._copies.fetch(blocks, rows))
+
+    def landing(self, blocks: list[int]) -> DirectLanding | StagedLanding:
+        """See `engine.kept.memory.BlockMemory`."""
+        if self._model.device.type == "cpu":
+            rows = self._model.rows
+            return DirectLanding([image for block in blocks for image in _views(rows[block, None])])
+        return StagedLanding(self._copies, self._staging(len(blocks)), blocks)
+
+    def _staging(self, count: int) -> Tensor:
+        is_pinned = self._model.device.type == "cuda"
+        return torch.empty(count, self.block_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+
+
+def _views(rows: Tensor) -> list[memoryview]:
+    """Each row's bytes."""
+    return [memoryview(row) for row in rows.numpy()]

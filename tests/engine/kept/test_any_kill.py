@@ -1,0 +1,160 @@
+"""Engines that die at any moment, and disks that lose or change anything: never a wrong block.
+
+The simulated model reads its tokens back from its memory, and asserts that they are the sequence's:
+a wrong block shows at once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.serve.core import EngineCore
+from tests.engine.kept.simulated import keeper, kept_files, spoil, start
+from tests.engine.simulation import expected_output, make_request, random_prompt
+
+
+class Life:
+    """One engine after the other on the same folder, with the same few prompts."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.rng, self.folder = random.Random(seed), folder
+        self.prompts = [random_prompt(self.rng, self.rng.randrange(20, 60)) for _ in range(3)]
+        self.prompts += [one[:24] + random_prompt(self.rng, 20) for one in self.prompts]
+        self.num_requests = 0
+        self.num_restored = 0
+        self.core = self._start()
+
+    def _start(self) -> EngineCore:
+        self.hosts = self.rng.choice([0, 0, 12])
+        return start(
+            self.folder,
+            num_blocks=96,
+            num_host_blocks=self.hosts,
+            runs_ahead=self.rng.random() < 0.5,
+            kept_bytes=self.rng.choice([1 << 20, 4 * 4096]),
+        )
+
+    def live(self, steps: int) -> None:
+        """Requests come and go; every answer is what it is alone."""
+        rng, outputs, expected = self.rng, {}, {}
+        for _ in range(steps):
+            if rng.random() < 0.3:
+                prompt, tenant = rng.choice(self.prompts), rng.choice("ab")
+                name = f"r{self.num_requests}"
+                self.num_requests += 1
+                pin = f"{tenant}/{rng.randrange(2)}" if rng.random() < 0.4 else None
+                count = 0 if pin else 4
+                fields = {"pin": pin} if pin else {}
+                self.core.submit(make_request(name, prompt, count, tenant, **fields))
+                if not pin:
+                    expected[name], outputs[name] = expected_output(prompt, count), []
+            elif rng.random() < 0.03:
+                self.core.forget_tenant(rng.choice("ab"))
+            elif expected and rng.random() < 0.05:
+                name = rng.choice(list(expected))
+                self.core.abort(name)
+                expected.pop(name)
+            for delta in self.core.step():
+                assert delta.error is None or "pin" in delta.error
+                outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
+                if delta.finish_reason is not None and delta.request_id in expected:
+                    assert outputs[delta.request_id] == expected.pop(delta.request_id)
+            self.core.scheduler.check()
+            keeper(self.core).check()
+
+    def die(self) -> None:
+        """The engine is gone, and the disk has kept what it likes."""
+        rng = self.rng
+        self.num_restored += self.core.stats().restored_blocks
+        self.core.close(rng.choice([0.0, 5.0]))
+        for path in kept_files(self.folder):
+            content, chance = bytearray(path.read_bytes()), rng.random()
+            if chance < 0.1:
+                spoil(path, content[: rng.randrange(len(content))])
+            elif chance < 0.2:
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+                spoil(path, content)
+            elif chance < 0.25:
+                path.unlink()
+            elif chance < 0.3:
+                os.replace(path, rng.choice(kept_files(self.folder)))
+        self.core = self._start()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_block_is_ever_wrong(tmp_path: Path, seed: int) -> None:
+    life = Life(tmp_path, seed)
+    for _ in range(12):
+        life.live(40)
+        life.die()
+    assert life.num_restored, "nothing was ever read"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_no_block_is_ever_wrong_in_long_lives(tmp_path: Path, seed: int) -> None:
+    life = Life(tmp_path, seed)
+    for _ in range(60):
+        life.live(60)
+        life.die()
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+from tests.engine.kept.simulated import start, pin, save
+from tests.engine.simulation import random_prompt
+core = start(Path(sys.argv[1]), num_blocks=512)
+print("ready", flush=True)
+for count in range(40):
+    pin(core, random_prompt(random.Random(count), 60 + count))
+    save(core)
+"""
+
+
+def killed_writer(folder: Path, after_seconds: float) -> None:
+    """A process that keeps blocks, killed in the middle of it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        time.sleep(after_seconds)
+        writer.send_signal(signal.SIGKILL)
+
+
+def read_all(folder: Path) -> int:
+    """What an engine behind the killed one finds, and answers right; how many blocks that is."""
+    core = start(folder, num_blocks=512)
+    for count in range(40):
+        prompt = random_prompt(random.Random(count), 60 + count)
+        core.submit(make_request(f"{count}", prompt, 3))
+        output: list[int] = []
+        while not core.is_idle:
+            for delta in core.step():
+                output += delta.token_ids
+            core.scheduler.check()
+        assert output == expected_output(prompt, 3)
+    keeper(core).check()
+    return core.stats().restored_blocks
+
+
+def test_what_a_killed_process_leaves_is_right(tmp_path: Path) -> None:
+    killed_writer(tmp_path, 0.15)
+    assert read_all(tmp_path) > 0
+
+
+@pytest.mark.exhaustive
+def test_what_killed_processes_leave_is_right(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        killed_writer(tmp_path, rng.uniform(0.0, 0.3))
+        read_all(tmp_path)

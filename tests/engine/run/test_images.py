@@ -1,0 +1,54 @@
+"""The bytes of blocks, copied out and put back: directly, and as beside a device."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+
+from engine.model.paged_model import PagedModel
+from engine.run.copies import BlockCopies
+from engine.run.images import BlockImages, DirectLanding, StagedLanding
+from tests.engine.model.test_model import make_core, save_model
+
+
+def filled(folder: Path) -> PagedModel:
+    save_model("llama", folder)
+    model: PagedModel = make_core(folder, num_blocks=12)._runner._model  # type: ignore[attr-defined]
+    model.memory.copy_(torch.randn(model.memory.shape))
+    return model
+
+
+def test_blocks_come_out_and_go_back_bit_for_bit(tmp_path: Path) -> None:
+    model = filled(tmp_path)
+    images = BlockImages(model, BlockCopies(model))
+    before = model.memory.clone()
+    fetched = images.fetch([7, 2, 3])
+    assert fetched.is_there
+    sources = [bytes(image) for image in fetched.images]
+    assert [len(source) for source in sources] == [images.block_bytes] * 3
+    for kind in (DirectLanding, StagedLanding):
+        model.memory.copy_(before)
+        model.memory[[7, 2, 3]] = 0
+        if kind is DirectLanding:
+            landing = images.landing([7, 2, 3])
+        else:
+            rows = torch.empty(3, images.block_bytes, dtype=torch.uint8)
+            landing = StagedLanding(BlockCopies(model), rows, [7, 2, 3])
+        assert isinstance(landing, kind)
+        for target, source in zip(landing.targets, sources, strict=True):
+            target[:] = source
+        landing.land()
+        assert torch.equal(model.memory, before)
+
+
+def test_what_is_fetched_is_a_copy(tmp_path: Path) -> None:
+    model, rng = filled(tmp_path), random.Random(1)
+    images = BlockImages(model, BlockCopies(model))
+    for _ in range(5):
+        blocks = rng.sample(range(12), rng.randrange(1, 6))
+        expected = [model.memory[block].numpy().tobytes() for block in blocks]
+        fetched = images.fetch(blocks)
+        model.memory[blocks] += 1
+        assert [bytes(image) for image in fetched.images] == expected
