@@ -111,6 +111,14 @@ class Settings(BaseSettings):
         ByteSize(0),
         description="Host memory behind it, such as 4GiB, for evicted blocks and swapped requests.",
     )
+    kept_disk: ByteSize = Field(
+        ByteSize(1024**3),
+        description="Disk, in data_dir, for blocks that are found again after a restart: those of "
+        "pinned prompts; 0 keeps none.",
+    )
+    kept_interval_seconds: Seconds = Field(
+        30.0, description="Between two looks for such blocks that are not on the disk yet."
+    )
     block_size: Count = Field(16, description="Tokens of KV in a block.")
     max_context_tokens: AutoCount = Field(
         None, description="Prompt plus output of one request; auto is the model's own limit."
@@ -215,7 +223,7 @@ class Settings(BaseSettings):
     )
     data_dir: Location = Field(
         default_factory=default_data_dir,
-        description="The embedded store, and the admin token's hash.",
+        description="The embedded store, the admin token's hash, and blocks that are kept.",
     )
     store_memory: ByteSize = Field(
         ByteSize(1024**3),

@@ -24,6 +24,7 @@ _COUNTS = (
     "accepted_tokens",
     "forks",
     "copied_blocks",
+    "restored_blocks",
     "invariant_violations",
 )
 
@@ -37,6 +38,7 @@ class EngineMetrics:
 
         self._blocks = gauge("kv_blocks", "KV blocks by state; pinned ones are in use.", ("state",))
         self._host_blocks = gauge("host_blocks", "Blocks in host memory by state.", ("state",))
+        self._kept = gauge("kept_bytes", "Bytes of blocks on disk, kept over a restart.")
         self._peak = gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
         self._running = gauge("engine_running", "Requests in the engine's batch.")
         self._waiting = gauge("engine_waiting", "Requests waiting for the engine.")
@@ -59,6 +61,7 @@ class EngineMetrics:
         self._blocks.labels("total").set(stats.blocks_total)
         self._host_blocks.labels("used").set(stats.host_blocks_used)
         self._host_blocks.labels("total").set(stats.host_blocks_total)
+        self._kept.set(stats.kept_bytes)
         self._peak.set(stats.peak_blocks_in_use)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)

@@ -136,6 +136,8 @@ class Warmer:
                 raise
             self._stale.update(tenant.id for tenant in tenants)
             self._stale.update(group.owner for group in groups)
+            cached = [tenant.id for tenant in tenants if tenant.cache == "on"]
+            await self._engine.forget_others([*cached, *(group.owner for group in groups)])
             self._stale.update(owner for owner, _ in (*self._warm, *self._pinned))
         while self._stale:
             owner_id = min(self._stale)

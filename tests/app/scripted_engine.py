@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
@@ -58,6 +58,8 @@ class ScriptedEngine:
         self.aborted_lines: list[tuple[str, int]] = []
         # Who computed each block, and what each pin holds.
         self.cached: dict[bytes, str] = {}
+        self.known: set[str] = set()
+        """Who may have files, by what it was told last."""
         self.pins: dict[str, tuple[str, list[bytes]]] = {}
         self.forgotten: list[str] = []
         self._started = asyncio.Condition()
@@ -111,6 +113,9 @@ class ScriptedEngine:
 
     async def unpin(self, pin: str) -> None:
         self.pins.pop(pin, None)
+
+    async def forget_others(self, tenants: Collection[str]) -> None:
+        self.known = set(tenants)
 
     async def forget_tenant(self, tenant: str) -> None:
         self.forgotten.append(tenant)

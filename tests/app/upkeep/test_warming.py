@@ -124,6 +124,14 @@ async def test_what_is_warm_is_not_computed_again_until_the_engine_comes_back(
     await eventually(lambda: backstage.pinned("acme/law") is not None)
 
 
+async def test_an_engine_that_starts_is_told_whose_files_may_stay(backstage: Backstage) -> None:
+    tenants, engine = backstage.stores.tenants, backstage.engine
+    await backstage.stores.groups.create("resellers")
+    await tenants.update_tenant("umbra", lambda one: replace(one, cache="off"))
+    await engine.restart()
+    await eventually(lambda: engine.known == {"acme", "@resellers"})
+
+
 async def test_a_pinned_prompt_stays_until_it_is_unpinned(backstage: Backstage) -> None:
     prompts, pins = backstage.stores.prompts, backstage.engine.pins
     await prompts.put("acme", "law", LAW)
