@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.commands import chat, doctor, group, key, models, prompt, report, serve, tenant
+from app.commands import audit, chat, doctor, group, key, models, prompt, report, serve, tenant
 
 app = typer.Typer(
     name="partywall",
@@ -21,6 +21,7 @@ app.add_typer(key.app, name="key")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(group.app, name="group")
 app.command("usage")(report.usage)
-app.command("audit")(report.audit)
+app.command("audit-log")(report.audit_log)
+app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 app.command("models")(models.models)

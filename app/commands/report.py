@@ -1,4 +1,4 @@
-"""`partywall usage` and `partywall audit`: what was used, and who changed what."""
+"""`partywall usage` and `partywall audit-log`: what was used, and who changed what."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def usage(
 
 
 @settings_command(STORE_FIELDS)
-def audit(
+def audit_log(
     owner: Annotated[
         str | None,
         typer.Option(help="Only what was done to a tenant, or to '@' and a share group."),

@@ -16,8 +16,9 @@ from typing import Final, Literal
 
 from rich.table import Table
 
+from app.audit.statistics import same_distribution
 from bench.common.drivers import Ask, Driver, DriverError, HttpDriver, Timing
-from bench.common.figures import percentile, same_distribution
+from bench.common.figures import percentile
 from bench.common.machine import warn_if_busy
 from bench.common.service import Service, running_service, served_model
 from bench.common.workload import passage

@@ -170,9 +170,9 @@ def test_a_group_shares_its_prompts_and_the_audit_tells_who_made_it(
         (1, False, True),
     ]
     assert "member" in partywall("group", "delete", "bakers", "--yes", status=1)
-    newest = partywall.read("audit", "--owner", "@bakers", "--limit", "1")
+    newest = partywall.read("audit-log", "--owner", "@bakers", "--limit", "1")
     assert (newest[0]["action"], newest[0]["actor"][:4]) == ("prompt.pin", "cli:")
-    assert "tenant.create" in partywall("audit", "--owner", "member")
+    assert "tenant.create" in partywall("audit-log", "--owner", "member")
 
 
 def test_usage_is_told_by_day_and_with_the_deletion(
