@@ -15,6 +15,7 @@ _MODULES = {
     "serve": "bench.service.serve",
     "fairness": "bench.tenants.fairness",
     "isolation": "bench.tenants.isolation",
+    "audit": "bench.tenants.audit",
     "sockets": "bench.service.sockets",
     "socket-overhead": "bench.service.socket_overhead",
     "stall": "bench.service.stall",

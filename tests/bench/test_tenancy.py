@@ -42,6 +42,19 @@ def test_isolation_sees_a_tenants_own_prompts_and_no_neighbours(
 
 
 @pytest.mark.exhaustive
+def test_the_product_tells_a_tenant_its_own_and_no_neighbours(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["usage", "errors", "ids"]  # those that depend on no time alone
+    options = ["--samples", "20", "--channel", *told, "--plots", str(tmp_path)]
+    found = figures("audit", model, tmp_path, monkeypatch, *options)
+    assert found["p_min_neighbour"] <= min(found[f"p_neighbour_{channel}"] for channel in told)
+    assert found["p_max_control"] < 0.01
+    assert found["p_neighbour_usage"] == 1
+    assert (tmp_path / "audit-partywall.svg").exists()
+
+
+@pytest.mark.exhaustive
 def test_sockets_come_and_go_and_nothing_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
