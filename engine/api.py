@@ -51,9 +51,12 @@ class CachePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What a request may find in the cache, and what it leaves there.
 
     The first `up_to` tokens of its prompt may be found and can be found afterwards, wherever in a
-    block they end; `None`: all, and what is generated; 0: nothing.
+    block they end; `None`: all, and what is generated; 0: nothing. These blocks are leased for
+    `lease_s` seconds after the tenant's last use of them: up to its `max_leased_blocks`, they are
+    the last to be evicted. With 0 only the leases that they have are renewed.
     """
 
+    lease_s: float = 0.0
     up_to: int | None = None
 
 
@@ -99,13 +102,15 @@ class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
 
     `weight` is its share of service beside other tenants. Cached blocks up to `reserved_blocks` are
     never evicted for another tenant. Its running requests hold at most `max_blocks` blocks
-    together, its pinned prompts at most `max_pinned_blocks`; `None` is no limit.
+    together, its pinned prompts at most `max_pinned_blocks`; `None` is no limit. It may lease
+    `max_leased_blocks`; `None`: as many as the engine's `lease_share` allows.
     """
 
     weight: float = 1.0
     reserved_blocks: int = 0
     max_blocks: int | None = None
     max_pinned_blocks: int | None = None
+    max_leased_blocks: int | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,12 +236,31 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How far logits are from the original model's on a few tokens, relatively."""
 
 
+Loss = Literal["pressure", "own_quota", "expired", "deleted"]
+"""Why a block was evicted: there was no other memory; so it was, and its lease had ended before
+because the tenant leased too much, or because it had run out; or its tenant was deleted."""
+
+
+class BlockFate(msgspec.Struct, frozen=True):
+    """What has become of a block: `evicted` so many seconds ago, and why.
+
+    What was evicted long ago, or was never there, is unknown.
+    """
+
+    state: Literal["present", "evicted", "unknown"]
+    seconds_ago: float = 0.0
+    why: Loss | None = None
+
+
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant's part of a snapshot. Blocks are distinct ones.
 
     `blocks_held` are those of its running requests, of which `blocks_shared` are referenced more
     than once; `blocks_cached` are findable and held by nobody; `served` is its virtual counter's
-    unit: weighted tokens served so far, divided by its weight.
+    unit: weighted tokens served so far, divided by its weight. `blocks_leased` are kept because it
+    has asked for it, `lease_block_seconds` their number times the seconds for which they were;
+    `leases_broken` are leases that ended early because no other blocks were left, `leases_cut`
+    those that did because there were more than it may have.
     """
 
     running: int
@@ -246,6 +270,10 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_cached: int
     blocks_pinned: int
     served: float
+    blocks_leased: int = 0
+    lease_block_seconds: float = 0.0
+    leases_broken: int = 0
+    leases_cut: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +302,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Shared blocks that were copied because a sequence wrote into them."""
     invariant_violations: int
     blocks_pinned: int = 0
+    blocks_leased: int = 0
+    lease_block_seconds: float = 0.0
+    leases_broken: int = 0
+    leases_cut: int = 0
     host_blocks_total: int = 0
     host_blocks_used: int = 0
     recomputed: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
 from engine.api import (
+    BlockFate,
     EngineError,
     EngineInfo,
     EngineRequest,
@@ -72,6 +73,15 @@ class EngineClient(Protocol):
         """Remove what is kept on disk for all but these, who may be found in the cache.
 
         The others were deleted, or their cache was switched off, while no engine could be told.
+        """
+        ...
+
+    async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
+        """What has become of the blocks with these hashes, which only their tenant can have made
+        (`engine.blocks.hashing`): whether each can be found, or else when it was evicted and why.
+
+        A round trip through the engine loop. Raises `EngineUnavailable` without an answer, and
+        `ValueError` for more hashes than the longest context has blocks.
         """
         ...
 

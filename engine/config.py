@@ -64,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     eviction: Eviction = "arc"
     """Which cached block goes first: by adaptive replacement, or the least recently used one."""
+    lease_share: float = 0.25
+    """Part of the blocks that a tenant may lease which has no limit of its own."""
     fairness: Literal["vtc", "fcfs"] = "vtc"
     """Between tenants: by virtual token counters, or first come, first served."""
     recovery: Literal["auto", "swap", "recompute"] = "auto"
@@ -128,6 +130,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if not 0 <= self.itl_target_ms < math.inf:
             raise ValueError("itl_target_ms: must not be negative")
+        if not 0 <= self.lease_share <= 1:
+            raise ValueError("lease_share: must be 0 ... 1")
         if self.host_memory_bytes < 0:
             raise ValueError("host_memory_bytes: must not be negative")
         for name in ("kept_seconds", "prompt_token_price", "output_token_price"):

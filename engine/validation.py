@@ -15,6 +15,8 @@ MAX_GRAMMAR_BYTES = 65_536
 MAX_DEFINITIONS = 256
 """Rules and terminals of a grammar in Lark: to compile a chain of them takes the square of it."""
 
+MAX_LEASE_SECONDS = 7 * 86_400.0
+
 _MAX_TOP_K = 2**63 - 1
 """What a tensor of integers holds, and a message to the engine's process."""
 
@@ -46,6 +48,8 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         raise RequestRefused("only a cached prompt without output can be pinned", "pin")
     if request.cache.up_to is not None and not 0 <= request.cache.up_to <= len(prompt):
         raise RequestRefused(f"up_to must be 0 ... {len(prompt)}, within the prompt", "cache")
+    if not 0 <= request.cache.lease_s <= MAX_LEASE_SECONDS:
+        raise RequestRefused(f"lease_s must be 0 ... {MAX_LEASE_SECONDS:.0f}", "cache")
     _check_lines(request, info)
     _check_grammar(request, info)
     _check_generated(request, info)

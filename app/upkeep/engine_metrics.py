@@ -25,6 +25,9 @@ _COUNTS = (
     "forks",
     "copied_blocks",
     "restored_blocks",
+    "lease_block_seconds",
+    "leases_broken",
+    "leases_cut",
     "invariant_violations",
 )
 
@@ -36,7 +39,11 @@ class EngineMetrics:
         def gauge(name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
             return Gauge(f"partywall_{name}", documentation, labels, registry=registry)
 
-        self._blocks = gauge("kv_blocks", "KV blocks by state; pinned ones are in use.", ("state",))
+        self._blocks = gauge(
+            "kv_blocks",
+            "KV blocks by state; pinned ones are in use, leased ones in use or cached.",
+            ("state",),
+        )
         self._host_blocks = gauge("host_blocks", "Blocks in host memory by state.", ("state",))
         self._kept = gauge("kept_bytes", "Bytes of blocks on disk, kept over a restart.")
         self._peak = gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
@@ -58,6 +65,7 @@ class EngineMetrics:
         self._blocks.labels("cached").set(stats.blocks_cached)
         self._blocks.labels("free").set(free)
         self._blocks.labels("pinned").set(stats.blocks_pinned)
+        self._blocks.labels("leased").set(stats.blocks_leased)
         self._blocks.labels("total").set(stats.blocks_total)
         self._host_blocks.labels("used").set(stats.host_blocks_used)
         self._host_blocks.labels("total").set(stats.host_blocks_total)

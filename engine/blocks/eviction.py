@@ -1,19 +1,26 @@
-"""Which unreferenced block's memory is taken next, and which ones a tenant's reserve protects.
+"""Which unreferenced block's memory is taken next: the one order in which blocks are kept.
 
-Free blocks go first, then cached ones in the order that `engine.blocks.eviction_policy` says. Each
-owner's most recently used cached blocks, up to its reserve, form a protected segment that only the
-owner itself may evict (segmented LRU after Karedla, Love and Wherry, IEEE Computer 1994; here one
-segment an owner). So the number of protected blocks of an owner is always min(reserved, cached),
-whatever the order of the others, the surplus.
+1. Free blocks go first.
+2. Then cached ones that nothing keeps, as `engine.blocks.eviction_policy` says.
+3. Then leased ones, of the tenant furthest over its share (`engine.blocks.leases`).
+4. At last, and for their owner alone, those that its reserve protects.
+
+Each owner's most recently used cached blocks, leased or not, up to its reserve, form a protected
+segment that only the owner itself may evict (segmented LRU after Karedla, Love and Wherry, IEEE
+Computer 1994; here one segment an owner). So the number of protected blocks of an owner is always
+min(reserved, cached), whatever the order of the others, the surplus; and how many blocks somebody
+could take does not depend on leases. Blocks that a request or a pin holds are not here at all.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.api import Loss
 from engine.blocks.eviction_policy import Eviction, make_order
+from engine.blocks.leases import Leases, LeaseTerms
 
 
 @dataclass(slots=True)
@@ -31,9 +38,15 @@ class _Segment:
 
 
 class EvictionQueue:
-    """The unreferenced blocks of a pool. Every operation but `set_reserve` takes constant time."""
+    """The unreferenced blocks of a pool, and who leases which of its blocks.
 
-    def __init__(self, num_blocks: int, eviction: Eviction) -> None:
+    Every operation on a block takes constant time, amortised where leases end.
+    """
+
+    def __init__(self, num_blocks: int, eviction: Eviction, clock: Callable[[], float]) -> None:
+        self.leases = Leases(clock)
+        self._lost: dict[int, Loss] = {}
+        """Blocks that nobody leases any more, and why, if not for want of memory."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._order = make_order(eviction, num_blocks)
         self._surplus_owners: dict[int, str] = {}
@@ -51,7 +64,7 @@ class EvictionQueue:
     @property
     def num_cached(self) -> int:
         """Blocks that still hold what was computed."""
-        return len(self._order) + self._num_protected
+        return len(self._order) + self.leases.num_idle + self._num_protected
 
     @property
     def num_reserved(self) -> int:
@@ -73,7 +86,7 @@ class EvictionQueue:
     ) -> int:
         """Blocks that `owner` could take, once the numbers have changed as given (by owner)."""
         own = self._segments.get(owner)
-        count = len(self._free) + free_change + len(self._order)
+        count = len(self._free) + free_change + len(self._order) + self.leases.num_idle
         count += 0 if own is None else len(own.protected)
         for other, change in (cached_changes or {}).items():
             segment = self._segments.get(other)
@@ -119,14 +132,39 @@ class EvictionQueue:
 
     def evict(self, owner: str) -> int:
         """Remove and return the cached block whose memory `owner` gets next."""
-        if not self._order:
-            self._demote_oldest(owner, self._segments[owner])
+        while not self._order:
+            if self.leases.num_idle:
+                self._unlease(self.leases.break_some())
+            else:
+                self._demote_oldest(owner, self._segments[owner])
         block = self._order.evict()
         victim = self._surplus_owners.pop(block)
         segment = self._segments[victim]
         del segment.surplus[block]
         self._drop_empty(victim, segment)
         return block
+
+    def lease(self, blocks: Sequence[int], terms: LeaseTerms) -> None:
+        """Keep findable `blocks`, in sequence order, which a tenant has just used."""
+        self.expire()
+        for block in self.leases.grant(reversed(blocks), terms):
+            self._lost.pop(block, None)
+            if block in self._surplus_owners:
+                self.leases.add_idle(block, self._order.remove(block))
+        self._unlease(self.leases.cut(terms.tenant, terms.most), "own_quota")
+
+    def expire(self) -> None:
+        """End the leases that have run out."""
+        self._unlease(self.leases.expire(), "expired")
+
+    def end_leases(self, tenant: str) -> None:
+        """End all leases of a tenant."""
+        self._unlease(self.leases.forget(tenant), "deleted")
+
+    def emptied(self, block: int) -> Loss:
+        """What the block held is gone. Returns why it went, if that was for its memory."""
+        self.leases.drop(block)
+        return self._lost.pop(block, "pressure")
 
     def set_reserve(self, owner: str, reserved: int) -> None:
         """Protect up to `reserved` cached blocks of `owner` from now on."""
@@ -161,7 +199,10 @@ class EvictionQueue:
             assert segment.num_cached or segment.reserved, f"{owner!r} is kept for nothing"
             owners |= dict.fromkeys([*segment.protected, *segment.surplus], owner)
             surplus |= segment.surplus.keys()
-        assert surplus == self._order.candidates().keys(), "the segments and the queue disagree"
+        plain, leased = self._order.candidates(), self.leases.idle_blocks()
+        assert surplus == plain.keys() | leased.keys(), "the segments and the queue disagree"
+        assert not any(map(self.leases.is_leased, plain)), "a leased block is evicted too early"
+        self.leases.check()
         assert self._surplus_owners == {block: owners[block] for block in surplus}
         assert len(owners) == self.num_cached, "a cached block is queued twice, or not counted"
         assert len(set(self._free)) == len(self._free), "a free block is queued twice"
@@ -187,12 +228,25 @@ class EvictionQueue:
         """Put a block into the surplus, as the most recently used one."""
         segment.surplus[block] = None
         self._surplus_owners[block] = owner
-        self._order.add(block, key)
+        if self.leases.is_leased(block):
+            self.leases.add_idle(block, key)
+        else:
+            self._order.add(block, key)
 
     def _withdraw(self, block: int, segment: _Segment) -> bytes:
         """Take a block out of the surplus; returns its key."""
         del segment.surplus[block], self._surplus_owners[block]
+        if self.leases.is_idle(block):
+            return self.leases.remove_idle(block)
         return self._order.remove(block)
+
+    def _unlease(self, blocks: Sequence[int], why: Loss | None = None) -> None:
+        """Nobody leases `blocks` any more: what is up for eviction of them, goes next."""
+        for block in reversed(blocks):
+            if why is not None:
+                self._lost[block] = why
+            if self.leases.is_idle(block):
+                self._order.add(block, self.leases.remove_idle(block), oldest=True)
 
     def _drop_empty(self, owner: str, segment: _Segment) -> None:
         if not segment.reserved and not segment.num_cached:

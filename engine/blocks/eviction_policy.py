@@ -23,8 +23,11 @@ class EvictionOrder(Protocol):
         """How many candidates there are."""
         ...
 
-    def add(self, block: int, key: bytes) -> None:
-        """A candidate, the most recently used one; `key` tells its contents from all others."""
+    def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
+        """A candidate, the most recently used one; `key` tells its contents from all others.
+
+        With `oldest`: the least recently used one.
+        """
         ...
 
     def remove(self, block: int) -> bytes:
@@ -60,9 +63,11 @@ class LeastRecentlyUsed:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def add(self, block: int, key: bytes) -> None:
+    def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
         """See `EvictionOrder`."""
         self._blocks[block] = key
+        if oldest:
+            self._blocks.move_to_end(block, last=False)
 
     def remove(self, block: int) -> bytes:
         """See `EvictionOrder`."""
@@ -113,12 +118,15 @@ class AdaptiveReplacement:
     def __len__(self) -> int:
         return len(self._once) + len(self._again)
 
-    def add(self, block: int, key: bytes) -> None:
+    def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
         """See `EvictionOrder`."""
         if key in self._once_ghosts or key in self._again_ghosts:
             self._recall(key)
             self._used_again.add(block)
-        self._queue_of(block)[block] = key
+        queue = self._queue_of(block)
+        queue[block] = key
+        if oldest:
+            queue.move_to_end(block, last=False)
 
     def remove(self, block: int) -> bytes:
         """See `EvictionOrder`."""

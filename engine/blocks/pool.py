@@ -7,11 +7,14 @@ pool counts; it never touches a tensor.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
 
+from engine.api import Loss
 from engine.blocks.eviction import EvictionQueue
 from engine.blocks.eviction_policy import Eviction
+from engine.blocks.leases import Leases, LeaseTerms
 from engine.blocks.partial_hits import PartialHits, Place
 
 
@@ -22,21 +25,28 @@ class InvariantError(AssertionError):
 class BlockPool:
     """`num_blocks` preallocated blocks with reference counts, owners and a hash -> block map."""
 
-    def __init__(self, num_blocks: int, eviction: Eviction = "arc") -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: Eviction = "arc",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` tells the seconds by which leases end."""
         if num_blocks < 0:
             raise ValueError("num_blocks: must not be negative")
         self.num_blocks = num_blocks
         self.peak_in_use = 0
         self.partial_hits = PartialHits()
-        self.on_evict: Callable[[int, bytes, str], None] = _evict_silently
-        """Told of each full cached block (its hash and owner, too) whose memory is being taken."""
+        self.clock = clock
+        self.on_loss: Callable[[int, bytes, str, Loss], None] = _lose_silently
+        """Told of each full block (its hash and owner, too) that is evicted or deleted, and why."""
         self._refs = [0] * num_blocks
         self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         self._tails: set[int] = set()
         self._fresh: set[int] = set()
-        self._queue = EvictionQueue(num_blocks, eviction)
+        self._queue = EvictionQueue(num_blocks, eviction, clock)
 
     @property
     def num_in_use(self) -> int:
@@ -106,6 +116,8 @@ class BlockPool:
     def allocate(self, count: int, owner: str) -> list[int]:
         """Take `count` blocks (evicting cached ones as needed), each with one reference."""
         assert self.can_allocate(count, owner), "allocate without can_allocate"
+        if count > self.num_free:
+            self._queue.expire()
         blocks: list[int] = []
         for _ in range(count):
             block = self._queue.take(owner)
@@ -119,6 +131,7 @@ class BlockPool:
     def empty(self, count: int, owner: str) -> None:
         """Make `count` cached blocks free, those whose memory `owner` would get next."""
         assert self.can_allocate(self.num_free + count, owner), "empty without can_allocate"
+        self._queue.expire()
         for _ in range(count):
             block = self._queue.evict(owner)
             self._empty(block)
@@ -206,18 +219,31 @@ class BlockPool:
         """Keep up to `count` cached blocks of `owner` from being evicted for others."""
         self._queue.set_reserve(owner, count)
 
+    @property
+    def leases(self) -> Leases:
+        """Who leases which blocks, to be read; those that are due have been ended."""
+        self._queue.expire()
+        return self._queue.leases
+
+    def lease(self, hashes: Iterable[bytes], terms: LeaseTerms) -> None:
+        """Keep what is present of `hashes`, in sequence order, as the last to be evicted."""
+        if terms.seconds or terms.tenant in self._queue.leases.tenants:
+            present = [self._by_hash[key] for key in hashes if key in self._by_hash]
+            self._queue.lease(present, terms)
+
     def forget_owner(self, owner: str, keep: Container[int] = ()) -> None:
-        """Make no block of `owner` but `keep` findable any more, and drop its reserve."""
+        """Make no block of `owner` but `keep` findable any more; drop its reserve and leases."""
         self._queue.set_reserve(owner, 0)
+        self._queue.end_leases(owner)
         owned = (block for block, own in enumerate(self._owners) if own == owner)
-        self._forget_all(block for block in owned if block not in keep)
+        self._forget_all((block for block in owned if block not in keep), "deleted")
 
     def forget_all(self, keep: Collection[int] = ()) -> None:
         """Make no block findable but `keep` (the contents of the others are not to be trusted)."""
-        self._forget_all(set(self._by_hash.values()).difference(keep))
+        self._forget_all(set(self._by_hash.values()).difference(keep), "deleted")
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Make `blocks` unfindable."""
+        """Make `blocks` unfindable, which hold nothing."""
         self._forget_all(blocks)
 
     def check(self) -> None:
@@ -241,6 +267,7 @@ class BlockPool:
             known == {block: key for key, block in self._by_hash.items()},
             "hashes and map disagree",
         )
+        _require(all(map(known.__contains__, self._queue.leases.blocks)), "a lease of nothing")
         _require(self._tails <= known.keys(), "a forgotten block is a tail")
         _require(self._fresh <= known.keys(), "a forgotten block is fresh")
         try:
@@ -269,23 +296,23 @@ class BlockPool:
 
     def _empty(self, block: int) -> None:
         """Let go of what a block holds that is queued no more."""
-        evicted = self._hashes[block]
-        if evicted is not None:
-            if block not in self._tails:
-                self.on_evict(block, evicted, self._owners[block])
-            self._forget(block)
+        if self._hashes[block] is not None:
+            self._forget(block, self._queue.emptied(block))
 
-    def _forget_all(self, blocks: Iterable[int]) -> None:
+    def _forget_all(self, blocks: Iterable[int], why: Loss | None = None) -> None:
         for block in blocks:
             if self._hashes[block] is not None:
                 if self._refs[block] == 0:
                     self._queue.remove_cached(block, self._owners[block])
                     self._queue.add_free(block)
-                self._forget(block)
+                self._queue.emptied(block)
+                self._forget(block, why)
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int, why: Loss | None) -> None:
         key = self._hashes[block]
         if key is not None:
+            if why is not None and block not in self._tails:
+                self.on_loss(block, key, self._owners[block], why)
             self._hashes[block] = None
             del self._by_hash[key]
             self.partial_hits.drop(block)
@@ -293,7 +320,7 @@ class BlockPool:
             self._fresh.discard(block)
 
 
-def _evict_silently(_block: int, _block_hash: bytes, _owner: str) -> None:
+def _lose_silently(_block: int, _block_hash: bytes, _owner: str, _why: Loss) -> None:
     """Nobody wants to know."""
 
 

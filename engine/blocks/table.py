@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from engine.api import Namespaces
 from engine.blocks.hashing import (
@@ -13,6 +13,7 @@ from engine.blocks.hashing import (
     parent_hash,
     tail_hash,
 )
+from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import PartialHit, Place, place
 from engine.blocks.pool import BlockPool
 
@@ -33,6 +34,7 @@ class BlockTable:
         extras: bytes,
         up_to: int | None = None,
         rotary_switch: int | None = None,
+        terms: LeaseTerms | None = None,
     ) -> None:
         """`extras` are those of short sequences, if KV differs behind `rotary_switch` tokens."""
         self.blocks: list[int] = []
@@ -44,10 +46,11 @@ class BlockTable:
         self._namespaces = namespaces
         self._short_extras = self._extras = extras
         self._rotary_switch = rotary_switch
+        self._terms = terms
         self._hashes: list[bytes] = []
         self._num_sealed = 0
-        self._is_tail_left = False
-        """Whether the last of the tokens that are left findable are, if they end in a block."""
+        self._tail: bytes | None = None
+        """The hash of the tokens behind the last sealed block, if they are left findable."""
 
     def begin(self, num_tokens: int) -> None:
         """A sequence of `num_tokens` is to be computed from its first token, with its own factors.
@@ -171,13 +174,14 @@ class BlockTable:
             self._short_extras,
             self.up_to,
             self._rotary_switch,
+            self._terms,
         )
         self._pool.acquire(self.blocks)
         fork.blocks = list(self.blocks)
         fork._extras = self._extras
         fork._hashes = list(self._hashes)
         fork._num_sealed = self._num_sealed
-        fork._is_tail_left = self._is_tail_left
+        fork._tail = self._tail
         return fork
 
     def needed(self, num_tokens: int) -> int:
@@ -225,8 +229,7 @@ class BlockTable:
 
         So the last of them that may be found is, where it ends within a block.
         """
-        if num_computed >= self.up_to and not self._is_tail_left:
-            self._is_tail_left = True
+        if num_computed >= self.up_to and self._tail is None:
             self.leave_tail(token_ids, num_computed)
         full = self.num_kept(num_computed) // self._block_size
         if full <= self._num_sealed:
@@ -244,18 +247,18 @@ class BlockTable:
         Who continues them copies these tokens of that block, too. At the end of a sequence that is
         over, the block must be nobody else's, who may come to fill it.
         """
-        computed = token_ids[: self.num_kept(num_computed)]
-        index, count = divmod(len(computed), self._block_size)
-        if not count or self._pool.is_findable(self.blocks[index]):
+        num_kept = self.num_kept(num_computed)
+        index, count = divmod(num_kept, self._block_size)
+        if not count or (num_kept < self.up_to and self._pool.is_shared(self.blocks[index])):
             return
-        if len(computed) < self.up_to and self._pool.is_shared(self.blocks[index]):
-            return
+        computed = token_ids[:num_kept]
         self._extend_hashes(computed)
-        block_hash = tail_hash(
+        self._tail = tail_hash(
             self._hashes, computed, self._block_size, self._namespaces, self._extras
         )
-        where = self._place(computed, index)
-        self._pool.register(self.blocks[index], block_hash, where, is_tail=True)
+        if not self._pool.is_findable(self.blocks[index]):
+            where = self._place(computed, index)
+            self._pool.register(self.blocks[index], self._tail, where, is_tail=True)
 
     def findable(self) -> list[int]:
         """The blocks by which everything sealed so far is found: its own, or equal ones.
@@ -270,11 +273,20 @@ class BlockTable:
         return blocks
 
     def release(self) -> None:
-        """Give every block back."""
+        """Give every block back; what others find is leased, or its lease renewed."""
+        if self._terms is not None:
+            self._pool.lease(self._left(), self._terms)
         self._pool.release(self.blocks)
         self.blocks = []
         self._num_sealed = 0
-        self._is_tail_left = False
+        self._tail = None
+
+    def _left(self) -> Iterator[bytes]:
+        """The hashes of what is left findable."""
+        num_tokens = self.num_kept(self._num_sealed * self._block_size)
+        yield from self._hashes[: num_tokens // self._block_size]
+        if self._tail is not None:
+            yield self._tail
 
     def _extras_for(self, num_tokens: int) -> bytes:
         return extras_for(self._short_extras, self._rotary_switch, num_tokens)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from engine.api import BlockFate, Loss
 from engine.blocks.host_tier import HostTier
+from engine.blocks.losses import Losses
 from engine.blocks.pool import BlockPool
 from engine.blocks.transfers import TransferQueue
 
@@ -17,11 +21,23 @@ class Tiers:
         self.transfers = TransferQueue(pool, host)
         self.incoming: list[int] = []
         """Blocks that are held while they, or what continues them, are read from disk."""
-        if host.num_slots:
-            pool.on_evict = self._keep
+        self._losses = Losses(pool.num_blocks, pool.clock)
+        pool.on_loss = self._lose
 
-    def _keep(self, block: int, block_hash: bytes, owner: str) -> None:
-        """Move a block that the pool evicts to the host tier."""
+    def fates(self, hashes: Iterable[bytes]) -> list[BlockFate]:
+        """Of each block: whether it can be found, or else what is known of its loss."""
+        return [
+            BlockFate("present")
+            if self.pool.find([one]) or self.host.find([one])
+            else self._losses.fate(one)
+            for one in hashes
+        ]
+
+    def _lose(self, block: int, block_hash: bytes, owner: str, why: Loss) -> None:
+        """Note what the pool loses; what it evicts moves to the host tier."""
+        self._losses.add(block_hash, why)
+        if why == "deleted" or not self.host.num_slots:
+            return
         slot = self.host.keep(block_hash, owner)
         if slot is not None:
             self.transfers.swap_out(block, slot)

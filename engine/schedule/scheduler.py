@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.api import EngineRequest
+from engine.blocks.leases import LeaseTerms
 from engine.blocks.pins import Pins
 from engine.blocks.table import BlockTable
 from engine.blocks.tiers import Tiers
@@ -345,7 +346,15 @@ class Scheduler:
             self._extras,
             request.cache.up_to if self._config.prefix_cache else 0,
             self._rotary_switch,
+            self._lease_terms(request),
         )
+
+    def _lease_terms(self, request: EngineRequest) -> LeaseTerms:
+        """How a request leases what it uses."""
+        share, most = request.share, int(self._config.lease_share * self.pool.num_blocks)
+        if share.max_leased_blocks is not None:
+            most = share.max_leased_blocks
+        return LeaseTerms(request.tenant, request.cache.lease_s, most, share.weight)
 
     def _undo(self, plans: list[StepPlan]) -> None:
         undo(plans, self.lifecycle, keep=self.pins.references)

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,9 @@ from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
 from engine.serve.messages import (
     Abort,
+    AskFates,
     Deltas,
+    FatesReply,
     ForgetOthers,
     ForgetTenant,
     Probe,
@@ -77,13 +80,14 @@ class EngineCore:
         row_costs: RowCosts = FREE_ROWS,
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A `drafter` takes the place of the one that `config` asks for. Requests have grammars
-        only where there are `grammars`.
+        only where there are `grammars`. `clock` tells the seconds by which leases end.
         """
         self.info = info
         tiers = Tiers(
-            BlockPool(info.num_blocks, config.eviction),
+            BlockPool(info.num_blocks, config.eviction, clock),
             HostTier(info.num_host_blocks),
             info.block_size,
         )
@@ -175,6 +179,7 @@ class EngineCore:
         """A snapshot of the books."""
         tiers, lifecycle = self.scheduler.tiers, self.scheduler.lifecycle
         pool, speculation = tiers.pool, self.scheduler.speculation
+        tenants = self._tenant_stats()
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=lifecycle.num_waiting,
@@ -191,6 +196,10 @@ class EngineCore:
             copied_blocks=lifecycle.num_copied_blocks,
             invariant_violations=self._violations,
             blocks_pinned=self.scheduler.pins.num_blocks,
+            blocks_leased=pool.leases.num_blocks,
+            lease_block_seconds=sum(one.lease_block_seconds for one in tenants.values()),
+            leases_broken=sum(one.leases_broken for one in tenants.values()),
+            leases_cut=sum(one.leases_cut for one in tenants.values()),
             host_blocks_total=tiers.host.num_slots,
             host_blocks_used=tiers.host.num_used,
             recomputed=lifecycle.num_recomputed,
@@ -204,7 +213,7 @@ class EngineCore:
             kept_files=0 if self._keeper is None else self._keeper.num_files,
             kept_bytes=0 if self._keeper is None else self._keeper.num_bytes,
             restored_blocks=0 if self._keeper is None else self._keeper.num_restored,
-            tenants=self._tenant_stats(),
+            tenants=tenants,
         )
 
     def forget_tenant(self, tenant: str) -> None:
@@ -340,9 +349,10 @@ class EngineCore:
         pinned = {
             tenant: len(scheduler.pins.blocks_of(tenant)) for tenant in scheduler.pins.tenants
         }
-        stats = {}
-        for tenant in {account.tenant for account in scheduler.accounts.known()} | pinned.keys():
-            account = scheduler.accounts.get(tenant)
+        stats, leases = {}, scheduler.pool.leases
+        known = {account.tenant for account in scheduler.accounts.known()}
+        for tenant in known.union(pinned, leases.tenants):
+            account, leased = scheduler.accounts.get(tenant), leases.of(tenant)
             stats[tenant] = TenantStats(
                 running=len(account.running),
                 waiting=len(account.waiting),
@@ -351,6 +361,10 @@ class EngineCore:
                 blocks_cached=scheduler.pool.num_cached_of(tenant),
                 blocks_pinned=pinned.get(tenant, 0),
                 served=account.served,
+                blocks_leased=len(leased.leases),
+                lease_block_seconds=leased.block_seconds,
+                leases_broken=leased.num_broken,
+                leases_cut=leased.num_cut,
             )
         return stats
 
@@ -375,6 +389,9 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
                 core.forget_tenant(message.tenant)
             elif isinstance(message, ForgetOthers):
                 core.forget_others(message.tenants)
+            elif isinstance(message, AskFates):
+                fates = core.scheduler.tiers.fates(message.hashes)
+                socket.send(encode(FatesReply(message.ask_id, fates)))
             elif isinstance(message, Probe):
                 socket.send(encode(ProbeReply(message.probe_id, core.stats())))
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.api import BlockFate, EngineInfo, EngineRequest, EngineStats, TokenDelta
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -44,6 +44,13 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
     probe_id: int
 
 
+class AskFates(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `FatesReply`, from inside the loop, what has become of blocks."""
+
+    ask_id: int
+    hashes: list[bytes]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End every request and leave the loop."""
 
@@ -79,8 +86,15 @@ class ProbeReply(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-ToEngine = Submit | Abort | Unpin | ForgetTenant | ForgetOthers | Probe | Shutdown
-FromEngine = Loading | Ready | Failed | Deltas | ProbeReply
+class FatesReply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AskFates`, in the order of the hashes."""
+
+    ask_id: int
+    fates: list[BlockFate]
+
+
+ToEngine = Submit | Abort | Unpin | ForgetTenant | ForgetOthers | Probe | AskFates | Shutdown
+FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

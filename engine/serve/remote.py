@@ -9,7 +9,7 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import zmq
 import zmq.asyncio
 
 from engine.api import (
+    BlockFate,
     EngineError,
     EngineInfo,
     EngineRequest,
@@ -25,11 +26,14 @@ from engine.api import (
     FinishReason,
     TokenDelta,
 )
+from engine.serve.answers import Answers
 from engine.serve.entrance import TRIAL_SECONDS, Entrance
 from engine.serve.messages import (
     Abort,
+    AskFates,
     Deltas,
     Failed,
+    FatesReply,
     ForgetOthers,
     ForgetTenant,
     FromEngine,
@@ -48,7 +52,6 @@ from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
 
 _log = logging.getLogger(__name__)
-_STATS_TIMEOUT_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 5.0
 _LOOKS = 10
 """At an engine that has been asked, before it is taken for dead."""
@@ -107,7 +110,8 @@ class RemoteEngine:
         self._entrance = Entrance()
         self._num_heard = 0
         """Messages from all engines."""
-        self._probes: dict[int, asyncio.Future[EngineStats]] = {}
+        self._probes = Answers[EngineStats]()
+        self._fates = Answers[list[BlockFate]]()
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -191,16 +195,16 @@ class RemoteEngine:
         """See `EngineClient.stats`."""
         if self._info is None:
             raise EngineUnavailable("the engine is not running")
-        probe_id = next(self._numbers)
-        reply: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._probes[probe_id] = reply
-        try:
-            self._send(Probe(probe_id))
-            return await asyncio.wait_for(reply, _STATS_TIMEOUT_SECONDS)
-        except TimeoutError:
-            raise EngineUnavailable("the engine loop does not answer") from None
-        finally:
-            del self._probes[probe_id]
+        number = next(self._numbers)
+        return await self._probes.ask(number, lambda: self._send(Probe(number)))
+
+    async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
+        """See `EngineClient.block_fates`."""
+        most = self.info.max_context_tokens // self.info.block_size
+        if len(hashes) > most:
+            raise ValueError(f"hashes: there may be {most}, not {len(hashes)}")
+        number = next(self._numbers)
+        return await self._fates.ask(number, lambda: self._send(AskFates(number, list(hashes))))
 
     async def _open(self) -> None:
         """Launch an engine and wait until it is ready."""
@@ -362,9 +366,9 @@ class RemoteEngine:
                         self._entrance.heard_of(delta.request_id)
                 self._let_in()
             elif isinstance(message, ProbeReply):
-                reply = self._probes.get(message.probe_id)
-                if reply is not None and not reply.done():
-                    reply.set_result(message.stats)
+                self._probes.take(message.probe_id, message.stats)
+            elif isinstance(message, FatesReply):
+                self._fates.take(message.ask_id, message.fates)
 
     def _send(self, message: ToEngine) -> None:
         # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
@@ -383,9 +387,8 @@ class RemoteEngine:
     def _disconnect(self) -> None:
         """There is no engine any more; whoever has asked it something gets no answer."""
         self._info = None
-        for reply in self._probes.values():
-            if not reply.done():
-                reply.set_exception(EngineUnavailable("the engine died"))
+        self._probes.fail("the engine died")
+        self._fates.fail("the engine died")
 
     def _close_socket(self) -> None:
         if self._socket is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
 from engine.api import (
+    BlockFate,
     EngineInfo,
     EngineRequest,
     EngineStats,
@@ -122,6 +123,11 @@ class ScriptedEngine:
         self.cached = {block: owner for block, owner in self.cached.items() if owner != tenant}
         self.pins = {pin: held for pin, held in self.pins.items() if held[0] != tenant}
 
+    async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
+        if self.down:
+            raise EngineUnavailable("down")
+        return [BlockFate("present" if one in self.cached else "unknown") for one in hashes]
+
     async def stats(self) -> EngineStats:
         if self.down:
             raise EngineUnavailable("down")
@@ -151,6 +157,10 @@ class ScriptedEngine:
             drafted_tokens=15,
             accepted_tokens=16,
             blocks_pinned=sum(len(blocks) for _, blocks in self.pins.values()),
+            blocks_leased=6,
+            lease_block_seconds=17.5,
+            leases_broken=18,
+            leases_cut=19,
             tenants={tenant: self._tenant_stats(tenant) for tenant in set(self.cached.values())},
         )
 

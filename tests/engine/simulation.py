@@ -294,6 +294,8 @@ def simulated_core(
     itl_target_ms: float = 0.0,
     kept_dir: Path | None = None,
     kept_bytes: int = 1 << 30,
+    lease_share: float = 1.0,
+    clock: Callable[[], float] = float,
 ) -> EngineCore:
     """An engine core around the simulated model; its steps come late if they are run ahead."""
     config = EngineConfig(
@@ -311,6 +313,7 @@ def simulated_core(
         kept_dir=None if kept_dir is None else str(kept_dir),
         kept_bytes=kept_bytes,
         kept_seconds=0.001,
+        lease_share=lease_share,
     )
     info = EngineInfo(
         model="simulated",
@@ -329,7 +332,7 @@ def simulated_core(
     runner = (LateRunner if runs_ahead else SimulatedRunner)(
         num_blocks, block_size, num_host_blocks
     )
-    return EngineCore(config, info, runner, costs, row_costs, drafter)
+    return EngineCore(config, info, runner, costs, row_costs, drafter, clock=clock)
 
 
 def at_a_models_pace(core: EngineCore) -> EngineCore:

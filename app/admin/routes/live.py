@@ -35,6 +35,7 @@ class LiveEngine(Document):
     blocks_in_use: int
     blocks_cached: int = Field(description="Held by nobody, and findable.")
     blocks_pinned: int
+    blocks_leased: int = Field(description="Kept because a tenant has asked for it.")
 
 
 class LiveTenant(Document):
@@ -49,6 +50,10 @@ class LiveTenant(Document):
     blocks_shared: int = Field(description="Those held that several hold.")
     blocks_cached: int
     blocks_pinned: int
+    blocks_leased: int = Field(description="Kept because it has asked for it.")
+    lease_block_seconds: float = Field(description="Blocks times the seconds they were leased.")
+    leases_broken: int = Field(description="Ended early, as no other blocks were left.")
+    leases_cut: int = Field(description="Ended early, as it had more than it may have.")
     served: float = Field(description="Weighted tokens served so far, divided by its weight.")
 
 
@@ -82,6 +87,7 @@ def _engine(stats: EngineStats) -> LiveEngine:
         blocks_in_use=stats.blocks_in_use,
         blocks_cached=stats.blocks_cached,
         blocks_pinned=stats.blocks_pinned,
+        blocks_leased=stats.blocks_leased,
     )
 
 

@@ -37,6 +37,9 @@ async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     assert f'partywall_tokens_total{{kind="output"}} {tokens}' in text
     assert 'partywall_requests_total{outcome="completed",route="responses"} 1.0' in text
     assert 'partywall_kv_blocks{state="in_use"} 3.0' in text
+    assert 'partywall_kv_blocks{state="leased"} 6.0' in text
+    assert "partywall_engine_lease_block_seconds 17.5" in text
+    assert "partywall_engine_leases_broken 18.0" in text
     assert "partywall_kv_blocks_peak_in_use 7.0" in text
     assert "partywall_engine_preemptions 5.0" in text
     assert 'partywall_host_blocks{state="used"} 8.0' in text

@@ -26,14 +26,14 @@ def test_a_released_cached_block_is_found_until_its_memory_is_needed() -> None:
 
 def test_who_wants_to_know_is_told_of_every_evicted_block_before_it_is_taken() -> None:
     pool = BlockPool(3)
-    told: list[tuple[int, bytes, str]] = []
-    pool.on_evict = lambda block, key, owner: told.append((block, key, owner))
+    told: list[tuple[int, bytes, str, str]] = []
+    pool.on_loss = lambda *lost: told.append(lost)
     first, second = pool.allocate(2, "a")
     pool.register(first, b"h1")
     pool.register(second, b"h2", owner="b")
     pool.release([first, second])
     pool.allocate(2, "c")
-    assert told == [(second, b"h2", "b")]
+    assert told == [(second, b"h2", "b", "pressure")]
     pool.forget([first])
     pool.allocate(1, "c")
     assert len(told) == 1, "a forgotten block holds nothing"
@@ -140,7 +140,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(12, self.eviction)
+        self.now = 0.0
+        self.pool = BlockPool(12, self.eviction, lambda: self.now)
         self.held: list[list[int]] = []
         self.reserved = dict.fromkeys("abc", 0)
         self.counter = 0

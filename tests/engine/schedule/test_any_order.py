@@ -79,7 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**32), num_blocks=st.integers(6, 30), budget=st.integers(8, 40)
     )
     def start(self, seed: int, num_blocks: int, budget: int) -> None:
-        self.rng = random.Random(seed)
+        self.rng, self.now = random.Random(seed), 0.0
         self.num_blocks, self.capacity = num_blocks, num_blocks * 4
         copy = CopyCost(1.0, self.rng.choice([0.0, 2.0, 10.0]))
         self.core = simulated_core(
@@ -96,6 +96,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             costs=CostModel(copy, copy, ComputeCost(1.0, 1.0, 0.0, budget, 1.0)),
             runs_ahead=self.runs_ahead,
             drafter=self.make_drafter(),
+            lease_share=self.rng.choice([0.3, 1.0]),
+            clock=lambda: self.now,
         )
         self.heads = [random_prompt(self.rng, self.capacity // 2) for _ in range(2)]
         self.shares = {tenant: TenantShare() for tenant in "abc"}
@@ -112,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed=st.lists(st.integers(0, 8), max_size=4),
         count=st.sampled_from([1, 1, 2, 3, 4]),
         up_to=st.one_of(st.none(), st.none(), st.just(0), st.integers(0, 70)),
+        lease=st.sampled_from([0.0, 3.0, 30.0]),
         scored=st.booleans(),
     )
     def submit(
@@ -122,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         resumed: list[int],
         count: int,
         up_to: int | None,
+        lease: float,
         scored: bool,
     ) -> None:
         prompt = self.rng.choice(self.heads)[:shared] + random_prompt(self.rng, own)
@@ -135,7 +139,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if scored:
             last = len(prompt) - 1
             fields["num_scored"] = last if any(generated) else self.rng.randint(0, last)
-        cache = CachePolicy(up_to=None if up_to is None else min(up_to, len(prompt)))
+        up_to = None if up_to is None else min(up_to, len(prompt))
+        cache = CachePolicy(lease_s=lease, up_to=up_to)
         self._submit(prompt, out, tenant, scored=scored, cache=cache, **fields)
 
     @rule(
@@ -144,14 +149,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         reserved=st.integers(0, 4),
         cap=st.one_of(st.none(), st.integers(3, 12)),
         pinned=st.one_of(st.none(), st.integers(0, 4)),
+        leased=st.one_of(st.none(), st.integers(0, 8)),
     )
     def change_share(
-        self, tenant: str, weight: float, reserved: int, cap: int | None, pinned: int | None
+        self,
+        tenant: str,
+        weight: float,
+        reserved: int,
+        cap: int | None,
+        pinned: int | None,
+        leased: int | None,
     ) -> None:
         self.may_lack_room |= reserved > 0
         self.shares[tenant] = TenantShare(
-            weight=weight, reserved_blocks=reserved, max_blocks=cap, max_pinned_blocks=pinned
+            weight=weight,
+            reserved_blocks=reserved,
+            max_blocks=cap,
+            max_pinned_blocks=pinned,
+            max_leased_blocks=leased,
         )
+
+    @rule(seconds=st.sampled_from([1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(tenant=st.sampled_from("abc"), name=st.sampled_from("pq"), length=st.integers(1, 20))
     def pin(self, tenant: str, name: str, length: int) -> None:
@@ -167,6 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def forget_tenant(self, tenant: str) -> None:
         self.core.scheduler.forget_tenant(tenant)
         assert self.core.scheduler.pool.num_cached_of(tenant) == 0
+        assert not self.core.scheduler.pool.leases.of(tenant).leases
 
     @precondition(lambda self: not self.core.is_idle)
     @rule(luck=st.integers(0, 9), is_computed=st.booleans())
@@ -211,6 +232,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.core.scheduler.check()
+        leases = self.core.scheduler.pool.leases
+        for tenant in leases.tenants:
+            assert all(lease.until > self.now for lease in leases.of(tenant).leases.values())
         if self.core.is_idle:
             self.core.scheduler.check_some()
 

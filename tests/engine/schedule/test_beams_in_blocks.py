@@ -122,7 +122,8 @@ def test_nothing_is_delivered_before_the_end_and_every_hypothesis_counts_as_outp
     core.submit(searched("r", prompt, 12))
     for step in range(11):
         [progress] = core.step()
-        assert progress == TokenDelta(request_id="r", searched_tokens=4 * (step + 1))
+        grown = 4 * (step + 1)
+        assert progress == TokenDelta(request_id="r", searched_tokens=grown, cache_write_tokens=10)
     deltas = core.step()
     assert results(deltas) == {"r": expected_hypotheses(prompt, 12, FOUR)}
     assert core.is_idle

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from engine.api import Loss
 from engine.blocks.pool import BlockPool
 from engine.schedule import empty_ahead
 from engine.serve.core import EngineCore
@@ -26,9 +27,9 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     blocks: list[int] = []
     forget = BlockPool._forget
 
-    def noting(pool: BlockPool, block: int) -> None:
+    def noting(pool: BlockPool, block: int, why: Loss | None) -> None:
         blocks.append(block)
-        forget(pool, block)
+        forget(pool, block, why)
 
     monkeypatch.setattr(empty_ahead, "_MOST_BLOCKS", MOST)
     monkeypatch.setattr(BlockPool, "_forget", noting)

@@ -1,0 +1,277 @@
+"""Leases: blocks that tenants have asked to be kept until a time, and are charged for.
+
+A lease is one tenant's on one block, and lasts for so many seconds after that tenant's last use of
+it. Several tenants may lease one block; it is kept while one of them does. What that means for the
+order in which blocks are evicted is in `engine.blocks.eviction`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final
+
+_TENANTS_A_LEASE: Final = 16
+"""For so many tenants with leases one more is broken at a time: looking for whose takes as long."""
+_SPARE_ENTRIES: Final = 64
+"""Of leases that are over; beyond these, and one a lease, the heap is made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How a tenant's request leases what it has used."""
+
+    tenant: str
+    seconds: float = 0.0
+    """After the last use; 0: only the leases that it has are renewed, as they were."""
+    most: int | None = None
+    """Blocks that the tenant may lease, all of its requests together; beyond that its least
+    recently renewed leases end."""
+    weight: float = 1.0
+    """The tenant's share beside others'."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    seconds: float
+    until: float
+    entry: int = 0
+    """Where it is in the heap of ends, at a time no later than it ends."""
+
+
+@dataclass(slots=True)
+class TenantLeases:
+    """One tenant's leases, and what has become of them."""
+
+    weight: float = 1.0
+    leases: OrderedDict[int, _Lease] = field(default_factory=OrderedDict)
+    """By block, the least recently renewed first."""
+    idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Of these blocks: the ones up for eviction, least recently used first."""
+    block_seconds: float = 0.0
+    """Leased blocks times the seconds for which they were, up to `since`."""
+    since: float = 0.0
+    num_broken: int = 0
+    """Leases that ended early because there were no other blocks left."""
+    num_cut: int = 0
+    """Leases that ended early because the tenant had too many."""
+
+
+class Leases:
+    """Every lease that runs, by tenant and block. Changes take amortised constant time, but for
+    the heap by which ends are found in their order.
+
+    Methods that end leases return the blocks that nobody leases any more.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` tells seconds, and never goes back."""
+        self._clock = clock
+        self._tenants: dict[str, TenantLeases] = {}
+        self._lessees: dict[int, tuple[str, ...]] = {}
+        self._ends: list[tuple[float, int, str, int]] = []
+        """A heap of (when to look at it, entry, tenant, block), also of leases that are over."""
+        self._entries = count()
+        self._num_leases = 0
+        self._keys: dict[int, bytes] = {}
+        """Leased blocks that are up for eviction, and by what they are found."""
+        self._idle: dict[str, None] = {}
+        """Tenants that lease some of these."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that somebody leases."""
+        return len(self._lessees)
+
+    @property
+    def blocks(self) -> Collection[int]:
+        """Which these are."""
+        return self._lessees.keys()
+
+    @property
+    def num_idle(self) -> int:
+        """Of these: the ones that are up for eviction."""
+        return len(self._keys)
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """Who has leases, or had some."""
+        return self._tenants.keys()
+
+    def of(self, tenant: str) -> TenantLeases:
+        """A tenant's leases until now, to be read; those that are due have been ended."""
+        found = self._tenants.get(tenant)
+        if found is None:
+            return TenantLeases()
+        self._count(found, self._clock())
+        return found
+
+    def is_leased(self, block: int) -> bool:
+        """Whether somebody leases the block, as far as the ends of leases have been looked for."""
+        return block in self._lessees
+
+    def is_idle(self, block: int) -> bool:
+        """Whether the block is leased and up for eviction."""
+        return block in self._keys
+
+    def idle_blocks(self) -> dict[int, bytes]:
+        """Every leased block that is up for eviction, with its key."""
+        return dict(self._keys)
+
+    def grant(self, blocks: Iterable[int], terms: LeaseTerms) -> list[int]:
+        """Lease `blocks`, which the tenant has just used, or renew its leases of them.
+
+        Those that come first count as less recently renewed. Returns what was not leased before.
+        """
+        now, record = self._clock(), self._tenants.get(terms.tenant)
+        if record is None:
+            if not terms.seconds:
+                return []
+            record = self._tenants[terms.tenant] = TenantLeases(since=now)
+        record.weight = terms.weight
+        self._count(record, now)
+        new = []
+        for block in blocks:
+            lease = record.leases.get(block)
+            if lease is not None:
+                lease.seconds = terms.seconds or lease.seconds
+                lease.until = max(lease.until, now + lease.seconds)
+                record.leases.move_to_end(block)
+            elif terms.seconds:
+                if block not in self._lessees:
+                    new.append(block)
+                self._begin(record, block, terms, now)
+        return new
+
+    def expire(self) -> list[int]:
+        """End the leases that have run out."""
+        freed: list[int] = []
+        now = self._clock()
+        while self._ends and self._ends[0][0] <= now:
+            _, entry, tenant, block = heappop(self._ends)
+            record = self._tenants.get(tenant)
+            lease = None if record is None else record.leases.get(block)
+            if record is None or lease is None or lease.entry != entry:
+                continue
+            if lease.until > now:
+                self._note(lease, tenant, block)
+            else:
+                freed += self._end(tenant, record, block, lease.until)
+        return freed
+
+    def cut(self, tenant: str, most: int | None) -> list[int]:
+        """End a tenant's least recently renewed leases beyond `most`."""
+        freed: list[int] = []
+        record, now = self._tenants.get(tenant), self._clock()
+        while record is not None and most is not None and len(record.leases) > most:
+            freed += self._end(tenant, record, next(iter(record.leases)), now)
+            record.num_cut += 1
+        return freed
+
+    def break_some(self) -> list[int]:
+        """End leases on blocks that are up for eviction, of the tenant furthest over its share.
+
+        That is whose leased blocks, divided by its weight, are most. What it has used least
+        recently goes first. Where many tenants have leases, some are ended at a time.
+        """
+        tenant = max(self._idle, key=self._excess)
+        record, now = self._tenants[tenant], self._clock()
+        freed: list[int] = []
+        for _ in range(min(len(record.idle), 1 + len(self._idle) // _TENANTS_A_LEASE)):
+            freed += self._end(tenant, record, next(iter(record.idle)), now)
+            record.num_broken += 1
+        return freed
+
+    def drop(self, block: int) -> None:
+        """What a block holds is not to be found any more: end its leases."""
+        now = self._clock()
+        for tenant in self._lessees.get(block, ()):
+            self._end(tenant, self._tenants[tenant], block, now)
+
+    def forget(self, tenant: str) -> list[int]:
+        """End a tenant's leases, and forget what is known of it."""
+        freed = self.cut(tenant, 0)
+        self._tenants.pop(tenant, None)
+        return freed
+
+    def add_idle(self, block: int, key: bytes) -> None:
+        """A leased block is up for eviction; the most recently used one."""
+        self._keys[block] = key
+        for tenant in self._lessees[block]:
+            self._tenants[tenant].idle[block] = None
+            self._idle[tenant] = None
+
+    def remove_idle(self, block: int) -> bytes:
+        """A block is up for eviction no more, or not leased any more; returns its key."""
+        for tenant in self._lessees.get(block, ()):
+            self._withdraw(tenant, self._tenants[tenant], block)
+        return self._keys.pop(block)
+
+    def check(self) -> None:
+        """Verify the books in linear time. Raises `AssertionError`."""
+        lessees: dict[int, set[str]] = {}
+        ends = {entry: (when, tenant, block) for when, entry, tenant, block in self._ends}
+        for tenant, record in self._tenants.items():
+            for block, lease in record.leases.items():
+                lessees.setdefault(block, set()).add(tenant)
+                when, *whose = ends[lease.entry]
+                assert whose == [tenant, block], f"{tenant!r}: a lease has no end"
+                assert when <= lease.until, f"a lease of {tenant!r} ends too late"
+            idle = record.leases.keys() & self._keys.keys()
+            assert record.idle.keys() == idle, f"{tenant!r}: leased blocks up for eviction"
+            assert (tenant in self._idle) == bool(idle), f"{tenant!r} is looked for in vain"
+        assert self._idle.keys() <= self._tenants.keys(), "a forgotten tenant has leases"
+        known = {block: set(tenants) for block, tenants in self._lessees.items()}
+        assert lessees == known, "tenants and blocks disagree on leases"
+        assert self._keys.keys() <= lessees.keys(), "a block is kept by nobody's lease"
+        assert self._num_leases == sum(map(len, lessees.values())), "leases are miscounted"
+
+    def _excess(self, tenant: str) -> float:
+        record = self._tenants[tenant]
+        return len(record.leases) / record.weight
+
+    def _begin(self, record: TenantLeases, block: int, terms: LeaseTerms, now: float) -> None:
+        until = now + terms.seconds
+        lease = record.leases[block] = _Lease(terms.seconds, until)
+        self._lessees[block] = (*self._lessees.get(block, ()), terms.tenant)
+        self._num_leases += 1
+        if block in self._keys:
+            record.idle[block] = None
+            self._idle[terms.tenant] = None
+        self._note(lease, terms.tenant, block)
+
+    def _note(self, lease: _Lease, tenant: str, block: int) -> None:
+        """Look at a lease when it ends as things are now; a renewal is seen then."""
+        lease.entry = next(self._entries)
+        heappush(self._ends, (lease.until, lease.entry, tenant, block))
+        if len(self._ends) > _SPARE_ENTRIES + 2 * self._num_leases:
+            running = {
+                lease.entry for record in self._tenants.values() for lease in record.leases.values()
+            }
+            self._ends = [end for end in self._ends if end[1] in running]
+            heapify(self._ends)
+
+    def _end(self, tenant: str, record: TenantLeases, block: int, at: float) -> list[int]:
+        self._count(record, at)
+        del record.leases[block]
+        self._num_leases -= 1
+        self._withdraw(tenant, record, block)
+        others = tuple(other for other in self._lessees[block] if other != tenant)
+        if others:
+            self._lessees[block] = others
+            return []
+        del self._lessees[block]
+        return [block]
+
+    def _withdraw(self, tenant: str, record: TenantLeases, block: int) -> None:
+        record.idle.pop(block, None)
+        if not record.idle:
+            self._idle.pop(tenant, None)
+
+    def _count(self, record: TenantLeases, now: float) -> None:
+        """Book the time since the last change, for as many leases as there have been."""
+        record.block_seconds += len(record.leases) * (now - record.since)
+        record.since = now
