@@ -77,6 +77,7 @@ def engine_config(
         prefix_cache=settings.prefix_cache,
         prefix_grouping=settings.prefix_grouping,
         batch_invariant=settings.batch_invariant,
+        lease_share=settings.lease_share,
         eviction=settings.eviction,
         fairness=settings.fairness,
         prompt_token_price=settings.prompt_token_price,

@@ -65,6 +65,7 @@ AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, AfterValidator(_checked_networks)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def check_given_file(name: str, path: Path) -> None:

@@ -31,6 +31,7 @@ from app.setting_kinds import (
     Origins,
     Price,
     Seconds,
+    Share,
     check_given_file,
 )
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
@@ -147,6 +148,11 @@ class Settings(BaseSettings):
     batch_invariant: bool = Field(
         False,
         description="Results do not depend on what else is computed. Turns grouping off; slower.",
+    )
+    lease_share: Share = Field(
+        0.25,
+        description="Part of the KV blocks that a tenant's requests may ask to be kept, where it "
+        "has no limit of its own (leased_blocks).",
     )
     eviction: Literal["arc", "lru"] = Field(
         "arc",

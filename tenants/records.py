@@ -25,8 +25,9 @@ _ID = re.compile(ID_PATTERN)
 _PROMPT_NAME = re.compile(PROMPT_NAME_PATTERN)
 # Lone surrogates come from a command line with broken UTF-8, and cannot be written.
 _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
-# A tenant may be kept from sockets and pins; nothing at all of the rest is `status: disabled`.
-_MAY_BE_ZERO = ("sockets", "pinned_blocks", "stored_bytes")
+# A tenant may be kept from sockets, pins and leases; nothing at all of the rest is
+# `status: disabled`.
+_MAY_BE_ZERO = ("sockets", "pinned_blocks", "leased_blocks", "stored_bytes")
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,9 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int | None = None
     """KV blocks that running requests may hold, in one replica."""
     pinned_blocks: int | None = None
+    leased_blocks: int | None = None
+    """KV blocks that requests have asked to be kept, in one replica; the default is the engine's
+    `lease_share`."""
     stored_bytes: int | None = None
     """Of responses that are kept to go on from; the oldest make room for new ones."""
 

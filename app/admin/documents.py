@@ -91,6 +91,11 @@ class Limits(Document):
     pinned_blocks: LimitOrNone | None = Field(
         None, description="KV blocks that pinned prompts may hold, in one replica."
     )
+    leased_blocks: LimitOrNone | None = Field(
+        None,
+        description="KV blocks that are kept because requests have asked for it, in one replica; "
+        "null is the part of all blocks that the service lets a tenant lease.",
+    )
     stored_bytes: LimitOrNone | Unlimited | None = Field(
         None, description="Kept of its responses; the oldest make room for new ones."
     )

@@ -92,6 +92,7 @@ def tenant_share(tenant: Tenant) -> TenantShare:
         reserved_blocks=tenant.reserved_blocks,
         max_blocks=tenant.limits.blocks,
         max_pinned_blocks=tenant.limits.pinned_blocks,
+        max_leased_blocks=tenant.limits.leased_blocks,
     )
 
 

@@ -219,6 +219,7 @@ ENGINE_SETTINGS = {
     "speculation": "off",
     "speculation_tokens": 3,
     "fairness": "fcfs",
+    "lease_share": 0.5,
     "recovery": "swap",
     "min_run_tokens": 5,
     "prompt_token_price": 3.0,
