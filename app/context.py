@@ -23,6 +23,7 @@ from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
 from app.upkeep.workers import Workers
 from engine.client import EngineClient
+from tenants.prices import Prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Service:
     completions: StoredCompletions
     late_writes: LateWrites
     gate: Gate
+    prices: Prices
     template: ChatTemplate
     prompts: PromptBuilder
     generations: Generations

@@ -8,8 +8,10 @@ import ctypes
 import gc
 import os
 import socket
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ from app.upkeep.sweeping import sweep
 from engine.config import EngineConfig
 from engine.model.weights import ModelUnavailable, resolve_model
 from engine.serve.process import ProcessEngine
+from tenants.errors import InvalidField
+from tenants.prices import FREE, Prices, prices_of, read_prices
 from tenants.store import TenantStore
 
 if TYPE_CHECKING:
@@ -104,6 +108,17 @@ def draft_folder(settings: Settings, progress: Progress) -> Path | None:
         raise ModelUnavailable(f"draft_model: {error}") from error
 
 
+def service_prices(settings: Settings, model_id: str) -> Prices:
+    """What the served model's tokens cost. Raises `ValueError` that says what is wrong."""
+    if settings.price_file is None:
+        return FREE
+    try:
+        table = tomllib.loads(settings.price_file.read_text(), parse_float=Decimal)
+        return prices_of(read_prices(table), model_id)
+    except (InvalidField, ValueError) as error:
+        raise ValueError(f"price_file: {error}") from None
+
+
 def service_bounds(settings: Settings) -> Bounds:
     """The service's part of the settings."""
     return Bounds(
@@ -151,6 +166,8 @@ async def run_service(
         folder = await asyncio.to_thread(
             resolve_model, settings.model, settings.cache_dir, progress
         )
+        model_id = _model_id(settings.model, folder)
+        prices = service_prices(settings, model_id)
         drafting = await asyncio.to_thread(draft_folder, settings, progress)
         progress(f"loading {settings.model}")
         engine = ProcessEngine(
@@ -181,10 +198,11 @@ async def run_service(
             engine,
             stores,
             tokenizer,
-            _model_id(settings.model, folder),
+            model_id,
             service_bounds(settings),
             settings.tool_format,
             settings.reasoning_format,
+            prices,
         )
         apps = (app, create_admin_app(app.state.service, admin_token))
         bounds = connection_bounds(settings)

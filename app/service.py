@@ -48,6 +48,7 @@ from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
 from app.upkeep.workers import Workers
 from engine.client import EngineClient
+from tenants.prices import FREE, Prices
 
 
 def create_app(
@@ -58,15 +59,16 @@ def create_app(
     bounds: Bounds,
     tool_format: ToolFormat = "auto",
     reasoning_format: ReasoningSetting = "auto",
+    prices: Prices = FREE,
 ) -> Starlette:
     """What the tenants reach. `tool_format` is how the model writes the functions that it calls,
-    and `reasoning_format` what it reasons.
+    and `reasoning_format` what it reasons; `prices` are its own.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
     formats = tool_format, reasoning_format
-    service = _assembled(engine, stores, tokenizer, model_id, bounds, *formats)
+    service = _assembled(engine, stores, tokenizer, model_id, bounds, *formats, prices)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -84,6 +86,7 @@ def _assembled(
     bounds: Bounds,
     tool_format: ToolFormat,
     reasoning_format: ReasoningSetting,
+    prices: Prices,
 ) -> Service:
     """Every part with the parts that it works with."""
     metrics, workers = Metrics(), Workers()
@@ -95,8 +98,8 @@ def _assembled(
     history = History(stores.responses, bounds.response_ttl_seconds, bounds.history_cache_tokens)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
     conversations = ConversationStore(stores.conversations, late, ttl_seconds)
-    booking = Booking(stores.usage)
-    gate = Gate(stores.limiter, booking, metrics, bounds.max_queued_requests)
+    booking = Booking(stores.usage, prices)
+    gate = Gate(stores.limiter, stores.budgets, booking, metrics, bounds.max_queued_requests)
     connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
     generations = Generations(
         engine=engine,
@@ -123,6 +126,7 @@ def _assembled(
         completions=StoredCompletions(stores.completions, late, workers, ttl_seconds),
         late_writes=late,
         gate=gate,
+        prices=prices,
         template=template,
         prompts=prompts,
         generations=generations,

@@ -44,6 +44,7 @@ _GIVEN_FILES = (
     "redis_password_file",
     "admin_token_file",
     "pepper_file",
+    "price_file",
 )
 
 
@@ -247,6 +248,9 @@ class Settings(BaseSettings):
         None, description="File that holds the admin token; by default the first start makes one."
     )
 
+    price_file: Location | None = Field(
+        None, description="What tokens cost, by model (TOML); budgets need it."
+    )
     default_requests_per_minute: DefaultCount = Field(
         6000, description="Of a tenant with no limits of its own; counted in each replica."
     )

@@ -15,6 +15,7 @@ from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
+from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
 from tenants.pepper import load_or_create_pepper
 from tenants.records import Principal, TenantLimits
@@ -45,6 +46,7 @@ class Stores:
     suspended: SuspendedResponses
     running: RunningResponses
     limiter: Limiter
+    budgets: Budgets
     usage: UsageMeter
 
     @classmethod
@@ -59,6 +61,7 @@ class Stores:
     ) -> Stores:
         """The stores of one service process or command."""
         most = default_limits.stored_bytes
+        limiter = Limiter(redis, defaults=default_limits)
         return cls(
             tenants=tenant_store(redis, pepper, audit_max_entries=audit_max_entries),
             groups=ShareGroups(redis, audit_max_entries=audit_max_entries),
@@ -70,7 +73,8 @@ class Stores:
             completions=EditedObjects(redis, "completion", most),
             suspended=SuspendedResponses(redis, most),
             running=RunningResponses(redis),
-            limiter=Limiter(redis, defaults=default_limits),
+            limiter=limiter,
+            budgets=Budgets(redis, limiter),
             usage=UsageMeter(redis),
         )
 

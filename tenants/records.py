@@ -52,6 +52,10 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     `lease_share`."""
     stored_bytes: int | None = None
     """Of responses that are kept to go on from; the oldest make room for new ones."""
+    soft_budget_micros: int | None = None
+    """Millionths of the currency that may be spent in a month (UTC) before a warning."""
+    hard_budget_micros: int | None = None
+    """Those that may be spent at all."""
 
     def over(self, defaults: TenantLimits) -> TenantLimits:
         """What holds: these, and `defaults` where nothing is set; `None` is now no limit."""

@@ -91,6 +91,16 @@ def usage_batch(owner: str, meter_id: str) -> str:
     return f"pw:{{{owner}}}:usage-batch:{meter_id}"
 
 
+def spending(tenant_id: str) -> str:
+    """Sorted set with expiry: `request:billionths` reserved of a budget, by when its lease ends."""
+    return f"pw:{{{tenant_id}}}:spending"
+
+
+def budget_told(tenant_id: str) -> str:
+    """Hash with expiry: `month:threshold:budget` of what was told to be reached."""
+    return f"pw:{{{tenant_id}}}:budget-told"
+
+
 def limits(tenant_id: str) -> str:
     """Hash with expiry: a tenant's buckets and its day, see `tenants.limits.scripts`."""
     return f"pw:{{{tenant_id}}}:limits"

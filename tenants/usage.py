@@ -19,22 +19,25 @@ import msgspec
 from tenants import redis_keys
 from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import InvalidField, StoreUnavailable
-from tenants.shared_costs import USED_BY, charges
+from tenants.shared_costs import USED_BY, Counts, charges
 
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
 _BATCH_TTL_SECONDS = 7 * 24 * 3600
-_SHARED = ("computed_tokens",)
+_SHARED = ("computed_tokens", "cost_nanos")
 """What of a group's usage its members are charged for."""
 _GROUP = "group:"
 """A tenant's quantity `group:OWNER` says that it used a group's prompts."""
 
-# KEYS: meta, deleting, usage, batch. ARGV: the batch's number, seconds to remember it for, and each
-# field with its increment. A batch that is here already (its answer was lost) is not added again.
+# KEYS: meta, deleting, usage, batch, spending. ARGV: the batch's number, seconds to remember it
+# for, how many reservations of a budget it takes the place of, these, and each field with its
+# increment. A batch that is here already (its answer was lost) is not added again.
 _ADD = Script("""
 if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then return end
 if tonumber(redis.call('GET', KEYS[4]) or 0) >= tonumber(ARGV[1]) then return end
-for index = 3, #ARGV, 2 do
+local last = 3 + tonumber(ARGV[3])
+for index = 4, last do redis.call('ZREM', KEYS[5], ARGV[index]) end
+for index = last + 1, #ARGV, 2 do
   redis.call('HINCRBY', KEYS[3], ARGV[index], ARGV[index + 1])
 end
 redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[2])
@@ -47,7 +50,8 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     Of the prompt tokens, `cached_tokens` were found in the cache, which spared computing them, and
     `cache_write_tokens` were computed and left there. `computed_tokens` are prompt tokens that were
     computed for it: those of its requests but for a share group's prompts, its part of what was
-    computed of these, and its own registered prompts as they were warmed.
+    computed of these, and its own registered prompts as they were warmed. `cost_nanos` is what all
+    of this cost, in billionths of the currency, at the prices of the moment.
     """
 
     day: date
@@ -58,6 +62,7 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int = 0
     output_tokens: int = 0
     stream_seconds: float = 0.0
+    cost_nanos: int = 0
 
 
 class _Batch(msgspec.Struct, frozen=True):
@@ -65,6 +70,7 @@ class _Batch(msgspec.Struct, frozen=True):
 
     number: int
     increments: Mapping[str, int]
+    released: tuple[str, ...] = ()
 
 
 class UsageMeter:
@@ -85,6 +91,7 @@ class UsageMeter:
         # By tenant: field to how much was used since the last batch; and the batch under way.
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._sent: dict[str, _Batch] = {}
+        self._released: defaultdict[str, list[str]] = defaultdict(list)
         self._is_behind = False
 
     def add(
@@ -98,6 +105,7 @@ class UsageMeter:
         computed_tokens: int = 0,
         output_tokens: int = 0,
         stream_seconds: float = 0.0,
+        cost_nanos: int = 0,
     ) -> None:
         """Count what a tenant has used just now; see `DayUsage`."""
         used = {
@@ -108,17 +116,30 @@ class UsageMeter:
             "computed_tokens": computed_tokens,
             "output_tokens": output_tokens,
             "stream_milliseconds": round(stream_seconds * 1000),
+            "cost_nanos": cost_nanos,
         }
         self._count(tenant_id, used)
 
+    def release(self, tenant_id: str, reservation: str) -> None:
+        """Have a reservation of a tenant's budget end when what was counted until now is booked."""
+        self._released[tenant_id].append(reservation)
+        self._counts[tenant_id]  # to be handed in, though it may have cost nothing
+
     def add_shared(
-        self, group: str, *, computed_tokens: int = 0, user: str = "", used_tokens: int = 0
+        self,
+        group: str,
+        *,
+        computed_tokens: int = 0,
+        cost_nanos: int = 0,
+        user: str = "",
+        used_tokens: int = 0,
     ) -> None:
         """Count what was computed of the prompts of a share group, which is named by its `owner`.
 
         And that a request of the tenant `user` had `used_tokens` of them, computed or found.
         """
-        self._count(group, {"computed_tokens": computed_tokens, f"{USED_BY}{user}": used_tokens})
+        of_group = {"computed_tokens": computed_tokens, "cost_nanos": cost_nanos}
+        self._count(group, of_group | {f"{USED_BY}{user}": used_tokens})
         self._count(user, {f"{_GROUP}{group}": used_tokens})
 
     def _count(self, owner: str, used: Mapping[str, int]) -> None:
@@ -142,7 +163,9 @@ class UsageMeter:
             await self._hand_in()
             for tenant_id in [*self._counts]:
                 self._batches += 1
-                self._sent[tenant_id] = _Batch(self._batches, self._counts.pop(tenant_id))
+                released = tuple(self._released.pop(tenant_id, ()))
+                counts = self._counts.pop(tenant_id)
+                self._sent[tenant_id] = _Batch(self._batches, counts, released)
             await self._hand_in()
         except StoreUnavailable as error:
             if not self._is_behind:
@@ -175,12 +198,8 @@ class UsageMeter:
 async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
     """All days on which a tenant used anything, in order. Raises `StoreUnavailable`."""
     days = await _read_days(redis, tenant_id)
-    names = {name for used in days.values() for name in used if name.startswith(_GROUP)}
-    for name in sorted(names):
-        shared = await _read_days(redis, name.removeprefix(_GROUP))
-        for day, part in charges(shared, _SHARED).get(tenant_id, {}).items():
-            if name in days.get(day, ()):  # else it was an earlier tenant of this id
-                days[day].update(part)
+    for day, part in await _shared_parts(redis, tenant_id, days):
+        days[day].update(part)
     return [
         DayUsage(
             day=date.fromisoformat(day),
@@ -191,9 +210,16 @@ async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
             computed_tokens=used["computed_tokens"],
             output_tokens=used["output_tokens"],
             stream_seconds=used["stream_milliseconds"] / 1000,
+            cost_nanos=used["cost_nanos"],
         )
         for day, used in sorted(days.items())
     ]
+
+
+async def shared_cost(redis: GuardedRedis, tenant_id: str, month: str) -> int:
+    """What a tenant owes for its share groups' prompts in a month (YYYY-MM), in billionths."""
+    parts = await _shared_parts(redis, tenant_id, await _read_days(redis, tenant_id))
+    return sum(part["cost_nanos"] for day, part in parts if day.startswith(month))
 
 
 async def settle_group(redis: GuardedRedis, group: str, number: int) -> None:
@@ -216,6 +242,20 @@ async def settle_group(redis: GuardedRedis, group: str, number: int) -> None:
     await redis.run_script_on_each(_ADD, calls)
 
 
+async def _shared_parts(
+    redis: GuardedRedis, tenant_id: str, days: Mapping[str, Counts]
+) -> list[tuple[str, Counts]]:
+    """By day, a tenant's parts of what was computed for its share groups."""
+    names = {name for used in days.values() for name in used if name.startswith(_GROUP)}
+    parts = []
+    for name in sorted(names):
+        shared = await _read_days(redis, name.removeprefix(_GROUP))
+        for day, part in charges(shared, _SHARED).get(tenant_id, {}).items():
+            if name in days.get(day, ()):  # else it was an earlier tenant of this id
+                parts.append((day, part))
+    return parts
+
+
 async def _read_days(redis: GuardedRedis, owner: str) -> dict[str, Counter[str]]:
     """By day, how much of each quantity was counted for a tenant or a share group."""
     counts = await redis.execute("HGETALL", redis_keys.usage(owner))
@@ -233,6 +273,8 @@ def _adding(owner: str, meter_id: str, batch: _Batch) -> tuple[list[str], list[A
         redis_keys.deleting(owner),
         redis_keys.usage(owner),
         redis_keys.usage_batch(owner, meter_id),
+        redis_keys.spending(owner),
     ]
     increments = [word for increment in batch.increments.items() for word in increment]
-    return keys, [batch.number, _BATCH_TTL_SECONDS, *increments]
+    head = [batch.number, _BATCH_TTL_SECONDS, len(batch.released)]
+    return keys, [*head, *batch.released, *increments]

@@ -13,6 +13,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from tenants.audit import AuditEntry
+from tenants.prices import shown
 from tenants.records import (
     DEFAULTED,
     ID_PATTERN,
@@ -98,6 +99,14 @@ class Limits(Document):
     )
     stored_bytes: LimitOrNone | Unlimited | None = Field(
         None, description="Kept of its responses; the oldest make room for new ones."
+    )
+    soft_budget_micros: Limit | None = Field(
+        None,
+        description="Millionths of the currency that it may spend in a month (UTC) before answers "
+        "carry a warning.",
+    )
+    hard_budget_micros: Limit | None = Field(
+        None, description="Those that it may spend; what could cost more is refused until the next."
     )
 
     @classmethod
@@ -251,11 +260,17 @@ class UsageDay(Document):
     )
     output_tokens: int
     stream_seconds: float
+    cost: str = Field(
+        pattern=r"^[0-9]+\.[0-9]{9}$",
+        description="What it cost, in units of the currency, at the prices of the time.",
+    )
 
     @classmethod
     def of(cls, usage: DayUsage) -> UsageDay:
         """One day's counts."""
-        return cls(**msgspec.structs.asdict(usage))
+        fields = msgspec.structs.asdict(usage)
+        cost = shown(fields.pop("cost_nanos"))
+        return cls(**fields, cost=cost)
 
 
 class AuditDocument(Document):

@@ -18,10 +18,12 @@ from app.generate.booking import NOTHING, Booking, SharedHead, Used
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from engine.api import EngineRequest
+from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.records import Principal, Tenant
 
 HEARTBEAT_SECONDS = 5.0
+WARNING_HEADER = "x-partywall-budget-warning"
 _QUEUE_RETRY_SECONDS = 1.0
 _CODES = {
     "requests": "rate_limit_exceeded",
@@ -29,6 +31,7 @@ _CODES = {
     "tokens_per_day": "tokens_per_day_exceeded",
     "streams": "concurrent_streams_exceeded",
     "sockets": "sockets_exceeded",
+    "budget": "insufficient_quota",
 }
 
 
@@ -41,9 +44,15 @@ class Gate:
     """
 
     def __init__(
-        self, limiter: Limiter, booking: Booking, metrics: Metrics, max_queued_requests: int
+        self,
+        limiter: Limiter,
+        budgets: Budgets,
+        booking: Booking,
+        metrics: Metrics,
+        max_queued_requests: int,
     ) -> None:
         self._limiter = limiter
+        self._budgets = budgets
         self._booking = booking
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
@@ -107,6 +116,7 @@ class Gate:
         """Renew the leases of running streams and open sockets until cancelled."""
         while True:
             await self._limiter.renew([ticket.admission for ticket in self._tickets])
+            await self._budgets.renew([one.hold for one in self._tickets if one.hold is not None])
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def close(self) -> None:
@@ -170,7 +180,9 @@ class Ticket:
     def __init__(self, gate: Gate, tenant: Tenant, admission: Admission) -> None:
         self.admission = admission
         self._gate = gate
-        self._tenant_id = tenant.id
+        self._tenant = tenant
+        self.hold: Hold | None = None
+        self._warning: str | None = None
         self._continued = False
         self._head: SharedHead | None = None
         self._began: float | None = None
@@ -178,8 +190,11 @@ class Ticket:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What is left of the tenant's limits, as of the last answer of the limiter."""
-        return _quota_headers(self.admission.requests, self.admission.tokens)
+        """What is left of the tenant's limits, as of the last answer of the limiter, and whether
+        its soft budget is spent.
+        """
+        headers = _quota_headers(self.admission.requests, self.admission.tokens)
+        return headers if self._warning is None else headers | {WARNING_HEADER: self._warning}
 
     async def reserve(self, request: EngineRequest, head: SharedHead | None = None) -> None:
         """Take what `request` may use at most: its prompt, and all its sequences at their longest.
@@ -192,19 +207,35 @@ class Ticket:
         gate = self._gate
         self._continued = request.num_generated > 0
         self._head = head
-        tokens = request.num_lines * request.sampling.max_tokens - request.num_generated
-        if not self._continued:
-            tokens += len(request.prompt)
+        output = request.num_lines * request.sampling.max_tokens - request.num_generated
+        prompt = 0 if self._continued else len(request.prompt)
         try:
-            self.admission = await gate._granted(gate._limiter.reserve(self.admission, tokens))
+            self.admission = await gate._granted(
+                gate._limiter.reserve(self.admission, prompt + output)
+            )
         except LimitExceeded as exceeded:
             self._leave()
             raise gate._refusal(exceeded) from None
         except asyncio.CancelledError:
             self._leave()  # `_granted` gives back what is taken yet
             raise
+        await self._reserve_money(gate._booking.prices.most(prompt, output))
         if gate._has_ended:
             raise shutting_down()
+
+    async def _reserve_money(self, nanos: int) -> None:
+        """Take of the tenant's budget, if it has one, what the request may cost."""
+        gate, tenant = self._gate, self._tenant
+        self.hold = gate._budgets.hold(tenant, self.admission.request_id, nanos)
+        if self.hold is None:
+            return
+        try:
+            prices = gate._booking.prices
+            self._warning = await gate._budgets.reserve(tenant, self.hold, prices)
+        except LimitExceeded as exceeded:
+            self.hold = None
+            await self.release()
+            raise gate._refusal(exceeded) from None
 
     async def release(self) -> None:
         """Settle a request that was not handed to the engine; harmless after its end."""
@@ -216,14 +247,14 @@ class Ticket:
             self._settled = True
             self._gate._tickets.discard(self)
             if self._began is None:
-                self._gate._leave_queue(self._tenant_id)
+                self._gate._leave_queue(self._tenant.id)
             self._gate._fewer.set()
 
     def first_token(self) -> None:
         """The request waits no longer: its first token is there. Harmless when repeated."""
         if self._began is None and not self._settled:
             self._began = perf_counter()
-            self._gate._leave_queue(self._tenant_id)
+            self._gate._leave_queue(self._tenant.id)
 
     async def settle(self, used: Used) -> None:
         """Account for the end with what was really used; only the first call counts.
@@ -234,14 +265,17 @@ class Ticket:
             return
         gate, began = self._gate, self._began
         self._leave()
-        gate._booking.request(
-            self._tenant_id,
+        cost = gate._booking.request(
+            self._tenant.id,
             used,
             self._head,
             # One that was answered: not the rest of another's answer, nor none at all.
             counts=not self._continued and used.prompt_tokens > 0,
             stream_seconds=0.0 if began is None else perf_counter() - began,
         )
+        if self.hold is not None:
+            gate._budgets.settle(self.hold, cost)
+            gate._booking.release(self._tenant.id, self.hold.name)
         tokens = used.prompt_tokens + used.output_tokens
         await asyncio.shield(gate._finish(gate._limiter.settle(self.admission, tokens)))
 
@@ -252,6 +286,8 @@ def limit_error(exceeded: LimitExceeded) -> ApiError:
     # A socket's error event has no headers: its reader has the message only.
     message = str(exceeded) if wait is None else f"{exceeded} Try again in {duration(wait)}."
     headers = _quota_headers(exceeded.requests, exceeded.tokens) | _retry_headers(wait)
+    if exceeded.limit == "budget":
+        headers["x-should-retry"] = "false"  # a client is not to wait for the next month
     return ApiError(429, message, code=_CODES[exceeded.limit], headers=headers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.api import EngineRequest
+from tenants.prices import FREE, Prices
 from tenants.records import ShareGroup
 from tenants.usage import UsageMeter
 
@@ -50,10 +51,11 @@ NOTHING = Used()
 
 
 class Booking:
-    """Books in this process' meter, which hands it in."""
+    """Books in this process' meter, which hands it in, at the `prices` of the served model."""
 
-    def __init__(self, meter: UsageMeter) -> None:
+    def __init__(self, meter: UsageMeter, prices: Prices = FREE) -> None:
         self._meter = meter
+        self.prices = prices
 
     def request(
         self,
@@ -63,20 +65,28 @@ class Booking:
         *,
         counts: bool,
         stream_seconds: float,
-    ) -> None:
+    ) -> int:
         """Book what a request has used; `counts` says whether it is one that was answered.
 
         What it has computed of a group's `head` is the group's. One that left before the engine had
-        told what it computed pays for its prompt alone.
+        told what it computed pays for its prompt alone. Returns what it cost its tenant.
         """
         computed = used.prompt_tokens - used.cached_tokens
+        written = min(computed, used.cache_write_tokens)
         is_told = used.output_tokens or used.cached_tokens or used.cache_write_tokens
         if head is not None and used.prompt_tokens and is_told:
             of_group = max(0, head.tokens - used.cached_tokens)
-            computed -= of_group
+            written_of_group = min(of_group, written)
             self._meter.add_shared(
-                head.group, computed_tokens=of_group, user=tenant_id, used_tokens=head.tokens
+                head.group,
+                computed_tokens=of_group,
+                cost_nanos=self.prices.prompt(of_group, 0, written_of_group),
+                user=tenant_id,
+                used_tokens=head.tokens,
             )
+            computed, written = computed - of_group, written - written_of_group
+        cost = self.prices.prompt(computed, used.cached_tokens, written)
+        cost += used.output_tokens * self.prices.output
         self._meter.add(
             tenant_id,
             requests=int(counts),
@@ -86,13 +96,21 @@ class Booking:
             computed_tokens=computed,
             output_tokens=used.output_tokens,
             stream_seconds=stream_seconds,
+            cost_nanos=cost,
         )
+        return cost
+
+    def release(self, tenant_id: str, reservation: str) -> None:
+        """End a reservation of a tenant's budget, together with what was booked so far."""
+        self._meter.release(tenant_id, reservation)
 
     def warming(self, owner: str, used: Used) -> None:
         """Book what warming a registered prompt of a tenant's or a group's has computed."""
-        computed = used.prompt_tokens - used.cached_tokens
+        computed, written = used.prompt_tokens - used.cached_tokens, used.cache_write_tokens
+        cost = self.prices.prompt(computed, 0, written)
         if owner.startswith("@"):
-            self._meter.add_shared(owner, computed_tokens=computed)
+            self._meter.add_shared(owner, computed_tokens=computed, cost_nanos=cost)
         else:
-            written = used.cache_write_tokens
-            self._meter.add(owner, computed_tokens=computed, cache_write_tokens=written)
+            self._meter.add(
+                owner, computed_tokens=computed, cache_write_tokens=written, cost_nanos=cost
+            )

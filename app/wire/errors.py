@@ -17,7 +17,7 @@ Codes, by status:
   431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
   tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
-  `sockets_exceeded`; `too_many_logprobs`
+  `sockets_exceeded`, `insufficient_quota` (a month's budget); `too_many_logprobs`
 - 500 `server_error`; 503 `store_unavailable`, `engine_unavailable`, `shutting_down`
 """
 
@@ -72,7 +72,7 @@ class ApiError(Exception):
         if self.status == 401:
             return "authentication_error"
         if self.status == 429:
-            return "rate_limit_error"
+            return self.code if self.code == "insufficient_quota" else "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def detail(self) -> dict[str, str | None]:

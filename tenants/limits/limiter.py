@@ -83,6 +83,11 @@ class Limiter:
         # What could not be handed in: the tokens that a request has used, and until when it counts.
         self._unsettled: dict[str, tuple[Admission, int, float]] = {}
 
+    @property
+    def replicas(self) -> int:
+        """How many processes share the store, as far as this one knows."""
+        return self._replicas
+
     async def admit(self, tenant: Tenant, request_id: str) -> Admission:
         """Count one request, and one stream for as long as it runs.
 

@@ -12,7 +12,7 @@ from tenants.records import TenantLimits
 MINUTE = 60_000_000
 DAY = 86_400_000_000
 
-Limit = Literal["requests", "tokens", "tokens_per_day", "streams", "sockets"]
+Limit = Literal["requests", "tokens", "tokens_per_day", "streams", "sockets", "budget"]
 
 
 class Quota(msgspec.Struct, frozen=True):
@@ -69,6 +69,7 @@ class Verdict(msgspec.Struct, frozen=True):
     def error(self, limits: TenantLimits, tokens: int) -> LimitExceeded:
         """What a request that may take `tokens` is told."""
         assert self.limited
+        assert self.limited != "budget"
         message = {
             "requests": f"{limits.requests_per_minute} requests a minute are allowed.",
             "tokens": f"{limits.tokens_per_minute} tokens a minute are allowed.",

@@ -29,6 +29,7 @@ from app.transport.connection_bounds import ConnectionBounds
 from app.upkeep.workers import Workers
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
+from tenants.prices import FREE, Prices
 from tenants.records import SystemPrompt, Tenant, TenantLimits
 from tenants.store import CACHE_SECONDS, FLUSH_GRACE_SECONDS, TenantStore
 from tenants.system_prompts import SystemPrompts
@@ -209,6 +210,7 @@ async def living(
     redis_url: str,
     cache_seconds: float = CACHE_SECONDS,
     flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
+    prices: Prices = FREE,
 ) -> AsyncIterator[World]:
     """A world over the store at `redis_url`; what it knows of tenants is `cache_seconds` old."""
     redis = await open_redis(redis_url, timeout_seconds=STALL_SECONDS)
@@ -220,7 +222,7 @@ async def living(
     tenants, keys = {}, {}
     for name in ("acme", "umbra"):
         tenants[name], keys[name] = await stores.tenants.create_tenant(name)
-    app = create_app(engine, stores, engine.tokenizer, MODEL, limits)
+    app = create_app(engine, stores, engine.tokenizer, MODEL, limits, prices=prices)
     admin_app = create_admin_app(app.state.service, AdminToken.of(ADMIN_TOKEN))
     async with serving(app, admin_app) as (base_url, admin_url):
         world = World(base_url, admin_url, app, engine, redis, stores, tenants, keys)
@@ -231,10 +233,15 @@ async def living(
 
 
 @pytest.fixture
+def prices() -> Prices:
+    return FREE
+
+
+@pytest.fixture
 async def world(
-    engine: ScriptedEngine, limits: Bounds, store_server: EmbeddedStore
+    engine: ScriptedEngine, limits: Bounds, store_server: EmbeddedStore, prices: Prices
 ) -> AsyncIterator[World]:
-    async with living(engine, limits, store_server.url) as world:
+    async with living(engine, limits, store_server.url, prices=prices) as world:
         world.server_pid = store_server.server_pid
         yield world
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.commands.options import default_text
-from app.main import _model_id, connection_bounds, engine_config, service_bounds
+from app.main import _model_id, connection_bounds, engine_config, service_bounds, service_prices
 from app.settings import (
     Settings,
     SettingsError,
@@ -23,6 +23,7 @@ from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
 from tenants.errors import TooLargeToStore
 from tenants.limits.limiter import LimitExceeded
+from tenants.prices import FREE
 from tenants.records import DEFAULTED, TenantLimits
 
 
@@ -299,3 +300,16 @@ def test_clients_call_a_local_model_by_the_last_part_of_its_path(tmp_path: Path)
     assert _model_id(str(file), tmp_path / "converted") == "small"
     assert _model_id(str(folder), folder) == "large"
     assert _model_id("acme/model", folder) == "acme/model"
+
+
+def test_prices_are_those_of_the_served_model(tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text('currency = "EUR"\n[models.small]\ninput = 0.1\noutput = 0.4\n')
+    settings = load_settings(price_file=file)
+    assert service_prices(settings, "small").output == 400
+    assert service_prices(load_settings(), "small") == FREE
+    with pytest.raises(ValueError, match="price_file: models: there are no prices for 'large'"):
+        service_prices(settings, "large")
+    file.write_text("currency")
+    with pytest.raises(ValueError, match="price_file: "):
+        service_prices(settings, "small")

@@ -57,6 +57,7 @@ async def create_tenant(call: Call[NewTenant, None]) -> CreatedTenant:
     """Create a tenant and its first API key."""
     body = call.body
     draft = Tenant(id=body["id"], name=body["id"], namespace_secret=b"", created_at=0.0)
+    _require_prices(call, draft, edited(draft, body))
     await _require_room(call, draft, edited(draft, body))
     try:
         tenant, api_key = await call.service.stores.tenants.create_tenant(
@@ -108,6 +109,7 @@ async def update_tenant(call: Call[TenantPatch, None]) -> TenantDocument:
         return edited(tenant, body)
 
     tenant = await tenants.get_tenant(tenant_id)
+    _require_prices(call, tenant, edited(tenant, body))
     await _require_room(call, tenant, edited(tenant, body))
     try:
         return TenantDocument.of(await tenants.update_tenant(tenant_id, edit, actor=call.actor))
@@ -148,6 +150,16 @@ async def _require_room(call: Call[Any, None], old: Tenant, new: Tenant) -> None
             f" of those are left for this one, not {_claim(new)}"
         )
         raise clash(Complaint(field=field, detail=detail))
+
+
+def _require_prices(call: Call[Any, None], old: Tenant, new: Tenant) -> None:
+    """Raises `Problem` 409 for a new budget that nothing would count against."""
+    for name in ("soft_budget_micros", "hard_budget_micros"):
+        budget = getattr(new.limits, name)
+        is_new = budget is not None and budget != getattr(old.limits, name)
+        if is_new and not call.service.prices.are_set:
+            detail = "a budget needs prices, and this replica has no price file"
+            raise clash(Complaint(field=f"limits.{name}", detail=detail))
 
 
 def _claim(tenant: Tenant) -> int:

@@ -1,4 +1,4 @@
-"""`/admin/tenants/{tenant}/usage`: what a tenant used, by day, as JSON or CSV."""
+"""`/admin/tenants/{tenant}/usage`: what a tenant used, by day, as JSON or CSV; `/admin/prices`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from app.admin.declaration import endpoint
 from app.admin.documents import Document, UsageDay, usage_csv
 from app.admin.endpoint import Call
 from app.admin.lists import Query
+from tenants.prices import TOKENS_PRICED, shown
 
 _CSV = "text/csv"
 
@@ -43,7 +44,22 @@ class Usage(Document):
     """What a tenant used: a line for each day on which it used anything."""
 
     tenant: str
+    currency: str | None = Field(description="Of `cost`; null without prices.")
     usage: list[UsageDay]
+
+
+class PricesDocument(Document):
+    """What the model that this replica serves costs, in units of the currency.
+
+    All are zero, and the currency null, without a price file.
+    """
+
+    model: str
+    currency: str | None
+    input: str = Field(description="A million prompt tokens that are computed and not written.")
+    cached: str = Field(description="A million that are found in the cache.")
+    written: str = Field(description="A million that are computed and left in the cache.")
+    output: str = Field(description="A million output tokens.")
 
 
 @endpoint("GET", "/tenants/{tenant}/usage", "Usage", other_content={_CSV: str})
@@ -58,7 +74,21 @@ async def show_usage(call: Call[None, UsageQuery]) -> Usage | Response:
     if query.format == "csv" or (query.format is None and _prefers_csv(call.headers)):
         name = f'attachment; filename="{tenant.id}-usage.csv"'
         return Response(usage_csv(days), headers={"content-disposition": name}, media_type=_CSV)
-    return Usage(tenant=tenant.id, usage=days)
+    return Usage(tenant=tenant.id, currency=call.service.prices.currency or None, usage=days)
+
+
+@endpoint("GET", "/prices", "Usage")
+async def show_prices(call: Call[None, None]) -> PricesDocument:
+    """Show what tokens cost; the settings say so, in the price file."""
+    prices = call.service.prices
+    return PricesDocument(
+        model=call.service.names.model_id,
+        currency=prices.currency or None,
+        input=shown(prices.input * TOKENS_PRICED),
+        cached=shown(prices.cached * TOKENS_PRICED),
+        written=shown(prices.written * TOKENS_PRICED),
+        output=shown(prices.output * TOKENS_PRICED),
+    )
 
 
 def _prefers_csv(headers: Mapping[str, str]) -> bool:
@@ -67,4 +97,4 @@ def _prefers_csv(headers: Mapping[str, str]) -> bool:
     return _CSV in kinds and "application/json" not in kinds[: kinds.index(_CSV)]
 
 
-ENDPOINTS = [show_usage]
+ENDPOINTS = [show_usage, show_prices]

@@ -38,6 +38,7 @@ async def test_usage_is_told_by_day_as_json_and_csv(admin: httpx.AsyncClient, wo
         "computed_tokens": 0,
         "output_tokens": 5,
         "stream_seconds": 0.0,
+        "cost": "0.000000000",
     }
     for answer in (
         await admin.get(USAGE, params={"format": "csv"}),

@@ -14,6 +14,7 @@ from app.generate.booking import NOTHING, Booking, Used
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
+from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded
 from tenants.records import ApiKey, Principal, Tenant, TenantLimits
 from tenants.usage import UsageMeter
@@ -67,6 +68,13 @@ class Notebook(UsageMeter):
         self.added.append({"tenant_id": tenant_id, **counts})
 
 
+class Unlimited(Budgets):
+    """Of tenants without a budget nothing is asked."""
+
+    def __init__(self) -> None:
+        pass
+
+
 @pytest.fixture
 def limiter() -> SlowLimiter:
     return SlowLimiter()
@@ -79,7 +87,7 @@ def meter() -> Notebook:
 
 @pytest.fixture
 def gate(limiter: SlowLimiter, meter: Notebook) -> Gate:
-    return Gate(limiter, Booking(meter), Metrics(), 3)
+    return Gate(limiter, Unlimited(), Booking(meter), Metrics(), 3)
 
 
 def principal(**limits: int) -> Principal:

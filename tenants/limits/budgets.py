@@ -1,0 +1,192 @@
+"""What tenants may spend in a month (UTC), over all replicas.
+
+The truth is the usage that is booked; beside it stands what running requests have reserved, at the
+most that they can cost, for as long as their leases last. One's reservation goes in the very step
+that books its cost: see `tenants.usage`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+from tenants import redis_keys, usage
+from tenants.connection import Argument, GuardedRedis, Script
+from tenants.errors import StoreUnavailable
+from tenants.limits.limiter import LEASE_SECONDS, Limiter
+from tenants.limits.verdict import LimitExceeded
+from tenants.prices import NANOS_PER_MICRO, Prices, shown
+from tenants.records import Tenant
+
+_log = logging.getLogger(__name__)
+_SHARED_SECONDS = 60.0
+"""For how long what a tenant owes for its share group's prompts is believed."""
+
+# KEYS: meta, usage, spending. ARGV: reservation, its amount, length of a lease (seconds), month
+# (YYYY-MM), what else was spent in it, hard budget (empty is none). Gives whether it is granted,
+# what was spent, and what is reserved now.
+_RESERVE = Script("""
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local amount, hard = tonumber(ARGV[2]), tonumber(ARGV[6])
+local days = {}
+for day = 1, 31 do days[day] = string.format('%s-%02d:cost_nanos', ARGV[4], day) end
+local spent, held = tonumber(ARGV[5]), 0
+for _, cost in ipairs(redis.call('HMGET', KEYS[2], unpack(days))) do
+  spent = spent + (tonumber(cost) or 0)
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now))
+for _, hold in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  held = held + tonumber(string.match(hold, ':(%d+)$'))
+end
+local granted = not hard or spent + held + amount <= hard
+if granted and redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('ZADD', KEYS[3], string.format('%.0f', now + 1000 * ARGV[3]), ARGV[1])
+  redis.call('EXPIRE', KEYS[3], 86400)
+  held = held + amount
+end
+return {granted and 1 or 0, string.format('%.0f', spent), string.format('%.0f', held)}
+""")
+
+# KEYS: spending. ARGV: length of a lease (seconds), reservations. What is not there stays away.
+_RENEW = Script("""
+local time = redis.call('TIME')
+local ends = time[1] * 1000 + math.floor(time[2] / 1000) + 1000 * ARGV[1]
+for index = 2, #ARGV do
+  redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', ends), ARGV[index])
+end
+""")
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """What a request has reserved of its tenant's budget; `name` is how it is kept."""
+
+    tenant_id: str
+    name: str
+    nanos: int
+
+
+class _Known:
+    """What one process knows of a tenant's month, for when the store is away."""
+
+    def __init__(self, month: str, left: int | None) -> None:
+        self.month = month
+        self.left = left
+        """Of the hard budget, when the store was last asked; `None` where there is none."""
+        self.taken = 0
+
+
+class Budgets:
+    """Holds tenants to their budgets; nothing here raises `StoreUnavailable`.
+
+    While Redis is down this process gives out its part of what was left when it last knew.
+    """
+
+    def __init__(
+        self, redis: GuardedRedis, limiter: Limiter, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._redis = redis
+        self._limiter = limiter
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+        self._shared: dict[str, tuple[float, str, int]] = {}
+
+    def hold(self, tenant: Tenant, request_id: str, nanos: int) -> Hold | None:
+        """What a request that may cost so much is to reserve; nothing without a budget."""
+        limits = tenant.limits
+        if limits.soft_budget_micros is None and limits.hard_budget_micros is None:
+            return None
+        return Hold(tenant.id, f"{request_id}:{nanos}", nanos)
+
+    async def reserve(self, tenant: Tenant, hold: Hold, prices: Prices) -> str | None:
+        """Reserve what a request may cost; a warning where the soft budget is spent.
+
+        Raises `LimitExceeded`; nothing is reserved then.
+        """
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        month, hard = f"{now:%Y-%m}", _nanos(tenant.limits.hard_budget_micros)
+        try:
+            shared = await self._shared_cost(tenant.id, month)
+            granted, spent, held = await self._ask(hold, month, shared, hard)
+        except StoreUnavailable:
+            if not self._take_locally(hold, month, hard):
+                raise _exceeded(tenant, hold, prices, now) from None
+            return None
+        self._known[tenant.id] = _Known(month, None if hard is None else hard - spent - held)
+        if not granted:
+            raise _exceeded(tenant, hold, prices, now)
+        soft = _nanos(tenant.limits.soft_budget_micros)
+        if soft is None or spent < soft:
+            return None
+        return f"the soft budget of {shown(soft)} {prices.currency} for {month} is spent"
+
+    def settle(self, hold: Hold, nanos: int) -> None:
+        """Account for what a request has cost of what it reserved; the meter releases the rest."""
+        known = self._known.get(hold.tenant_id)
+        if known is not None:
+            known.taken -= hold.nanos - nanos
+
+    async def renew(self, holds: Iterable[Hold]) -> None:
+        """The heartbeat: keep these reservations."""
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for hold in holds:
+            names[redis_keys.spending(hold.tenant_id)].append(hold.name)
+        calls: list[tuple[list[str], list[Argument]]] = [
+            ([key], [LEASE_SECONDS, *held]) for key, held in names.items()
+        ]
+        try:
+            await self._redis.run_script_on_each(_RENEW, calls)
+        except StoreUnavailable as error:
+            _log.debug("reservations are not renewed: %s", error)
+
+    async def _ask(
+        self, hold: Hold, month: str, shared: int, hard: int | None
+    ) -> tuple[bool, int, int]:
+        tenant_id = hold.tenant_id
+        keys = [redis_keys.meta(tenant_id), redis_keys.usage(tenant_id)]
+        granted, spent, held = await self._redis.run_script(
+            _RESERVE,
+            [*keys, redis_keys.spending(tenant_id)],
+            [hold.name, hold.nanos, LEASE_SECONDS, month, shared, "" if hard is None else hard],
+        )
+        return bool(granted), int(spent), int(held)
+
+    async def _shared_cost(self, tenant_id: str, month: str) -> int:
+        """What a tenant owes of the month for its share groups' prompts, about."""
+        now = self._clock()
+        at, known, nanos = self._shared.get(tenant_id, (0.0, "", 0))
+        if known != month or not 0 <= now - at < _SHARED_SECONDS:
+            nanos = await usage.shared_cost(self._redis, tenant_id, month)
+            self._shared[tenant_id] = now, month, nanos
+        return nanos
+
+    def _take_locally(self, hold: Hold, month: str, hard: int | None) -> bool:
+        known = self._known.get(hold.tenant_id)
+        if known is None or known.month != month:
+            known = self._known[hold.tenant_id] = _Known(month, hard)
+        if known.left is not None:
+            if known.taken + hold.nanos > known.left // self._limiter.replicas:
+                return False
+            known.taken += hold.nanos
+        return True
+
+
+def _exceeded(tenant: Tenant, hold: Hold, prices: Prices, now: datetime) -> LimitExceeded:
+    budget = shown(_nanos(tenant.limits.hard_budget_micros) or 0)
+    year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
+    begins = datetime(year, month, 1, tzinfo=UTC)
+    message = (
+        f"The hard budget of {budget} {prices.currency} for {now:%Y-%m} does not allow this "
+        f"request, which may cost {shown(hold.nanos)}. The next one begins at "
+        f"{begins:%Y-%m-%dT%H:%M:%SZ}."
+    )
+    return LimitExceeded("budget", message, (begins - now).total_seconds())
+
+
+def _nanos(micros: int | None) -> int | None:
+    return None if micros is None else micros * NANOS_PER_MICRO
