@@ -28,6 +28,10 @@ _SPOKEN: Final[dict[ReasoningName, Sequence[str]]] = {
     "harmony": ("<|channel|>",),
     "mistral": ("[THINK]",),
     "granite": ("<response></response>", "Here is my thought process:"),
+    "cohere": ("<|START_THINKING|>",),
+    "gemma": ("<|channel>thought",),
+    "seed": ("<seed:think>",),
+    "kimi": ("◁think▷",),
     "think": ("<think>", "</think>"),
 }
 """What a template spells whose model writes in a format."""

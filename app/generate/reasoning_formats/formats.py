@@ -8,7 +8,9 @@ from app.generate.reasoning_formats.format import ReasoningFormat
 from app.generate.reasoning_formats.harmony import Harmony
 from app.generate.reasoning_formats.marked import Marked
 
-ReasoningName = Literal["harmony", "mistral", "granite", "deepseek", "think"]
+ReasoningName = Literal[
+    "harmony", "mistral", "granite", "cohere", "gemma", "seed", "kimi", "deepseek", "think"
+]
 ReasoningSetting = Literal["auto", "none", ReasoningName]
 _THINK: Final = {"<think>": ("</think>",)}
 _RESPONSE: Final = ("Here is my response:", "Here's my response:")
@@ -23,6 +25,13 @@ REASONING_FORMATS: Final[dict[ReasoningName, ReasoningFormat]] = {
         },
         framed=("<response>", "</response>"),
     ),
+    "cohere": Marked(
+        {"<|START_THINKING|>": ("<|END_THINKING|>",)},
+        framed=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    "gemma": Marked({"<|channel>": ("<channel|>",)}, label="thought\n"),
+    "seed": Marked({"<seed:think>": ("</seed:think>",)}),
+    "kimi": Marked({"◁think▷": ("◁/think▷",)}),
     "deepseek": Marked(_THINK, begins_inside=True),
     "think": Marked(_THINK),
 }

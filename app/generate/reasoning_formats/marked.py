@@ -15,11 +15,14 @@ _SPACE = r"/[ \n]{0,8}/"
 
 @dataclass(frozen=True)
 class Marked:
-    """`pairs` has the markers that may close for each that opens. The answer behind them may
-    itself be `framed`. Where `begins_inside`, a prompt that shows no marker has opened the first.
+    """`pairs` has the markers that may close for each that opens, behind which a `label` stands.
+
+    The answer may itself be `framed`. Where `begins_inside`, a prompt that shows no marker has
+    opened the first.
     """
 
     pairs: Mapping[str, Sequence[str]]
+    label: str = ""
     framed: tuple[str, str] | None = None
     begins_inside: bool = False
 
@@ -33,7 +36,7 @@ class Marked:
         """See `ReasoningFormat`."""
         for opening, closings in self.pairs.items():
             closed = "|".join(map(re.escape, closings))
-            found = re.search(rf"{re.escape(opening)}\s*((?:{closed})\s*)?\Z", tail)
+            found = re.search(rf"{re.escape(opening + self.label)}\s*((?:{closed})\s*)?\Z", tail)
             if found is not None:
                 return len(found[0]), "" if found[1] else opening
             if tail.rstrip().endswith(tuple(closings)):
@@ -42,25 +45,36 @@ class Marked:
 
     def read(self, source: Source, opened: str) -> Reading[None]:
         """See `ReasoningFormat`."""
+        is_framed = False
         if not opened:
             source.mark()
             yield from source.skip_space()
-            opened = yield from source.take(*self.pairs)
-            if not opened:
+            taken = yield from source.take(*(f"{one}{self.label}" for one in self.pairs))
+            opened = taken.removesuffix(self.label)
+            is_framed = not opened and (yield from self._begins_frame(source))
+            if not opened and not is_framed:
                 source.as_text()
                 return
             source.unmark()
         source.is_aside = True
+        if opened:
+            yield from self._read_thought(source, opened)
+            is_framed = yield from self._begins_frame(source)
+        if is_framed and self.framed is not None:
+            yield from source.skip_space()
+            source.is_aside = False
+            yield from source.told_until("text", self.framed[1])
+        source.is_aside = False
+
+    def _read_thought(self, source: Source, opened: str) -> Reading[None]:
         if self.begins_inside:
             yield from source.skip_space()
             yield from source.take(opened)
         yield from source.told_until("reasoning", *self.pairs[opened])
         yield from source.skip_space()
-        if self.framed is not None and (yield from source.take(self.framed[0])):
-            yield from source.skip_space()
-            source.is_aside = False
-            yield from source.told_until("text", self.framed[1])
-        source.is_aside = False
+
+    def _begins_frame(self, source: Source) -> Reading[bool]:
+        return self.framed is not None and bool((yield from source.take(self.framed[0])))
 
     def preamble(self, opened: str, spell: Spell) -> str:
         """See `ReasoningFormat`."""
@@ -69,10 +83,13 @@ class Marked:
         for opening in [opened] if opened else self.pairs:
             closings = self.pairs[opening]
             ends = [_up_to(one, spell(one), closings, rules) for one in closings]
-            thoughts.append(f"{'' if opened else spell(opening)} ({' | '.join(ends)})")
-        frame = "" if self.framed is None else f"({spell(self.framed[0])} {_SPACE})?"
-        whole = f"({' | '.join(thoughts)}) {_SPACE} {frame}"
-        return "\n".join([f"preamble: {whole if opened else f'({whole})?'}", *rules])
+            start = "" if opened else f"{spell(opening)} {literal(self.label)}"
+            thoughts.append(f"{start} ({' | '.join(ends)})")
+        frame = "" if self.framed is None else f"{spell(self.framed[0])} {_SPACE}"
+        whole = f"({' | '.join(thoughts)}) {_SPACE} {frame and f'({frame})?'}"
+        if not opened:
+            whole = f"({whole} | {frame})?" if frame else f"({whole})?"
+        return "\n".join([f"preamble: {whole}", *rules])
 
 
 def _up_to(marker: str, spelled: str, closings: Sequence[str], rules: list[str]) -> str:

@@ -34,6 +34,8 @@ SCHEMA = {
 OBJECT = Grammar(kind="json_schema", source=json.dumps(SCHEMA))
 LONG = "<think>No </thin, and [1]: é\n"
 HARMONY = [*FORMATS["harmony"].markers, "<|start|>", "<|end|>", "<|return|>"]
+COHERE = [f"<|{word}|>" for word in
+          ("START_THINKING", "END_THINKING", "START_RESPONSE", "END_RESPONSE")]  # fmt: skip
 STYLES: dict[str, tuple[Any, list[str], list[str], str, str]] = {
     "think": ("think", [], ["<think>", "</think>"], LONG + "</think>\n\n", ""),
     "think as tokens": ("think", ["<think>", "</think>"], [], LONG + "</think>\n\n", ""),
@@ -42,6 +44,9 @@ STYLES: dict[str, tuple[Any, list[str], list[str], str, str]] = {
     "mistral": ("mistral", ["[THINK]", "[/THINK]"], [], "[THINK]So[/THINK]", ""),
     "granite": ("granite", [], [], "Here is my thought process: so.\n\nHere is my response: ", ""),
     "granite framed": ("granite", [], [], "<think>So.</think><response>", ""),
+    "cohere": ("cohere", COHERE, [],
+               "<|START_THINKING|>So.<|END_THINKING|><|START_RESPONSE|>", ""),
+    "gemma": ("gemma", ["<|channel>", "<channel|>"], [], "<|channel>thought\nSo.\n<channel|>", ""),
     "harmony": ("harmony", HARMONY, [],
                 "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>",
                 ""),

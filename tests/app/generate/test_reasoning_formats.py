@@ -41,6 +41,15 @@ ANSWERS: list[tuple[Any, str, str, str, str]] = [
     ("granite", "", "<think>Hm?</think>\n<response>So.</response>", "Hm?", "So."),
     ("granite", "", "Here's my thought process: Hm?\n\nHere is my response: So.", "Hm?", "So."),
     ("granite", "", "Here is so.", "", "Here is so."),
+    ("cohere", "", "<|START_THINKING|>Hm?<|END_THINKING|><|START_RESPONSE|>So.<|END_RESPONSE|>",
+     "Hm?", "So."),
+    ("cohere", "", "<|START_RESPONSE|>So.<|END_RESPONSE|>", "", "So."),
+    ("cohere", "<|START_THINKING|>", "Hm?<|END_THINKING|>So.", "Hm?", "So."),
+    ("gemma", "", "<|channel>thought\nHm?\n<channel|>So.", "Hm?", "So."),
+    ("gemma", "<|channel>", "Hm?\n<channel|>So.", "Hm?", "So."),
+    ("gemma", "", "<|channel>other\nSo.", "", "<|channel>other\nSo."),
+    ("seed", "", "<seed:think>\nHm?\n</seed:think>\nSo.", "Hm?", "So."),
+    ("kimi", "", "◁think▷Hm?◁/think▷So.", "Hm?", "So."),
     ("harmony", "", HARMONY, "Hm, <b>?", "So: 7 < 8.\n"),
     ("harmony", "", "<|channel|>final<|message|>So.<|return|>", "", "So."),
     ("harmony", "", "<|channel|>commentary<|message|>First.<|end|><|start|>assistant"
@@ -72,12 +81,14 @@ def test_reasoning_is_taken_out_of_what_is_said(
 
 
 @given(
-    st.sampled_from(["think", "mistral", "granite", "deepseek"]),
+    st.sampled_from([name for name in REASONING_FORMATS if name != "harmony"]),
     st.booleans(),
     st.lists(
         st.sampled_from(
             [
                 *("<think>", "</think>", "[THINK]", "[/THINK]", "<", "\n", " ", "a", "é"),
+                *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_THINKING|>", "<|channel>"),
+                *("thought\n", "<channel|>", "<|END_THINKING|>", "<seed:think>", "◁think▷"),
                 *("Here is my ", "thought process:", "response:", "<response>", "</response>"),
             ]
         ),

@@ -32,6 +32,10 @@ def style_of(template: str, setting: Any = "auto") -> ReasoningStyle:
         ("{{ '[THINK]' + messages[0].content }}", "mistral"),
         ("{{ 'Write between <think></think> and <response></response>.' }}", "granite"),
         ("{{ '<think>' }}{{ '<response>' + messages[0].content + '</response>' }}", "think"),
+        ("{{ '<|START_THINKING|><|END_THINKING|>' }}", "cohere"),
+        ("{{ '<|channel>thought\\n<channel|>' }}", "gemma"),
+        ("{% set begin = '<seed:think>' %}", "seed"),
+        ("{{ '◁think▷' }}", "kimi"),
         ("{{ 'Begin with: Here is my thought process:' }}", "granite"),
     ],
 )
