@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 
-from app.generate.constraint import Constraint, constraint_of
+from app.generate.constraint import Constraint, asked_constraint, constraint_of
 from app.generate.request import Candidates, FieldNames, GenerationRequest
 from app.prompt.tools import FunctionCall, Message, Tools
 from app.prompt.variables import Variables
@@ -71,8 +71,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
 
 
 def _constraint(body: ChatBody, tools: Tools) -> Constraint | None:
-    grammar = body.response_format and body.response_format.grammar
-    asked = Constraint(grammar, "response_format") if grammar else None
+    asked = asked_constraint(body.response_format, "response_format")
     constraint = constraint_of(body, asked, body.structured_outputs, tools)
     field = tools.holding_field if constraint is None else constraint.field.partition(".")[0]
     if field is not None and body.num_beams is not None:

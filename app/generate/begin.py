@@ -191,7 +191,8 @@ class Generations:
         tenant, key = asked.tenant, asked.namespaces.private_key
         beside = None
         if request.constraint is not None:
-            beside = await self._grammars.check(tenant, key, request.constraint)
+            constraint = request.constraint.of_model(self._template.tokens_in)
+            beside = await self._grammars.check(tenant, key, constraint)
         problem_of = partial(self._grammars.problem_of, tenant, key)
         grammar = await answer_grammar(request, self._template, beside, problem_of)
         if grammar is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
@@ -13,10 +14,12 @@ from app.prompt.tools import Tools
 from app.upkeep.workers import Workers
 from app.wire.common import SamplingFields
 from app.wire.errors import ApiError, invalid_request
-from app.wire.formats import StructuredOutputs
+from app.wire.formats import ResponseFormat, StructuredOutputs, TextFormat
+from app.wire.structural_tags import StructuralTags
 from engine.api import EngineInfo, Grammar
 from engine.grammar.gbnf import in_lark, is_gbnf
 from engine.grammar.source import problem_of
+from engine.grammar.tags import Tag, tag_grammar
 from engine.validation import excess_of
 
 _MOST_KNOWN = 1024
@@ -24,10 +27,18 @@ _MOST_KNOWN = 1024
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar, and the field that an error about it names."""
+    """A grammar, and the field that an error about it names. It is that of `tags`, if of some."""
 
     grammar: Grammar
     field: str
+    tags: Sequence[Tag] = ()
+
+    def of_model(self, tokens_of: Callable[[str], Mapping[str, int]]) -> Constraint:
+        """It for a model with control tokens, of which a text has these."""
+        if not self.tags:
+            return self
+        tokens = tokens_of("".join(text for tag in self.tags for text in tag.texts))
+        return replace(self, grammar=tag_grammar(self.tags, tokens))
 
     def check(self, info: EngineInfo) -> None:
         """Raise `ApiError` where no grammar can be used, or none that is so long."""
@@ -37,6 +48,13 @@ class Constraint:
         if excess := excess_of(self.grammar):
             message = f"'{self.field}' is too long: it may have {excess}."
             raise invalid_request(message, self.field)
+
+
+def asked_constraint(form: TextFormat | ResponseFormat | None, field: str) -> Constraint | None:
+    """What a format asks for, if that is anything."""
+    if form is None or form.grammar is None:
+        return None
+    return Constraint(form.grammar, field, form.tags if isinstance(form, StructuralTags) else ())
 
 
 def constraint_of(
@@ -53,7 +71,8 @@ def constraint_of(
         if asked is not None:
             message = f"Give 'structured_outputs' or '{asked.field}'."
             raise invalid_request(message, "structured_outputs")
-        asked = Constraint(outputs.grammar, f"structured_outputs.{outputs.kind}")
+        tags = outputs.structural_tag.tags if outputs.structural_tag else ()
+        asked = Constraint(outputs.grammar, f"structured_outputs.{outputs.kind}", tags)
     holding = tools.holding_field if asked is None else asked.field
     for field in ("ignore_eos", "min_tokens"):
         if holding is not None and getattr(sampling, field):

@@ -74,6 +74,19 @@ class ChatTemplate:
         """The markers of the model's calls that are tokens of their own."""
         return control_tokens(self._tokenizer, self.tools.markers)
 
+    def tokens_in(self, text: str) -> dict[str, int]:
+        """The control tokens that a text spells, and that a client may have an answer hold.
+
+        Those are the markers of calls, and what the tokenizer does not call special: with others a
+        client would open turns, and they stay spelled.
+        """
+        markers = [
+            one.content
+            for one in self._tokenizer.added_tokens_decoder.values()
+            if one.content in text and (not one.special or one.content in self.tools.markers)
+        ]
+        return control_tokens(self._tokenizer, markers)
+
     @property
     def context_tokens(self) -> int:
         """What a prompt and its answer may have together."""

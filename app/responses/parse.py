@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from app.generate.constraint import Constraint, constraint_of
+from app.generate.constraint import asked_constraint, constraint_of
 from app.generate.engine_request import or_default
 from app.generate.request import (
     FieldNames,
@@ -44,6 +44,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         message = "'conversation' cannot go with 'previous_response_id'."
         raise invalid_request(message, "conversation")
     tools = asked_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    asked = asked_constraint(body.text.format if body.text else None, "text.format")
     return GenerationRequest(
         id=f"resp_{secrets.token_hex(16)}",
         items=[
@@ -59,19 +60,13 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         conversation_id=body.conversation_id,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
-        constraint=constraint_of(body, _format(body), body.structured_outputs, tools),
+        constraint=constraint_of(body, asked, body.structured_outputs, tools),
         truncates=body.truncation == "auto",
         tools=tools,
         variables=Variables(
             body.reasoning.effort if body.reasoning else None, body.chat_template_kwargs or {}
         ),
     )
-
-
-def _format(body: CreateBody) -> Constraint | None:
-    """What `text.format` asks for, if that is anything."""
-    grammar = body.text and body.text.format and body.text.format.grammar
-    return Constraint(grammar, "text.format") if grammar else None
 
 
 def conversation(items: Sequence[ResolvedItem]) -> list[Item]:

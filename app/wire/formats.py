@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.common import Declined, DeclinedFlag, Wire
+from app.wire.structural_tags import EncodedTags, StructuralTags
 from engine.api import Grammar
 
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
@@ -121,7 +122,9 @@ def _format_tag(value: Any) -> str:
 _of_kind = Discriminator(
     _format_tag,
     custom_error_type="unsupported_value",
-    custom_error_message="formats are text, json_object, json_schema, regex, grammar and choice",
+    custom_error_message=(
+        "formats are text, json_object, json_schema, regex, grammar, choice and structural_tag"
+    ),
 )
 _Shared = (
     Annotated[FreeText, Tag("@text")]
@@ -129,6 +132,7 @@ _Shared = (
     | Annotated[RegexFormat, Tag("@regex")]
     | Annotated[GrammarFormat, Tag("@grammar")]
     | Annotated[ChoiceFormat, Tag("@choice")]
+    | Annotated[StructuralTags, Tag("@structural_tag")]
 )
 TextFormat = Annotated[Annotated[SchemaFormat, Tag("@json_schema")] | _Shared, _of_kind]
 """`text.format` of a response."""
@@ -137,14 +141,14 @@ ResponseFormat = Annotated[Annotated[ChatSchemaFormat, Tag("@json_schema")] | _S
 
 
 class StructuredOutputs(Wire):
-    """vLLM's words: one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
+    """vLLM's words: `json`, `json_object`, `regex`, `choice`, `grammar` or `structural_tag`."""
 
     json_: str | JsonSchema | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None
     grammar_: str | None = Field(default=None, alias="grammar")
-    structural_tag: Declined = None
+    structural_tag: EncodedTags | None = None
     whitespace_pattern: Declined = None
     disable_any_whitespace: DeclinedFlag = None
     disable_additional_properties: DeclinedFlag = None
@@ -153,7 +157,7 @@ class StructuredOutputs(Wire):
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
         if len(self._asked) != 1:
-            message = "give one of json, json_object, regex, choice and grammar"
+            message = "give one of json, json_object, regex, choice, grammar, structural_tag"
             raise PydanticCustomError("invalid_value", message)
         return self
 
@@ -182,6 +186,8 @@ class StructuredOutputs(Wire):
             found["choice"] = _of_choices(self.choice)
         if self.grammar_ is not None:
             found["grammar"] = Grammar(kind="lark", source=self.grammar_)
+        if self.structural_tag is not None:
+            found["structural_tag"] = self.structural_tag.grammar
         return found
 
 

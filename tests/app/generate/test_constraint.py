@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from app.generate import constraint
 from engine.api import OF_GRAMMAR, Grammar
 from engine.grammar.gbnf import in_lark
+from engine.grammar.source import JSON_OPTIONS
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES
 from tests.app.conftest import MODEL, World
 
@@ -110,6 +111,54 @@ async def test_vllms_words_mean_the_same(
     assert asked(world) == expected
     await respond(world, structured_outputs=outputs)
     assert asked(world) == expected
+
+
+TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<f=go>", "schema": {"type": "object", "required": ["x"]}, "end": "</f>"},
+        {"begin": "<f=no>", "end": "<|im_end|>"},
+        {"begin": "<|im_start|>a", "schema": {"const": 1}, "end": ""},
+    ],
+    "triggers": ["<f=", "<|im_start|>"],
+}
+
+
+async def test_structural_tags_hold_what_begins_with_a_trigger(world: World) -> None:
+    await complete(world, response_format=TAGS)
+    grammar = asked(world)
+    assert grammar is not None
+    assert grammar.tokens == ()  # no client opens a turn
+    body = rf'"a" %json {{"const":1, "x-guidance": {json.dumps(JSON_OPTIONS)}}}'
+    assert f"body_1: {body}" in grammar.source
+    assert 'trigger_1[lazy]: TEXT "<|im_start|>"' in grammar.source
+    await respond(world, text={"format": TAGS})
+    assert asked(world) == grammar
+    for encoded in (TAGS, json.dumps(TAGS)):
+        await complete(world, structured_outputs={"structural_tag": encoded})
+        assert asked(world) == grammar
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"triggers": ["<g="]},
+        {"triggers": ["<f=", "<|im_start|>", "<g="]},
+        {"triggers": []},
+        {"structures": []},
+        {"format": {"type": "sequence"}},
+    ],
+)
+async def test_structural_tags_that_mean_nothing_are_refused(world: World, changed: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(world, response_format=TAGS | changed)
+    assert refused.value.param is not None
+    assert refused.value.param.startswith("response_format")
+    for encoded in ("{", json.dumps(TAGS | changed)):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await complete(world, structured_outputs={"structural_tag": encoded})
+        assert refused.value.param is not None
+        assert refused.value.param.startswith("structured_outputs.structural_tag")
 
 
 async def test_the_clients_own_helpers_send_schemas(world: World) -> None:

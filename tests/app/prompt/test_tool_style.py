@@ -166,3 +166,12 @@ def test_special_tokens_that_calls_are_read_by_are_shown() -> None:
         ("arguments", '{"a": 1}'),
     ]
     assert pieces[-1].end == "stop"
+
+
+def test_a_client_may_have_markers_of_calls_held_but_no_others() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("<other>", special=True)])
+    text = "<tool_call><other><|im_start|>"
+    [call] = tokenizer.convert_tokens_to_ids(["<tool_call>"])
+    assert chat_template(tokenizer).tokens_in(text) == {"<tool_call>": call}
+    assert chat_template(tokenizer).tokens_in("tool_call") == {}
