@@ -11,6 +11,7 @@ from app.generate.tool_formats.grammar import Shape, Unwritable
 from app.prompt.template import ChatTemplate
 from app.wire.errors import invalid_request
 from engine.api import EngineInfo, Grammar
+from engine.grammar.schemas import bound_beyond
 from engine.validation import MAX_GRAMMAR_BYTES
 
 ProblemOf = Callable[[Grammar], Awaitable[str | None]]
@@ -51,7 +52,7 @@ class _Calls:
     """Finds the grammar of calls, or of calls beside a format.
 
     Functions that are not strict are held as far as it goes: to schemas without what cannot be
-    held, or to objects with these members.
+    held or may cost too much, or to objects with these members.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class _Calls:
         """Raises `ApiError` naming the function that cannot be held, or all of them together."""
         shapes = self._shapes
         if self._size <= MAX_GRAMMAR_BYTES:
+            self._check_bounds()
             found, _ = await self._tried(self._write, shapes)
             if found is None:
                 shapes = await self._each_held()
@@ -103,6 +105,12 @@ class _Calls:
                 return found
         raise invalid_request(f"These 'tools' cannot be used together: {problem}.", "tools")
 
+    def _check_bounds(self) -> None:
+        for shape, field in zip(self._shapes, self._fields, strict=True):
+            if shape.strict and (bound := bound_beyond(shape.schema)):
+                message = f"'{field}' cannot be held: '{bound}' is beyond 64 bits."
+                raise invalid_request(message, field)
+
     async def _each_held(self) -> list[Shape]:
         """The shapes as far as each can be held by itself: some are found out, the rest assumed."""
         shapes: list[Shape] = []
@@ -117,10 +125,14 @@ class _Calls:
 
     async def _held(self, shape: Shape, field: str) -> Shape:
         """A shape that can be held by itself."""
-        found, problem = await self._tried(self._alone, [shape])
-        if found is None and shape.strict:
+        problem = None
+        for tried in (shape,) if shape.strict else (shape, shape.cheap):
+            found, problem = await self._tried(self._alone, [tried])
+            if found is not None:
+                return tried
+        if shape.strict:
             raise invalid_request(f"'{field}' cannot be held: {problem}.", field)
-        return shape if found is not None else shape.loosened
+        return shape.loosened
 
     async def _tried(
         self, write: Callable[[Sequence[Shape]], Grammar], shapes: Sequence[Shape]

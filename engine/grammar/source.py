@@ -7,6 +7,7 @@ hostile one ends with an error, and others wait for little of it.
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache, partial
 from time import thread_time
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from msgspec import structs
 
 from engine.api import Grammar
+from engine.grammar.schemas import bound_beyond
 from engine.grammar.stack import with_deep_stack
 
 if TYPE_CHECKING:  # it has no such name when it runs
@@ -85,6 +87,10 @@ def problem_of(grammar: Grammar) -> str | None:
 
 
 def _problem_of(grammar: Grammar) -> str | None:
+    if grammar.kind == "json_schema":
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            if bound := bound_beyond(msgspec.json.decode(grammar.source)):
+                return f"'{bound}' is beyond 64 bits, and cannot be held"
     began = thread_time()
     try:
         matcher = LLMatcher(_bytes(), serialized(_any_model(grammar)), log_level=0, limits=LIMITS)

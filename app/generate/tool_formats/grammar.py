@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.grammar.lark import ANY_TEXT, json_value, literal, token
+from engine.grammar.schemas import cheap, tame
 from engine.validation import MAX_GRAMMAR_BYTES
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -46,9 +47,16 @@ class Shape:
         if parameters is None:
             parameters = {"properties": {}}
         schema = {**parameters, "type": "object"}
+        if not strict:
+            schema = tame(schema)
         if "properties" in schema and schema.keys() <= _PLAIN_OBJECT | _NOTES:
             schema.setdefault("additionalProperties", False)
         return cls(name, schema, strict)
+
+    @property
+    def cheap(self) -> Shape:
+        """It without expressions and large numbers."""
+        return replace(self, schema=cheap(self.schema), strict=False)
 
     @property
     def loosened(self) -> Shape:

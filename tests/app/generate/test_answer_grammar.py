@@ -135,6 +135,35 @@ async def test_what_cannot_be_held_of_a_function_that_is_not_strict_is_left_out(
     assert choice.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"pattern": "(a"},
+        {"pattern": "^([a-z]{1,50}){1,50}$"},
+        {"maxLength": 2**40},
+        {"type": "integer", "minimum": 2**70},
+        {"type": "integer", "maximum": 2**63 - 1, "minimum": -(2**63) + 1},
+        {"type": "integer", "multipleOf": 2**64},
+    ],
+)
+async def test_of_what_cannot_be_held_the_keyword_alone_is_left_out(
+    world: World, keyword: dict[str, Any]
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"} | keyword, "b": DAY}}
+    tools = chat_tools(function("f", schema), function("weather"))
+    await complete(world, tools=tools, tool_choice="required")
+    grammar = world.engine.requests[-1].grammar
+    assert grammar is not None
+    kind = keyword.get("type", "string")
+    assert f'"a":{{"type":"{kind}"}},"b":{{"type":"object","properties":{{"day"' in grammar.source
+    strict = chat_tools(function("f", schema, strict=True), function("weather"))
+    if "50" in keyword.get("pattern", ""):
+        return  # it turns out to cost too much while it runs
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(world, tools=strict, tool_choice="required")
+    assert refused.value.param == "tools[0].function.parameters"
+
+
 async def test_functions_that_are_not_strict_are_held_to_less_where_all_is_too_long(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

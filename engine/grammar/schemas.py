@@ -1,0 +1,107 @@
+"""Keywords of JSON schemas that cannot be held, or that may cost too much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_LENGTHS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties")
+_DATA: Final = ("const", "enum", "default", "examples")
+"""Behind these stand values, and no schemas."""
+_BY_NAME: Final = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+"""Behind these stand schemas by name."""
+_MOST: Final = 2**63
+"""`llguidance` reads bounds from here on as the last number before."""
+_MOST_EXACT: Final = 2**53
+_LONG: Final = 1_000
+
+_PIECE: Final = re.compile(
+    r"(?:\\[dws]|\\[^\w\s]|\[(?:\\[dws]|\\[^\w\s]|[^\\\[\]])+\]|[^\\^$|?*+()\[\]{}])"
+    r"(?:(?P<open>[*+?])|\{(?P<least>[0-9]{1,3})(?P<comma>,(?P<most>[0-9]{0,3}))?\})?"
+)
+_MOST_BEHIND: Final = 12
+"""Characters behind a piece of any length. What is read may be at each of them at once, and there
+are as many states as sets of them."""
+
+
+def bound_beyond(schema: Any) -> str | None:
+    """The keyword of a bound that is beyond 64 bits, if there is one: it would not be held."""
+    left: list[Any] = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if _is_beyond(key, inner):
+                    return str(key)
+            left += (inner for key, inner in value.items() if key not in _DATA)
+    return None
+
+
+def tame(schema: Any) -> Any:
+    """A schema without such bounds, and without expressions that might cost more than they seem."""
+    return _without(schema, lambda key, value: _is_beyond(key, value) or _is_wild(key, value))
+
+
+def cheap(schema: Any) -> Any:
+    """A schema without any expression, or number, that might be too much; it allows more."""
+    return _without(schema, _may_be_too_much)
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether finding a pattern takes few states: pieces in a row, few behind one of any length."""
+    end = len(pattern) - (pattern.endswith("$") and not pattern.endswith("\\$"))
+    at, num_behind = (1, None) if pattern.startswith("^") else (0, 0)
+    while at < end:
+        piece = _PIECE.match(pattern, at, end)
+        if piece is None:
+            return False
+        least, most = int(piece["least"] or 1), int(piece["most"] or 1)
+        if num_behind is not None:
+            num_behind += max(least, most)
+        elif piece["open"] or (piece["comma"] and piece["most"] != piece["least"]):
+            num_behind = 0
+        at = piece.end()
+    return (num_behind or 0) <= _MOST_BEHIND
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_beyond(key: str, value: Any) -> bool:
+    return key in _BOUNDS and _is_number(value) and abs(value) >= _MOST
+
+
+def _is_wild(key: str, value: Any) -> bool:
+    if key == "patternProperties" and isinstance(value, dict):
+        return not all(map(is_plain, value))
+    return key == "pattern" and isinstance(value, str) and not is_plain(value)
+
+
+def _may_be_too_much(key: str, value: Any) -> bool:
+    if key in _BOUNDS or key in _LENGTHS:
+        return _is_number(value) and abs(value) >= (_MOST_EXACT if key in _BOUNDS else _LONG)
+    return key in ("pattern", "patternProperties", "format", "multipleOf")
+
+
+def _without(schema: Any, drops: Callable[[str, Any], bool]) -> Any:
+    """A schema, nested as deeply as a function's may be, without the keywords that one `drops`."""
+    if isinstance(schema, list):
+        return [_without(one, drops) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _DATA:
+            kept[key] = value
+        elif drops(key, value):
+            continue
+        elif key in _BY_NAME and isinstance(value, dict):
+            kept[key] = {name: _without(one, drops) for name, one in value.items()}
+        else:
+            kept[key] = _without(value, drops)
+    return kept
