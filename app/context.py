@@ -18,6 +18,7 @@ from app.transport.intake import Intake
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.late_writes import LateWrites
+from app.upkeep.lease_booking import LeaseBooking
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
@@ -45,6 +46,7 @@ class Service:
     responses: Responses
     connections: Connections
     warmer: Warmer
+    lease_booking: LeaseBooking
     workers: Workers
     intake: Intake
     draining: Draining

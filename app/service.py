@@ -43,6 +43,7 @@ from app.transport.request_ids import RequestIds
 from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.late_writes import LateWrites
+from app.upkeep.lease_booking import LeaseBooking
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
@@ -135,6 +136,7 @@ def _assembled(
         ),
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
+        lease_booking=LeaseBooking(engine, booking),
         workers=workers,
         intake=Intake(bounds),
         draining=Draining(gate),
@@ -201,6 +203,7 @@ async def _background(service: Service) -> AsyncIterator[None]:
             connections=service.connections.run,
             notices=notify,
             leases=service.gate.run,
+            lease_booking=service.lease_booking.run,
             running=stores.running.run,
             late_writes=service.late_writes.run,
         ):

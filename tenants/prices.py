@@ -1,4 +1,4 @@
-"""What tokens cost, in billionths of one currency: whole numbers all the way."""
+"""What tokens and leased blocks cost, in billionths of one currency: whole numbers all the way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ NANOS = 10**9
 NANOS_PER_MICRO = 1000
 TOKENS_PRICED = 10**6
 """Tokens that a price is given for."""
+_HOUR_SECONDS = 3600
 _ANY_MODEL = "*"
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of one model: billionths for a token.
+    """Those of one model: billionths for a token, and for a block that is leased for an hour.
 
     Each token of a prompt has one price: it was `cached`, or computed and `written` to the cache,
     or else just `input`.
@@ -29,6 +30,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0
     written: int = 0
     output: int = 0
+    block_hour: int = 0
 
     @property
     def are_set(self) -> bool:
@@ -45,17 +47,22 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
         dearest = max(self.input, self.cached, self.written)
         return prompt_tokens * dearest + output_tokens * self.output
 
+    def lease(self, block_seconds: int) -> int:
+        """What leased blocks cost, rounded down."""
+        return block_seconds * self.block_hour // _HOUR_SECONDS
+
 
 FREE = Prices()
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
-    """A model's prices as they are given: for a million tokens."""
+    """A model's prices as they are given: for a million tokens, and for a million block-hours."""
 
     input: Decimal
     output: Decimal
     cached: Decimal | None = None
     written: Decimal | None = None
+    block_hours: Decimal = Decimal(0)
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,7 +96,7 @@ def shown(nanos: int) -> str:
 
 def _prices(currency: str, model: str, given: _Given) -> Prices:
     def nanos(name: str, price: Decimal | None) -> int:
-        """For a token, of a price for a million: what is not given is as dear as `input`."""
+        """For one, of a price for a million: what is not given is as dear as `input`."""
         if price is None:
             price = given.input
         where = f"models.{model}.{name}"
@@ -106,4 +113,5 @@ def _prices(currency: str, model: str, given: _Given) -> Prices:
         cached=nanos("cached", given.cached),
         written=nanos("written", given.written),
         output=nanos("output", given.output),
+        block_hour=nanos("block_hours", given.block_hours),
     )

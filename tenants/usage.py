@@ -24,7 +24,7 @@ from tenants.shared_costs import USED_BY, Counts, charges
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
 _BATCH_TTL_SECONDS = 7 * 24 * 3600
-_SHARED = ("computed_tokens", "cost_nanos")
+_SHARED = ("computed_tokens", "lease_block_seconds", "cost_nanos")
 """What of a group's usage its members are charged for."""
 _GROUP = "group:"
 """A tenant's quantity `group:OWNER` says that it used a group's prompts."""
@@ -50,8 +50,9 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     Of the prompt tokens, `cached_tokens` were found in the cache, which spared computing them, and
     `cache_write_tokens` were computed and left there. `computed_tokens` are prompt tokens that were
     computed for it: those of its requests but for a share group's prompts, its part of what was
-    computed of these, and its own registered prompts as they were warmed. `cost_nanos` is what all
-    of this cost, in billionths of the currency, at the prices of the moment.
+    computed of these, and its own registered prompts as they were warmed. `lease_block_seconds` is
+    for how long it leased how many KV blocks, its part of the groups' included. `cost_nanos` is
+    what all of this cost, in billionths of the currency, at the prices of the moment.
     """
 
     day: date
@@ -61,6 +62,7 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    lease_block_seconds: int = 0
     stream_seconds: float = 0.0
     cost_nanos: int = 0
 
@@ -104,6 +106,7 @@ class UsageMeter:
         cache_write_tokens: int = 0,
         computed_tokens: int = 0,
         output_tokens: int = 0,
+        lease_block_seconds: int = 0,
         stream_seconds: float = 0.0,
         cost_nanos: int = 0,
     ) -> None:
@@ -115,6 +118,7 @@ class UsageMeter:
             "cache_write_tokens": cache_write_tokens,
             "computed_tokens": computed_tokens,
             "output_tokens": output_tokens,
+            "lease_block_seconds": lease_block_seconds,
             "stream_milliseconds": round(stream_seconds * 1000),
             "cost_nanos": cost_nanos,
         }
@@ -130,16 +134,22 @@ class UsageMeter:
         group: str,
         *,
         computed_tokens: int = 0,
+        lease_block_seconds: int = 0,
         cost_nanos: int = 0,
         user: str = "",
         used_tokens: int = 0,
     ) -> None:
-        """Count what was computed of the prompts of a share group, which is named by its `owner`.
+        """Count what was computed, and leased, of the prompts of a share group, named by `owner`.
 
         And that a request of the tenant `user` had `used_tokens` of them, computed or found.
         """
-        of_group = {"computed_tokens": computed_tokens, "cost_nanos": cost_nanos}
-        self._count(group, of_group | {f"{USED_BY}{user}": used_tokens})
+        of_group = {
+            "computed_tokens": computed_tokens,
+            "lease_block_seconds": lease_block_seconds,
+            "cost_nanos": cost_nanos,
+            f"{USED_BY}{user}": used_tokens,
+        }
+        self._count(group, of_group)
         self._count(user, {f"{_GROUP}{group}": used_tokens})
 
     def _count(self, owner: str, used: Mapping[str, int]) -> None:
@@ -209,6 +219,7 @@ async def read_all(redis: GuardedRedis, tenant_id: str) -> list[DayUsage]:
             cache_write_tokens=used["cache_write_tokens"],
             computed_tokens=used["computed_tokens"],
             output_tokens=used["output_tokens"],
+            lease_block_seconds=used["lease_block_seconds"],
             stream_seconds=used["stream_milliseconds"] / 1000,
             cost_nanos=used["cost_nanos"],
         )

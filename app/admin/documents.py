@@ -259,6 +259,7 @@ class UsageDay(Document):
         "that day."
     )
     output_tokens: int
+    lease_block_seconds: int = Field(description="KV blocks that it leased, times seconds.")
     stream_seconds: float
     cost: str = Field(
         pattern=r"^[0-9]+\.[0-9]{9}$",

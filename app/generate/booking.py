@@ -1,4 +1,4 @@
-"""What requests and warmings have used, booked to whoever pays for it."""
+"""What requests, warmings and leases have used, booked to whoever pays for it."""
 
 from __future__ import annotations
 
@@ -103,6 +103,12 @@ class Booking:
     def release(self, tenant_id: str, reservation: str) -> None:
         """End a reservation of a tenant's budget, together with what was booked so far."""
         self._meter.release(tenant_id, reservation)
+
+    def leased(self, owner: str, block_seconds: int) -> None:
+        """Book what a tenant or a group has leased of KV blocks."""
+        cost = self.prices.lease(block_seconds)
+        add = self._meter.add_shared if owner.startswith("@") else self._meter.add
+        add(owner, lease_block_seconds=block_seconds, cost_nanos=cost)
 
     def warming(self, owner: str, used: Used) -> None:
         """Book what warming a registered prompt of a tenant's or a group's has computed."""

@@ -19,6 +19,7 @@ input = 0.1
 cached = 0.01
 written = 0.125
 output = 0.4
+block_hours = 7.2
 [models."*"]
 input = 2
 output = 8
@@ -31,12 +32,13 @@ def read(text: str) -> dict[str, Prices]:
 
 def test_a_price_is_for_a_million_tokens_and_what_is_not_given_costs_what_input_does() -> None:
     table = read(TABLE)
-    small = Prices(currency="EUR", input=100, cached=10, written=125, output=400)
+    small = Prices(currency="EUR", input=100, cached=10, written=125, output=400, block_hour=7200)
     assert prices_of(table, "small") == small
     assert prices_of(table, "other") == Prices(
         currency="EUR", input=2000, cached=2000, written=2000, output=8000
     )
     assert shown(small.prompt(1_000_000, 1_000_000, 400_000)) == "0.120000000"
+    assert [small.lease(seconds) for seconds in (0, 1, 1800)] == [0, 2, 3600]
     assert (small.are_set, FREE.are_set) == (True, False)
     del table["*"]
     with pytest.raises(InvalidField, match="no prices for 'other'"):

@@ -60,6 +60,7 @@ class PricesDocument(Document):
     cached: str = Field(description="A million that are found in the cache.")
     written: str = Field(description="A million that are computed and left in the cache.")
     output: str = Field(description="A million output tokens.")
+    block_hours: str = Field(description="A million KV blocks, leased for an hour.")
 
 
 @endpoint("GET", "/tenants/{tenant}/usage", "Usage", other_content={_CSV: str})
@@ -88,6 +89,7 @@ async def show_prices(call: Call[None, None]) -> PricesDocument:
         cached=shown(prices.cached * TOKENS_PRICED),
         written=shown(prices.written * TOKENS_PRICED),
         output=shown(prices.output * TOKENS_PRICED),
+        block_hours=shown(prices.block_hour * TOKENS_PRICED),
     )
 
 

@@ -37,6 +37,7 @@ async def test_usage_is_told_by_day_as_json_and_csv(admin: httpx.AsyncClient, wo
         "cache_write_tokens": 0,
         "computed_tokens": 0,
         "output_tokens": 5,
+        "lease_block_seconds": 0,
         "stream_seconds": 0.0,
         "cost": "0.000000000",
     }

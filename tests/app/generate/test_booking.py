@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from app.generate.booking import shared_head
-from engine.api import CachePolicy, EngineRequest, Namespaces, SamplingParams
+from engine.api import (
+    CachePolicy,
+    EngineRequest,
+    EngineStats,
+    Namespaces,
+    SamplingParams,
+    TenantStats,
+)
 from tenants.records import ShareGroup
 from tests.app.conftest import MODEL, World
 from tests.app.pooled_engine import PooledEngine
@@ -78,6 +85,37 @@ async def test_a_prompt_of_its_own_is_charged_to_its_tenant_alone(
     assert charged["acme"] > 200 > charged["umbra"] > 0
     (today,) = await world.stores.usage.read("acme", date.min, date.max)
     assert today.cache_write_tokens == charged["acme"]
+
+
+async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
+    world: World, engine: PooledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.stores.groups.create("law")
+    idle = TenantStats(
+        running=0,
+        waiting=0,
+        blocks_held=0,
+        blocks_shared=0,
+        blocks_cached=0,
+        blocks_pinned=0,
+        served=0.0,
+    )
+    real = await engine.stats()
+    counted: dict[str, float] = {}
+
+    async def stats() -> EngineStats:
+        tenants = {name: replace(idle, lease_block_seconds=one) for name, one in counted.items()}
+        return replace(real, tenants=tenants)
+
+    monkeypatch.setattr(engine, "stats", stats)
+    booking = world.app.state.service.lease_booking
+    for counted["acme"], counted["@law"] in ((10.6, 0.0), (25.9, 100.0), (3.2, 0.0)):
+        await booking.book()
+    world.stores.usage.add_shared("@law", user="umbra", used_tokens=1)
+    await world.stores.usage.flush()
+    for name, seconds in (("acme", 28), ("umbra", 100)):
+        (today,) = await world.stores.usage.read(name, date.min, date.max)
+        assert today.lease_block_seconds == seconds
 
 
 def request(key: bytes, shared_tokens: int, **changes: object) -> EngineRequest:

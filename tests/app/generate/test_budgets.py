@@ -75,6 +75,7 @@ async def test_an_operator_sees_prices_and_sets_budgets(
         "cached": "0.010000000",
         "written": "2.000000000",
         "output": "5.000000000",
+        "block_hours": "0.000000000",
     }
     await world.client().responses.create(model=MODEL, input="hello", max_output_tokens=4)
     spent = int(await booked(world))
