@@ -10,7 +10,9 @@ it. So tokens are counted by their worth: in tokens at the beginning.
 
 While prompts wait they so have most of the time, since a pause below the target is not noticed and
 a first token that is late is. What they have taken beyond half of it is remembered as a debt to
-those that decode; whose prompts wait until it is paid, `engine.schedule.fairness` says.
+those that decode; whose prompts wait until it is paid, `engine.schedule.fairness` says. A step that
+decodes little waits for its weights, and may compute some tokens meanwhile that hardly cost it
+anything: so many of such prompts go on.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ _FIXED_SHARE = 0.05
 """Of an efficient step, for what it takes however little it computes: weights are read once."""
 _MOST_DEBT = 0.5
 """Seconds; what was taken long ago is forgiven."""
+_HIDDEN_SHARE = 0.5
+"""Of the time for reading weights, what may be computed meanwhile."""
+_MOST_SHARED = 32
+"""Steps in a row with prompts beside what decodes; then one without tells what that takes now."""
 FEW_TOKENS = 16
 """A prompt is not cut into fewer."""
 _TELLING_TOKENS = FEW_TOKENS / 4
@@ -50,6 +56,8 @@ class Pace:
         """Seconds more for each token at the beginning of a prompt."""
         self._fixed: float | None = None
         """Seconds of a step that does next to nothing."""
+        self._num_shared = 0
+        """Steps since the newest one that was not shared."""
         self._debt = 0.0
         """Seconds by which prompts have had more than decoding."""
 
@@ -60,6 +68,14 @@ class Pace:
         Without a target they may.
         """
         return self._target > 0 and self._debt > 0
+
+    @property
+    def hidden_rows(self) -> int:
+        """Tokens of a step, those that decode included, that it computes while it reads weights.
+
+        None where it is long ago that a step has shown what decoding alone takes.
+        """
+        return self._num_hidden if self._num_shared < _MOST_SHARED else 0
 
     def worth(self, start: int, count: int) -> float:
         """What `count` tokens of a prompt behind `start` others take, in tokens behind none."""
@@ -102,15 +118,24 @@ class Pace:
 
     def observe(self, num_decoding: int, prompt_worth: float, seconds: float) -> None:
         """A step has been computed."""
+        is_shared = num_decoding > 0 and prompt_worth > 0
+        is_hidden = is_shared and num_decoding + prompt_worth <= self._num_hidden
         if num_decoding and not prompt_worth:
             self._decode_step = _averaged(self._decode_step, seconds)
             if self._prompt_token is not None:  # a row takes about as much
                 left = max(seconds - num_decoding * self._prompt_token, _LEAST_SHARE * seconds)
                 self._fixed = _averaged(self._fixed, left)
-        elif prompt_worth >= _TELLING_TOKENS:
+        elif prompt_worth >= _TELLING_TOKENS and not is_hidden:
             left = max(seconds - (self._decode_step or 0.0), _LEAST_SHARE * seconds)
             self._prompt_token = _averaged(self._prompt_token, left / prompt_worth)
-        self._account(num_decoding > 0 and prompt_worth > 0, seconds)
+        self._num_shared = self._num_shared + 1 if is_shared else 0
+        self._account(is_shared, seconds)
+
+    @property
+    def _num_hidden(self) -> int:
+        if self._decode_step is None or self._prompt_token is None:
+            return 0
+        return int(_HIDDEN_SHARE * self._decode_step / self._prompt_token)
 
     def _account(self, is_shared: bool, seconds: float) -> None:
         """Prompts owe what they have taken of a shared step; any other time pays as much back."""

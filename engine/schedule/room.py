@@ -28,8 +28,8 @@ class Room:
     pace: Pace
     streams: list[Account]
     """Tenants whose sequences decode in the step."""
-    is_owed: bool
-    """Whether prompts have lately had more time than what decodes in the step."""
+    hidden: float | None
+    """Worth of tokens for those who owe time to what decodes; `None`: nothing is owed."""
     rows: int
     """Tokens of prompts whose log-probabilities are told."""
     num_spent: int = 0
@@ -53,28 +53,33 @@ class Room:
         elif accounts.num_known > 1:
             short = pace.efficient_tokens
         short = math.inf if short is None else short
-        return cls(lifecycle, left, short, pace, streams, bool(decoding) and pace.is_in_debt, rows)
+        is_owed = bool(decoding) and pace.is_in_debt
+        hidden = pace.hidden_rows - len(decoding) if is_owed else None
+        return cls(lifecycle, left, short, pace, streams, hidden, rows)
 
     def share(self, group: SequenceGroup) -> int:
         """Tokens that a group's prompt may take of what is left."""
         account = self.lifecycle.account(group)
         left = min(self.left, self.rows) if group.is_scoring else self.left
         is_waiting = group.request_id not in self.lifecycle.running
-        if self.is_owed and self.lifecycle.fairness.must_pay(account, self.streams):
-            return 0
+        start = 0 if is_waiting else group.prefill[0].num_computed
+        if self.hidden is not None and self.lifecycle.fairness.must_pay(account, self.streams):
+            return min(left, self.pace.affordable(self.hidden, start))
         may_draw_out = self.lifecycle.fairness.may_draw_out(
             len(account.waiting) - is_waiting, self.streams
         )
         if may_draw_out or math.isinf(self.short):
             return left
-        start = 0 if is_waiting else group.prefill[0].num_computed
         return min(left, self.pace.affordable(self.short, start))
 
     def spend(self, chunk: ScheduledChunk) -> None:
         """So much of a prompt is computed."""
         self.rows -= len(chunk.scored)
         self.left -= chunk.count
-        self.short -= self.pace.worth(chunk.start, chunk.count)
+        worth = self.pace.worth(chunk.start, chunk.count)
+        self.short -= worth
+        if self.hidden is not None:
+            self.hidden -= worth
         self.num_spent += chunk.count
 
     def gain(self, num_sequences: int) -> None:

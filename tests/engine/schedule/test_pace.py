@@ -71,6 +71,20 @@ def test_however_many_decode_something_is_fixed() -> None:
     assert pace.efficient_tokens == pytest.approx(60, abs=20)
 
 
+def test_half_as_many_tokens_are_hidden_as_decoding_alone_could_compute() -> None:
+    pace = taught(0.050, 0.010, 0.001)
+    assert pace.hidden_rows == 5
+    for _ in range(20):
+        pace.observe(2, 3, 0.010)
+    assert pace.hidden_rows == 5, "what is hidden tells nothing"
+    for _ in range(20):
+        pace.observe(2, 3, 0.010)
+    assert not pace.hidden_rows, "what does decoding alone take now?"
+    pace.observe(2, 0, 0.010)
+    assert pace.hidden_rows == 5
+    assert not Pace(0.050).hidden_rows
+
+
 def test_prompts_owe_what_they_take_beyond_half_of_the_time() -> None:
     pace = taught(0.050, 0.010, 0.001)
     for _ in range(20):

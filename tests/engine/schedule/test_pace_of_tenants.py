@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -80,7 +81,7 @@ def test_a_prompt_does_not_keep_to_the_pace_of_a_tenant_that_has_more_waiting(lo
 
 
 def test_a_prompt_keeps_to_the_pace_of_a_tenant_that_has_nothing_waiting(load: Load) -> None:
-    load.sizes_until_first(load.send("stream"))
+    load.sizes_until_first(load.send("stream", output=80))
     sizes = load.sizes_until_first(load.send("light", output=4))
     assert max(sizes) <= 25
     for _ in range(12):
@@ -119,6 +120,14 @@ def steps_beside_a_stream(load: Load) -> tuple[float, float]:
 def test_a_flood_takes_no_more_than_half_of_the_time_from_streams_of_others(load: Load) -> None:
     prompts, decoding = steps_beside_a_stream(load)
     assert 0.4 < prompts / (prompts + decoding) < 0.55
+
+
+def test_what_owes_time_goes_on_by_what_a_step_computes_anyhow(load: Load) -> None:
+    steps_beside_a_stream(load)
+    counts = [plan.num_prompt_tokens for plan in load.clock.plans]
+    few = Counter(count for count in counts if count < 10)
+    assert max(few) == 3, "the stream has one of four rows"
+    assert 0 < few[0] < few[3] / 10, "now and then it is alone"
 
 
 def test_nor_where_another_one_waits_for_its_own_blocks(load: Load) -> None:
