@@ -52,6 +52,12 @@ def _checked_origins(text: str) -> str:
     return text
 
 
+def paths(text: str | None) -> list[Path]:
+    """Files with commas between them."""
+    parts = (part.strip() for part in (text or "").split(","))
+    return [Path(part).expanduser() for part in parts if part]
+
+
 Count = Annotated[int, Field(ge=1)]
 AUTO = BeforeValidator(_none_if_auto)
 _UNLIMITED = BeforeValidator(_none_if_unlimited)

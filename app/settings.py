@@ -33,6 +33,7 @@ from app.setting_kinds import (
     Seconds,
     Share,
     check_given_file,
+    paths,
 )
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
 from tenants.records import TenantLimits
@@ -241,7 +242,14 @@ class Settings(BaseSettings):
         1_000_000, description="Admin writes that the audit keeps, about; older ones are dropped."
     )
     pepper_file: Location | None = Field(
-        None, description="Secret that API key hashes depend on; by default data_dir has one."
+        None,
+        description="Secret that API key hashes and the store's encryption depend on; by default "
+        "data_dir has one.",
+    )
+    other_pepper_files: str | None = Field(
+        None,
+        description="Files, with commas, of further peppers that are known: former ones until the "
+        "store is rotated, the next one before it.",
     )
     demo_tenant: bool = Field(True, description="Create the tenant 'demo' on the first start.")
     admin_token_file: Location | None = Field(
@@ -344,6 +352,8 @@ class Settings(BaseSettings):
             path = getattr(self, name)
             if path is not None:
                 check_given_file(name, path)
+        for path in paths(self.other_pepper_files):
+            check_given_file("other_pepper_files", path)
         if self.redis_password_file is not None:
             if self.redis_url is None:
                 raise ValueError("redis_password_file goes with redis_url")

@@ -8,7 +8,9 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from app.setting_kinds import paths
 from app.settings import Settings
+from tenants.at_rest.keyring import Keyring
 from tenants.audit import MAX_ENTRIES, Audit
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore, attach_or_start
@@ -17,7 +19,7 @@ from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
-from tenants.pepper import load_or_create_pepper
+from tenants.pepper import Peppers, load_peppers
 from tenants.records import Principal, TenantLimits
 from tenants.running import RunningResponses
 from tenants.store import TenantStore
@@ -53,7 +55,7 @@ class Stores:
     def over(
         cls,
         redis: GuardedRedis,
-        pepper: bytes,
+        peppers: Peppers,
         *,
         tenant_store: type[TenantStore] = TenantStore,
         audit_max_entries: int = MAX_ENTRIES,
@@ -62,17 +64,20 @@ class Stores:
         """The stores of one service process or command."""
         most = default_limits.stored_bytes
         limiter = Limiter(redis, defaults=default_limits)
+        keyring = Keyring(redis, peppers)
+        tenants = tenant_store(redis, peppers, audit_max_entries=audit_max_entries)
+        prompts = SystemPrompts(redis, keyring, audit_max_entries=audit_max_entries)
         return cls(
-            tenants=tenant_store(redis, pepper, audit_max_entries=audit_max_entries),
-            groups=ShareGroups(redis, audit_max_entries=audit_max_entries),
-            prompts=SystemPrompts(redis, audit_max_entries=audit_max_entries),
+            tenants=tenants,
+            groups=ShareGroups(redis, peppers, audit_max_entries=audit_max_entries),
+            prompts=prompts,
             audit=Audit(redis),
-            idempotency=Idempotency(redis, pepper),
-            responses=StoredObjects(redis, "response", most),
-            conversations=EditedObjects(redis, "conversation", most),
-            completions=EditedObjects(redis, "completion", most),
-            suspended=SuspendedResponses(redis, most),
-            running=RunningResponses(redis),
+            idempotency=Idempotency(redis, peppers),
+            responses=StoredObjects(redis, keyring, "response", most),
+            conversations=EditedObjects(redis, keyring, "conversation", most),
+            completions=EditedObjects(redis, keyring, "completion", most),
+            suspended=SuspendedResponses(redis, keyring, most),
+            running=RunningResponses(redis, keyring),
             limiter=limiter,
             budgets=Budgets(redis, limiter),
             usage=UsageMeter(redis),
@@ -110,7 +115,9 @@ async def open_stores(
         stack.push_async_callback(redis.close)
         stores = Stores.over(
             redis,
-            load_or_create_pepper(settings.data_dir, settings.pepper_file),
+            load_peppers(
+                settings.data_dir, settings.pepper_file, paths(settings.other_pepper_files)
+            ),
             tenant_store=tenant_store,
             audit_max_entries=settings.audit_max_entries,
             default_limits=settings.default_limits,

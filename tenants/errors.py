@@ -19,14 +19,33 @@ class StoreUnsupported(StoreError):
     """The server is too old, or not one that the store can use."""
 
 
-class PepperMismatch(StoreError):
-    """The keys in this Redis were made with another pepper: none of them would be recognized."""
+class SealError(StoreError):
+    """Something in this Redis is encrypted, and cannot be read."""
 
-    def __init__(self) -> None:
+
+class PepperMismatch(SealError):
+    """A pepper is not known that something in this Redis was hashed or encrypted with."""
+
+    def __init__(self, what: str = "what is in this store") -> None:
         super().__init__(
-            "the pepper is not the one that this store's API keys were made with; start with the "
-            "original pepper file, or with an empty store"
+            f"pepper_file: the pepper is not the one that {what} was hashed or encrypted with; "
+            "start with the original pepper file, or have it among other_pepper_files, or start "
+            "with an empty store"
         )
+
+
+class SealUnknown(SealError):
+    """A record is encrypted under a secret that is not known here."""
+
+    def __init__(self, key_id: str, place: tuple[str, ...]) -> None:
+        super().__init__(f"{' '.join(place)} is encrypted under a key that is not known: {key_id}")
+
+
+class SealBroken(SealError):
+    """An encrypted record was altered, or lies where another one was."""
+
+    def __init__(self, place: tuple[str, ...]) -> None:
+        super().__init__(f"{' '.join(place)} was altered, or is in the place of another record")
 
 
 class StoreInUse(StoreError):

@@ -15,19 +15,31 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, redis_keys, usage
+from tenants.at_rest.records import WrappedRecords
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, StoreConflict
-from tenants.key_store import group_decoder
 from tenants.owners import clear_slot, list_records
-from tenants.records import SECRET_BYTES, Change, ShareGroup, check_id, check_name, is_id
+from tenants.pepper import Peppers
+from tenants.records import (
+    SECRET_BYTES,
+    Change,
+    ShareGroup,
+    check_id,
+    check_name,
+    is_id,
+    with_new_secret,
+)
 from tenants.writes import Writes, absent, holds, until_committed
 
 
 class ShareGroups:
     """Share groups over one Redis. All methods raise `StoreUnavailable` while it is down."""
 
-    def __init__(self, redis: GuardedRedis, *, audit_max_entries: int = audit.MAX_ENTRIES) -> None:
+    def __init__(
+        self, redis: GuardedRedis, peppers: Peppers, *, audit_max_entries: int = audit.MAX_ENTRIES
+    ) -> None:
         self._redis = redis
+        self._records = WrappedRecords(peppers)
         self._writes = Writes(redis, audit_max_entries)
 
     async def create(
@@ -46,7 +58,7 @@ class ShareGroups:
         committed = await self._writes.commit(
             [absent(meta), absent(deleting)],
             [
-                ("SET", meta, msgspec.msgpack.encode(group)),
+                ("SET", meta, self._records.encode(group)),
                 ("ZADD", redis_keys.GROUPS, 0, group_id),
             ],
             Change(kind="group", name=group_id),
@@ -58,10 +70,10 @@ class ShareGroups:
 
     async def list(self, after: str | None = None, limit: int | None = None) -> list[ShareGroup]:
         """Up to `limit` groups by id, from behind the id `after`."""
-        blobs = await list_records(
+        found = await list_records(
             self._redis, redis_keys.GROUPS, lambda one: redis_keys.meta(f"@{one}"), after, limit
         )
-        return [group_decoder.decode(blob) for blob in blobs]
+        return [self._records.group(*one) for one in found]
 
     async def get(self, group_id: str) -> ShareGroup:
         """Raises `GroupNotFound`."""
@@ -94,9 +106,28 @@ class ShareGroups:
             new = replace(old, name=name, revision=old.revision + 1)
             committed = await self._writes.commit(
                 [holds(redis_keys.meta(old.owner), blob)],
-                [("SET", redis_keys.meta(old.owner), msgspec.msgpack.encode(new))],
+                [("SET", redis_keys.meta(old.owner), self._records.encode(new))],
                 Change(kind="group", name=group_id),
                 _note("group.update", actor, old, new),
+            )
+            return new if committed else None
+
+        return await until_committed(attempt)
+
+    async def rotate_secret(self, group_id: str, *, actor: str = "system") -> ShareGroup:
+        """Give a group another namespace secret, as `TenantStore.rotate_secret` does a tenant.
+
+        Raises `GroupNotFound`, and `StoreConflict` for one with too many former secrets.
+        """
+
+        async def attempt() -> ShareGroup | None:
+            blob, old = await self._read(group_id)
+            new = with_new_secret(old, secrets.token_bytes(SECRET_BYTES), time.time())
+            committed = await self._writes.commit(
+                [holds(redis_keys.meta(old.owner), blob)],
+                [("SET", redis_keys.meta(old.owner), self._records.encode(new))],
+                Change(kind="group", name=group_id),
+                _note("group.rotate_secret", actor, old, new),
             )
             return new if committed else None
 
@@ -113,7 +144,7 @@ class ShareGroups:
         deleting = redis_keys.deleting(owner)
         blob = await self._redis.execute("GET", deleting)
         if blob is not None:
-            created_at = group_decoder.decode(blob).created_at
+            created_at = self._records.group(group_id, blob).created_at
             await usage.settle_group(self._redis, owner, int(created_at * 1000))
         await clear_slot(self._redis, owner, keep=frozenset([deleting]))
         await self._redis.execute("DEL", deleting)
@@ -124,7 +155,7 @@ class ShareGroups:
         blob = await self._redis.execute("GET", redis_keys.meta(f"@{group_id}"))
         if blob is None:
             raise GroupNotFound(group_id)
-        return blob, group_decoder.decode(blob)
+        return blob, self._records.group(group_id, blob)
 
     async def _begin_delete(self, group_id: str, actor: str) -> bool | None:
         """From here on nobody can join the group, nor put a prompt into it."""
@@ -172,5 +203,5 @@ def _document(group: ShareGroup | None) -> audit.Document | None:
     if group is None:
         return None
     document: audit.Document = msgspec.to_builtins(group)
-    del document["namespace_secret"]
+    del document["namespace_secret"], document["former_secrets"]
     return document

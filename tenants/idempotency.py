@@ -1,7 +1,8 @@
 """Writes that may be sent twice: the second finds what the first was answered, and does nothing.
 
 An answer may hold an API key, so it is encrypted (AES-GCM) under a key that derives from the
-pepper, and bound to the key that it was asked under.
+pepper, and bound to the key that it was asked under. What was written under another pepper that is
+known is found, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tenants import redis_keys
 from tenants.connection import GuardedRedis, Script
 from tenants.errors import InvalidField, StoreConflict
+from tenants.pepper import Peppers
 from tenants.writes import guarding
 
 KEPT_SECONDS = 24 * 3600
@@ -66,33 +68,25 @@ class Attempt(msgspec.Struct, frozen=True):
         )
 
 
-class Idempotency:
-    """Answers by who asked under which key. Raises `StoreUnavailable` while Redis is down.
+class _Secrets:
+    """What one pepper names, marks and encrypts."""
 
-    Who `begin`s a write must `finish` or `abandon` it.
-    """
-
-    def __init__(self, redis: GuardedRedis, pepper: bytes) -> None:
-        self._redis = redis
+    def __init__(self, pepper: bytes) -> None:
         self._secret = hmac.digest(pepper, b"partywall idempotency 2", sha256)
-        self._cipher = AESGCM(hmac.digest(pepper, b"partywall idempotency answers", sha256))
+        self.cipher = AESGCM(hmac.digest(pepper, b"partywall idempotency answers", sha256))
 
-    async def begin(self, actor: str, key: str, fingerprint: bytes) -> bytes | Attempt:
-        """The answer of an earlier write under this key, or the first attempt at it.
+    def name(self, actor: str, key: str) -> str:
+        """Where the record is of what `actor` writes under `key`."""
+        length = len(actor).to_bytes(8, "little")
+        return redis_keys.idempotency(self.digest(length + f"{actor}{key}".encode()))
 
-        `fingerprint` says what the write is. Raises `InvalidField` ("Idempotency-Key") for another
-        write under the same key, `StoreConflict` while the first one is being made, and where its
-        answer was lost.
-        """
-        name = self._name(actor, key)
-        mark = self._digest(fingerprint)
-        head = mark + secrets.token_bytes(_ATTEMPT_BYTES)
-        first, kept = await self._redis.transaction(
-            ("SET", name, head, "NX", "EX", IN_PROGRESS_SECONDS), ("GET", name)
-        )
-        if first:
-            return Attempt(name, head)
-        if not hmac.compare_digest(kept[:_DIGEST_BYTES], mark):
+    def digest(self, data: bytes) -> bytes:
+        """What stands for `data` in the store."""
+        return hmac.digest(self._secret, data, sha256)
+
+    def answer(self, name: str, fingerprint: bytes, kept: bytes) -> bytes:
+        """What a record says of a write. Raises what `begin` raises."""
+        if not hmac.compare_digest(kept[:_DIGEST_BYTES], self.digest(fingerprint)):
             raise InvalidField("Idempotency-Key", "was used for another request")
         sealed = kept[_HEAD_BYTES:]
         if not sealed:
@@ -103,12 +97,47 @@ class Idempotency:
                 "is not here, or was lost: look at what is there"
             )
         nonce, text = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-        return self._cipher.decrypt(nonce, text, name.encode())
+        return self.cipher.decrypt(nonce, text, name.encode())
+
+
+class Idempotency:
+    """Answers by who asked under which key. Raises `StoreUnavailable` while Redis is down.
+
+    Who `begin`s a write must `finish` or `abandon` it.
+    """
+
+    def __init__(self, redis: GuardedRedis, peppers: Peppers) -> None:
+        self._redis = redis
+        self._secrets = [_Secrets(pepper) for pepper in peppers.all]
+
+    async def begin(self, actor: str, key: str, fingerprint: bytes) -> bytes | Attempt:
+        """The answer of an earlier write under this key, or the first attempt at it.
+
+        `fingerprint` says what the write is. Raises `InvalidField` ("Idempotency-Key") for another
+        write under the same key, `StoreConflict` while the first one is being made, and where its
+        answer was lost.
+        """
+        newest = self._secrets[0]
+        names = [known.name(actor, key) for known in self._secrets]
+        head = newest.digest(fingerprint) + secrets.token_bytes(_ATTEMPT_BYTES)
+        attempt = Attempt(names[0], head)
+        first, *records = await self._redis.transaction(
+            ("SET", names[0], head, "NX", "EX", IN_PROGRESS_SECONDS),
+            *(("GET", name) for name in names),
+        )
+        if first:
+            records[0] = None
+        for known, name, kept in zip(self._secrets, names, records, strict=True):
+            if kept is not None:
+                if first:
+                    await self.abandon(attempt)
+                return known.answer(name, fingerprint, kept)
+        return attempt
 
     async def finish(self, attempt: Attempt, answer: bytes) -> None:
         """Keep the answer of a write for a day."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        sealed = nonce + self._cipher.encrypt(nonce, answer, attempt.record.encode())
+        sealed = nonce + self._secrets[0].cipher.encrypt(nonce, answer, attempt.record.encode())
         await self._redis.run_script(
             _FINISH, [attempt.record], [attempt.head, sealed, KEPT_SECONDS]
         )
@@ -119,10 +148,3 @@ class Idempotency:
         One that has made its change, though nobody heard of it, stays made.
         """
         await self._redis.run_script(_ABANDON, [attempt.record], [attempt.head])
-
-    def _name(self, actor: str, key: str) -> str:
-        length = len(actor).to_bytes(8, "little")
-        return redis_keys.idempotency(self._digest(length + f"{actor}{key}".encode()))
-
-    def _digest(self, data: bytes) -> bytes:
-        return hmac.digest(self._secret, data, sha256)

@@ -33,5 +33,10 @@ def digest(api_key: str, pepper: bytes) -> bytes:
 
 
 def fingerprint(pepper: bytes) -> bytes:
-    """What may be kept beside the digests to recognize the pepper by."""
+    """What may be kept beside the digests to recognize the pepper by, 32 bytes."""
     return hmac.digest(pepper, b"partywall pepper", sha256)
+
+
+def pepper_id(fingerprint: bytes) -> bytes:
+    """A short name of the pepper with this fingerprint."""
+    return fingerprint[:8]

@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, key_format, redis_keys
+from tenants import audit, key_format, pepper_record, redis_keys
+from tenants.at_rest.records import WrappedRecords
 from tenants.cache import ReadThroughCache
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
     KeyNotFound,
-    PepperMismatch,
     StoreConflict,
+    StoreUnavailable,
     TenantNotFound,
 )
-from tenants.records import ApiKey, Change, Principal, ShareGroup, Tenant, check_name, is_id
-from tenants.writes import Writes, exists, holds, until_committed
+from tenants.pepper import Peppers
+from tenants.records import ApiKey, Change, Principal, Tenant, check_name, is_id
+from tenants.writes import Writes, commit_if, exists, holds, until_committed
 
 CACHE_SECONDS = 5.0
 STALE_SECONDS = 3600.0
@@ -31,8 +33,6 @@ MAX_LIVE_KEYS = 32
 _MAX_OVERLAP_SECONDS = 366 * 24 * 3600.0
 _END_OF_TIME = 253402300799.0  # of the year 9999: what a date can still say
 
-tenant_decoder = msgspec.msgpack.Decoder(Tenant)
-group_decoder = msgspec.msgpack.Decoder(ShareGroup)
 _keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
 
 
@@ -55,14 +55,15 @@ class KeyStore:
     def __init__(
         self,
         redis: GuardedRedis,
-        pepper: bytes,
+        peppers: Peppers,
         *,
         cache_seconds: float = CACHE_SECONDS,
         stale_seconds: float = STALE_SECONDS,
         audit_max_entries: int = audit.MAX_ENTRIES,
     ) -> None:
         self._redis = redis
-        self._pepper = pepper
+        self._peppers = peppers
+        self._records = WrappedRecords(peppers)
         self._writes = Writes(redis, audit_max_entries)
         self._principals: ReadThroughCache[bytes, Principal] = ReadThroughCache(
             cache_seconds, stale_seconds, keep_missing=False
@@ -70,15 +71,11 @@ class KeyStore:
         redis.add_listener(self._on_change)
 
     async def check_pepper(self) -> None:
-        """Raises `PepperMismatch` unless this store's keys were made with our pepper.
+        """Raises `PepperMismatch` unless all peppers that this store uses are known here.
 
-        An empty store takes ours.
+        From here on it may use ours, too.
         """
-        ours = key_format.fingerprint(self._pepper)
-        await self._redis.execute("SET", redis_keys.PEPPER, ours, "NX")
-        stored = await self._redis.execute("GET", redis_keys.PEPPER)
-        if stored is None or not hmac.compare_digest(stored, ours):
-            raise PepperMismatch
+        await pepper_record.join(self._redis, self._peppers)
 
     async def create_key(
         self, tenant_id: str, name: str, *, expires_at: float | None = None, actor: str = "system"
@@ -190,9 +187,9 @@ class KeyStore:
         """
         if key_format.parse(api_key) is None:
             return None
-        digest = key_format.digest(api_key, self._pepper)
+        digests = self._peppers.digests(api_key)
         principal = await self._principals.get(
-            digest, functools.partial(self._find_principal, digest)
+            digests[0], functools.partial(self._find_principal, digests)
         )
         if principal is None or not principal.key.is_live(time.time()):
             return None
@@ -207,10 +204,11 @@ class KeyStore:
         record = ApiKey(
             id=key_id,
             tenant_id=tenant_id,
-            digest=key_format.digest(api_key, self._pepper),
+            digest=self._peppers.digests(api_key)[0],
             created_at=time.time(),
             name=name,
             expires_at=expires_at,
+            pepper_id=key_format.pepper_id(self._peppers.fingerprints[0]),
         )
         return api_key, record
 
@@ -257,17 +255,51 @@ class KeyStore:
 
         return await until_committed(attempt)
 
-    async def _find_principal(self, digest: bytes) -> Principal | None:
-        tenant_id = await self._redis.execute("GET", redis_keys.api_key(digest))
-        found = None if tenant_id is None else await self._find_in(tenant_id.decode(), digest)
-        if found is None:
+    async def _find_principal(self, digests: list[bytes]) -> Principal | None:
+        """Whom a key belongs to; `digests` are by each pepper, the current one's first."""
+        tenant_ids = await self._redis.pipeline(
+            *(("GET", redis_keys.api_key(digest)) for digest in digests)
+        )
+        for digest, tenant_id in zip(digests, tenant_ids, strict=True):
+            found = None if tenant_id is None else await self._find_in(tenant_id.decode(), digest)
+            if found is not None:
+                break
+        else:
             return None
         tenant, key = found
-        group = None
-        if tenant.share_group is not None:
-            blob = await self._redis.execute("GET", redis_keys.meta(f"@{tenant.share_group}"))
-            group = None if blob is None else group_decoder.decode(blob)
+        if digest != digests[0]:
+            key = await self._rehash(key, digests[0])
+        group, name = None, tenant.share_group
+        if name is not None:
+            blob = await self._redis.execute("GET", redis_keys.meta(f"@{name}"))
+            group = None if blob is None else self._records.group(name, blob)
         return Principal(tenant=tenant, key=key, group=group)
+
+    async def _rehash(self, key: ApiKey, digest: bytes) -> ApiKey:
+        """The key, by its digest with the current pepper from now on where the store is at that.
+
+        It is not before the rotation of the pepper has begun: until then some processes may have
+        another one for the current.
+        """
+        newest = self._peppers.fingerprints[0]
+        try:
+            if (await pepper_record.in_use(self._redis))[:1] != [newest]:
+                return key
+            blob, keys = await self._read_keys(key.tenant_id)
+            new = replace(key, digest=digest, pepper_id=key_format.pepper_id(newest))
+            edited = [new if one.id == key.id else one for one in keys]
+            name = redis_keys.keys(key.tenant_id)
+            committed = await commit_if(
+                self._redis,
+                [holds(name, blob)],
+                [
+                    ("SET", name, msgspec.msgpack.encode(edited)),
+                    *lookup_commands(keys, edited),
+                ],
+            )
+        except (StoreUnavailable, TenantNotFound):  # it can be found as it is
+            return key
+        return new if committed else key
 
     async def _find_in(self, tenant_id: str, digest: bytes) -> tuple[Tenant, ApiKey] | None:
         tenant, keys = await self._redis.execute(
@@ -277,7 +309,7 @@ class KeyStore:
             return None
         for key in decode_keys(keys):
             if hmac.compare_digest(key.digest, digest) and key.is_live(time.time()):
-                return tenant_decoder.decode(tenant), key
+                return self._records.tenant(tenant_id, tenant), key
         return None
 
     def _on_change(self, change: Change) -> None:
@@ -339,5 +371,5 @@ def _document(key: ApiKey | None) -> audit.Document | None:
     if key is None:
         return None
     document: audit.Document = msgspec.to_builtins(key)
-    del document["digest"], document["tenant_id"]
+    del document["digest"], document["tenant_id"], document["pepper_id"]
     return document

@@ -26,15 +26,15 @@ async def list_records(
     key_of: Callable[[str], str],
     after: str | None,
     limit: int | None,
-) -> list[bytes]:
-    """Up to `limit` records of those whose ids lie in the sorted set `directory` behind `after`.
+) -> list[tuple[str, bytes]]:
+    """Up to `limit` ids and records of those in the sorted set `directory` behind the id `after`.
 
     Raises `InvalidField` ("after").
     """
     if after is not None and not is_id(after):
         raise InvalidField("after", "no id that this list could hold")
     start = "-" if after is None else f"({after}"
-    found: list[bytes] = []
+    found: list[tuple[str, bytes]] = []
     while limit is None or len(found) < limit:
         count = _UNBOUNDED_PAGE if limit is None else limit - len(found)
         ids = [
@@ -47,7 +47,7 @@ async def list_records(
             break
         blobs = await redis.pipeline(*(("GET", key_of(one)) for one in ids))
         # One that was deleted a moment ago leaves a gap, which the next round fills.
-        found += [blob for blob in blobs if blob is not None]
+        found += [(one, blob) for one, blob in zip(ids, blobs, strict=True) if blob is not None]
         start = f"({ids[-1]}"
     return found
 

@@ -1,4 +1,8 @@
-"""The server's pepper: a secret beside the store, never in it, that API key digests depend on."""
+"""The server's pepper: a secret beside the store, never in it.
+
+API key digests depend on it, and it wraps the secrets that encrypt the store. Several may be known
+at once, so that one can take the place of another while services run.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,41 @@ import contextlib
 import os
 import secrets
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from tenants import key_format
+from tenants.at_rest.sealer import Sealer
 from tenants.errors import InvalidField
 
 PEPPER_BYTES = 32
 _FILE_NAME = "pepper"
+
+
+class Peppers:
+    """The pepper that is used, and others that are known besides."""
+
+    def __init__(self, current: bytes, *others: bytes) -> None:
+        self.current = current
+        self.all = list(dict.fromkeys((current, *others)))
+        self.sealer = Sealer("namespace secrets", *self.all)
+        self.fingerprints = [key_format.fingerprint(one) for one in self.all]
+        """As the store lists those in use; the first is that of the current one."""
+
+    def digests(self, api_key: str) -> list[bytes]:
+        """What the store may know an API key by; the first is that of the current pepper."""
+        return [key_format.digest(api_key, one) for one in self.all]
+
+
+def load_peppers(
+    data_dir: Path, override_file: Path | None = None, other_files: Sequence[Path] = ()
+) -> Peppers:
+    """The pepper as `load_or_create_pepper` finds it, and those of other files.
+
+    Raises `InvalidField` ("pepper_file", "other_pepper_files").
+    """
+    current = load_or_create_pepper(data_dir, override_file)
+    return Peppers(current, *(_read(path, "other_pepper_files") for path in other_files))
 
 
 def load_or_create_pepper(data_dir: Path, override_file: Path | None = None) -> bytes:
@@ -43,15 +76,15 @@ def _create(path: Path) -> None:
         os.unlink(draft)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, field: str = "pepper_file") -> bytes:
     try:
         pepper = bytes.fromhex(path.read_text().strip())
     except OSError as error:
-        raise InvalidField("pepper_file", f"cannot read {path}: {error.strerror}") from None
+        raise InvalidField(field, f"cannot read {path}: {error.strerror}") from None
     except ValueError:
         pepper = b""
     if len(pepper) != PEPPER_BYTES:
         raise InvalidField(
-            "pepper_file", f"{path} must hold {2 * PEPPER_BYTES} hexadecimal digits and no more"
+            field, f"{path} must hold {2 * PEPPER_BYTES} hexadecimal digits and no more"
         )
     return pepper

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from engine.blocks.hashing import derive_key
-from tenants.errors import InvalidField
+from tenants.errors import InvalidField, StoreConflict
 
 SECRET_BYTES = 32
+MAX_FORMER_SECRETS = 4
 MAX_LIMIT = 10**12
 """The greatest limit: what a double, all that Lua knows, still counts exactly."""
 UNLIMITED = MAX_LIMIT
@@ -73,6 +74,13 @@ DEFAULTED = frozenset(
 """The limits that a service has defaults for."""
 
 
+class FormerSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """A namespace secret that another took the place of: what it encrypted can still be read."""
+
+    secret: bytes
+    replaced_at: float
+
+
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """A customer.
 
@@ -93,11 +101,23 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     cache: Literal["on", "off"] = "on"
     share_group: str | None = None
     limits: TenantLimits = TenantLimits()
+    former_secrets: tuple[FormerSecret, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """What says whose something is: the id."""
+        return self.id
 
     @property
     def namespace_key(self) -> bytes:
         """The key of what all of the tenant's end users share: its registered system prompts."""
         return derive_key(self.namespace_secret, "tenant")
+
+    @property
+    def known_namespace_keys(self) -> list[bytes]:
+        """`namespace_key`, and what it was before."""
+        former = [derive_key(one.secret, "tenant") for one in self.former_secrets]
+        return [self.namespace_key, *former]
 
     def user_key(self, user: str) -> bytes:
         """The key of one end user's conversations."""
@@ -118,6 +138,7 @@ class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
     namespace_secret: bytes
     created_at: float
     revision: int = 1
+    former_secrets: tuple[FormerSecret, ...] = ()
 
     @property
     def owner(self) -> str:
@@ -133,10 +154,14 @@ class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
         return f"ShareGroup(id={self.id!r}, name={self.name!r})"
 
 
+Rotated = TypeVar("Rotated", Tenant, ShareGroup)
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """An API key as the store knows it: `digest` in place of the key, see `tenants.key_format`.
 
-    `replaced_by` is the id of the key that a rotation put in its place.
+    `replaced_by` is the id of the key that a rotation put in its place. `pepper_id` names the
+    pepper of the digest; versions before this left it out.
     """
 
     id: str
@@ -146,6 +171,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     expires_at: float | None = None
     replaced_by: str | None = None
+    pepper_id: bytes | None = None
 
     def is_live(self, now: float) -> bool:
         """Whether the key may be used at `now`."""
@@ -257,3 +283,19 @@ def check_prompt_name(name: str) -> None:
 def _check_range(field: str, value: int, minimum: int) -> None:
     if not minimum <= value <= MAX_LIMIT:
         raise InvalidField(field, f"{minimum} to {MAX_LIMIT}")
+
+
+def with_new_secret(record: Rotated, secret: bytes, now: float) -> Rotated:
+    """A tenant or a group under another namespace secret; what it had stays known.
+
+    Raises `StoreConflict` for one that has too many.
+    """
+    former = (FormerSecret(secret=record.namespace_secret, replaced_at=now), *record.former_secrets)
+    if len(former) > MAX_FORMER_SECRETS:
+        raise StoreConflict(
+            f"{record.owner!r} has {MAX_FORMER_SECRETS} former secrets; first have what they "
+            "encrypt rewritten: partywall store rotate"
+        )
+    return msgspec.structs.replace(
+        record, namespace_secret=secret, former_secrets=former, revision=record.revision + 1
+    )

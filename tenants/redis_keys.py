@@ -10,7 +10,11 @@ have replicas) that is atomic, and over several the line could not be.
 
 from __future__ import annotations
 
+import re
+
 PEPPER = "pw:pepper"
+"""String: fingerprints of the peppers that are in use, 32 bytes each, the newest first."""
+
 CHANGES = "pw:changes"
 
 PROBE = "pw:probe"
@@ -29,6 +33,23 @@ AUDIT = "pw:audit"
 def api_key(digest: bytes) -> str:
     """String: id of the tenant whose key has this digest."""
     return f"pw:key:{digest.hex()}"
+
+
+EVERY_OWNERS = "pw:{*"
+"""Pattern of all keys in any owner's slot."""
+
+_OF_OWNER = re.compile(r"pw:\{([^}]+)\}:([^:]+)(?::(.+))?")
+
+
+def owner_kind_name(key: str) -> tuple[str, str, str | None]:
+    """Whose a key is, of what kind, and the name behind that, if any, as the functions here put it.
+
+    Raises `ValueError` for a key that is nobody's.
+    """
+    match = _OF_OWNER.fullmatch(key)
+    if match is None:
+        raise ValueError(f"{key!r} is no key in an owner's slot")
+    return match[1], match[2], match[3]
 
 
 def everything_of(owner: str) -> str:
@@ -62,12 +83,12 @@ def prompts(owner: str) -> str:
 
 
 def prompt(owner: str, name: str) -> str:
-    """Hash: version to its text."""
+    """Hash: version to its text, encrypted."""
     return f"pw:{{{owner}}}:prompt:{name}"
 
 
 def prompt_text(owner: str, text_digest: bytes) -> str:
-    """Set: `name:version` of the prompts with the text of this SHA-256."""
+    """Set: `name:version` of the prompts with the text of this digest, see `tenants.at_rest`."""
     return f"pw:{{{owner}}}:text:{text_digest.hex()}"
 
 

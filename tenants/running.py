@@ -5,7 +5,7 @@ one, which nobody but its response renews or ends.
 
 A record is a lease that its process renews, so that what a process that died has left behind does
 not run for ever. Records are written behind the responses' backs, all that wait in one round trip:
-no stream waits for Redis.
+no stream waits for Redis. They are encrypted when they are written, each time anew.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import NamedTuple
 
 from tenants import changes, redis_keys
+from tenants.at_rest.keyring import Keyring
 from tenants.connection import Command, GuardedRedis, Script
-from tenants.errors import StoreUnavailable
+from tenants.errors import SealError, StoreUnavailable
 from tenants.records import Change
 from tenants.stored_objects import is_object_id
 
@@ -42,21 +44,31 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """)
 
 
+class _Record(NamedTuple):
+    """What others are to show of a response."""
+
+    tenant_id: str
+    key: str
+    content: bytes
+
+
 class RunningResponses:
     """The running responses of all processes; `run` writes what this one notes."""
 
     def __init__(
         self,
         redis: GuardedRedis,
+        keyring: Keyring,
         lease_seconds: float = LEASE_SECONDS,
         claim_seconds: float = CLAIM_SECONDS,
     ) -> None:
         self._redis = redis
+        self._keyring = keyring
         self._lease_milliseconds = int(lease_seconds * 1000)
         self._claim_milliseconds = int(claim_seconds * 1000)
         # What renews each record, and what Redis has not been told yet.
-        self._running: dict[str, Command] = {}
-        self._unwritten: dict[str, Command] = {}
+        self._running: dict[str, Command | _Record] = {}
+        self._unwritten: dict[str, Command | _Record] = {}
         self._claims: dict[str, str] = {}
         """Responses of this process, by what they have claimed."""
         self._woken = asyncio.Event()
@@ -64,8 +76,7 @@ class RunningResponses:
     def note_begin(self, tenant_id: str, response_id: str, record: bytes) -> None:
         """A response of this process runs; `record` is what others are to show of it."""
         key = redis_keys.running(tenant_id, response_id)
-        command = ("SET", key, record, "PX", self._lease_milliseconds)
-        self._running[key] = self._unwritten[key] = command
+        self._running[key] = self._unwritten[key] = _Record(tenant_id, key, record)
         self._woken.set()
 
     def note_end(self, tenant_id: str, response_id: str) -> None:
@@ -108,8 +119,8 @@ class RunningResponses:
         if not is_object_id(response_id):
             return None
         key = redis_keys.running(tenant_id, response_id)
-        record: bytes | None = await self._redis.execute("GET", key)
-        return record
+        record = await self._redis.execute("GET", key)
+        return None if record is None else await self._keyring.open(tenant_id, record, key)
 
     async def ask_to_cancel(self, tenant_id: str, response_id: str) -> None:
         """Have whoever runs a response cancel it. Raises `StoreUnavailable`."""
@@ -156,13 +167,37 @@ class RunningResponses:
 
     async def _write(self) -> bool:
         """Write what Redis does not know yet; whether it could be."""
-        batch, self._unwritten = self._unwritten, {}
-        if not batch:
-            return True
+        batch: dict[str, Command] = {}
         try:
+            await self._seal_records()
+            batch = {
+                key: what for key, what in self._unwritten.items() if not isinstance(what, _Record)
+            }
+            for key in batch:
+                del self._unwritten[key]
             await self._redis.pipeline(*batch.values())
         except StoreUnavailable as error:
             _log.debug("running responses are not recorded: %s", error)
             self._unwritten = batch | self._unwritten
             return False
         return True
+
+    async def _seal_records(self) -> None:
+        """Put commands in the place of records, but of those that are replaced meanwhile."""
+        for key, what in list(self._unwritten.items()):
+            if isinstance(what, _Record):
+                sealed = await self._sealed(what)
+                if self._unwritten.get(key) is not what:
+                    continue
+                if sealed is None:
+                    del self._unwritten[key]
+                else:
+                    self._unwritten[key] = ("SET", key, sealed, "PX", self._lease_milliseconds)
+
+    async def _sealed(self, record: _Record) -> bytes | None:
+        """A record as it is stored; `None` of a tenant that is not there any more."""
+        try:
+            return await self._keyring.seal(record.tenant_id, record.content, record.key)
+        except SealError as error:
+            _log.error("a running response is not recorded: %s", error)
+            return None

@@ -24,10 +24,18 @@ from tenants.key_store import (
     KeyStore,
     decode_keys,
     lookup_commands,
-    tenant_decoder,
 )
 from tenants.owners import clear_slot, list_records
-from tenants.records import SECRET_BYTES, ApiKey, Change, Tenant, check_tenant, is_id
+from tenants.pepper import Peppers
+from tenants.records import (
+    SECRET_BYTES,
+    ApiKey,
+    Change,
+    Tenant,
+    check_tenant,
+    is_id,
+    with_new_secret,
+)
 from tenants.usage import DayUsage
 from tenants.writes import Check, absent, exists, holds, until_committed
 
@@ -50,7 +58,7 @@ class TenantStore(KeyStore):
     def __init__(
         self,
         redis: GuardedRedis,
-        pepper: bytes,
+        peppers: Peppers,
         *,
         cache_seconds: float = CACHE_SECONDS,
         stale_seconds: float = STALE_SECONDS,
@@ -59,7 +67,7 @@ class TenantStore(KeyStore):
     ) -> None:
         super().__init__(
             redis,
-            pepper,
+            peppers,
             cache_seconds=cache_seconds,
             stale_seconds=stale_seconds,
             audit_max_entries=audit_max_entries,
@@ -99,8 +107,8 @@ class TenantStore(KeyStore):
         self, after: str | None = None, limit: int | None = None
     ) -> list[Tenant]:
         """Up to `limit` tenants by id, from behind the id `after`."""
-        blobs = await list_records(self._redis, redis_keys.TENANTS, redis_keys.meta, after, limit)
-        return [tenant_decoder.decode(blob) for blob in blobs]
+        found = await list_records(self._redis, redis_keys.TENANTS, redis_keys.meta, after, limit)
+        return [self._records.tenant(*one) for one in found]
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
         """Raises `TenantNotFound`."""
@@ -128,9 +136,29 @@ class TenantStore(KeyStore):
             checks, commands = await self._membership(old, new)
             committed = await self._writes.commit(
                 [holds(redis_keys.meta(tenant_id), blob), *checks],
-                [("SET", redis_keys.meta(tenant_id), msgspec.msgpack.encode(new)), *commands],
+                [("SET", redis_keys.meta(tenant_id), self._records.encode(new)), *commands],
                 Change(kind="tenant", tenant_id=tenant_id),
                 _note("tenant.update", actor, old, new),
+            )
+            return new if committed else None
+
+        return await until_committed(attempt)
+
+    async def rotate_secret(self, tenant_id: str, *, actor: str = "system") -> Tenant:
+        """Give a tenant another namespace secret: no block that it has cached is found again.
+
+        What it has stored can still be read, and is to be rewritten, see `tenants.at_rest`. Raises
+        `TenantNotFound`, and `StoreConflict` for one with too many former secrets.
+        """
+
+        async def attempt() -> Tenant | None:
+            blob, old = await self._read(tenant_id)
+            new = with_new_secret(old, secrets.token_bytes(SECRET_BYTES), time.time())
+            committed = await self._writes.commit(
+                [holds(redis_keys.meta(tenant_id), blob)],
+                [("SET", redis_keys.meta(tenant_id), self._records.encode(new))],
+                Change(kind="tenant", tenant_id=tenant_id),
+                _note("tenant.rotate_secret", actor, old, new),
             )
             return new if committed else None
 
@@ -168,7 +196,7 @@ class TenantStore(KeyStore):
         blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
         if blob is None:
             raise TenantNotFound(tenant_id)
-        return blob, tenant_decoder.decode(blob)
+        return blob, self._records.tenant(tenant_id, blob)
 
     async def _create(self, tenant: Tenant, record: ApiKey, actor: str) -> Tenant | None:
         """Write a tenant that is not there yet, and its first key. Raises `TenantExists`."""
@@ -179,7 +207,7 @@ class TenantStore(KeyStore):
         committed = await self._writes.commit(
             [absent(meta), absent(deleting), *checks],
             [
-                ("SET", meta, msgspec.msgpack.encode(tenant)),
+                ("SET", meta, self._records.encode(tenant)),
                 ("SET", redis_keys.keys(tenant.id), msgspec.msgpack.encode([record])),
                 ("ZADD", redis_keys.TENANTS, 0, tenant.id),
                 *lookup_commands([], [record]),
@@ -241,6 +269,7 @@ def _edited(tenant: Tenant, edit: Callable[[Tenant], Tenant], revision: int) -> 
         edit(tenant),
         id=tenant.id,
         namespace_secret=tenant.namespace_secret,
+        former_secrets=tenant.former_secrets,
         created_at=tenant.created_at,
         revision=revision,
     )
@@ -264,5 +293,5 @@ def _document(tenant: Tenant | None) -> audit.Document | None:
     if tenant is None:
         return None
     document: audit.Document = msgspec.to_builtins(tenant)
-    del document["namespace_secret"]
+    del document["namespace_secret"], document["former_secrets"]
     return document

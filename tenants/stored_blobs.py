@@ -1,10 +1,18 @@
-"""What is kept for a tenant's clients: blobs with an end, of so many bytes together."""
+"""What is kept for a tenant's clients: blobs with an end, of so many bytes together.
+
+They are encrypted, each for its own key in Redis, but for a head that says which version it is.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
 from tenants import redis_keys
+from tenants.at_rest.keyring import Keyring
+from tenants.at_rest.rewriting import rewrite
 from tenants.connection import GuardedRedis, Script
-from tenants.errors import InvalidField, TooLargeToStore
+from tenants.errors import InvalidField, StoreUnavailable, TooLargeToStore
 
 _OVERHEAD_BYTES = 512
 """What a blob takes besides its content, about: its key, and its place in the books."""
@@ -83,31 +91,38 @@ class StoredBlobs:
     `default_bytes` is what a tenant may keep that has no limit of its own; `None` is no limit.
     """
 
-    def __init__(self, redis: GuardedRedis, default_bytes: int | None) -> None:
+    def __init__(self, redis: GuardedRedis, keyring: Keyring, default_bytes: int | None) -> None:
         self._redis = redis
+        self._keyring = keyring
         self._default_bytes = default_bytes
 
     async def save(
         self,
         tenant_id: str,
         key: str,
-        blob: bytes,
+        content: bytes,
         ttl_seconds: float,
         max_bytes: int | None,
         *,
+        head: bytes = b"",
         replacing: bytes = b"",
         listed_at: float | None = None,
     ) -> bool:
         """Keep a blob, unless the tenant was deleted meanwhile; its oldest ones may have to go.
 
-        `max_bytes` is the tenant's own limit, if it has one. One that replaces another is kept only
-        where that is still there and begins with `replacing`: whether it was. With a time it is
-        found by `listed`. Raises `InvalidField` ("ttl_seconds"), `TooLargeToStore`.
+        It is `head` and the content, encrypted. `max_bytes` is the tenant's own limit, if it has
+        one. One that replaces another is kept only where that is still there and begins with the
+        head `replacing`: whether it was. With a time it is found by `listed`. Raises
+        `InvalidField` ("ttl_seconds"), `TooLargeToStore`.
         """
         milliseconds = int(ttl_seconds * 1000)
         if milliseconds <= 0:
             raise InvalidField("ttl_seconds", "must be greater than 0")
         most = self._default_bytes if max_bytes is None else max_bytes
+        sealed = await self._keyring.seal(tenant_id, content, key)
+        if sealed is None:
+            return True
+        blob = head + sealed
         keys = [*_keys(tenant_id, key), redis_keys.meta(tenant_id)]
         given: list[bytes | int | str | float] = [
             blob,
@@ -123,15 +138,30 @@ class StoredBlobs:
             raise TooLargeToStore(tenant_id, len(blob))
         return bool(result != _CHANGED)
 
-    async def load(self, key: str) -> bytes | None:
-        """A blob that is still kept."""
-        blob: bytes | None = await self._redis.execute("GET", key)
+    async def load(self, tenant_id: str, key: str, head_bytes: int = 0) -> bytes | None:
+        """Head and content of a blob that is still kept."""
+        (blob,) = await self.load_each(tenant_id, [key], head_bytes)
         return blob
 
+    async def load_each(
+        self, tenant_id: str, keys: Sequence[str], head_bytes: int = 0
+    ) -> list[bytes | None]:
+        """The same of several; `None` for those that are gone."""
+        blobs = await self._redis.pipeline(*(("GET", key) for key in keys))
+        return [
+            None if blob is None else await self._opened(tenant_id, key, blob, head_bytes)
+            for key, blob in zip(keys, blobs, strict=True)
+        ]
+
     async def take(self, tenant_id: str, key: str) -> bytes | None:
-        """A blob, which is then nobody else's; `None` if it is gone."""
-        blob: bytes | None = await self._redis.run_script(_TAKE, _keys(tenant_id, key))
-        return blob
+        """Content of a blob without a head, which is then nobody else's; `None` if it is gone."""
+        await self._keyring.of(tenant_id)  # what is taken is not lost for want of it
+        blob = await self._redis.run_script(_TAKE, _keys(tenant_id, key))
+        return None if blob is None else await self._keyring.open(tenant_id, blob, key)
+
+    async def delete(self, tenant_id: str, key: str) -> bool:
+        """Forget a blob; whether there was one."""
+        return await self._redis.run_script(_TAKE, _keys(tenant_id, key)) is not None
 
     async def listed(
         self, tenant_id: str, after: str | None, newest_first: bool, limit: int
@@ -147,6 +177,15 @@ class StoredBlobs:
         last = first + limit - 1
         keys = await self._redis.execute(f"Z{reverse}RANGE", index, first, last)
         return [key.decode() for key in keys]
+
+    async def _opened(self, tenant_id: str, key: str, blob: bytes, head_bytes: int) -> bytes | None:
+        head, record = blob[:head_bytes], blob[head_bytes:]
+        content = await self._keyring.open(tenant_id, record, key)
+        if content is None:
+            return None
+        with contextlib.suppress(StoreUnavailable):  # it is read all the same
+            await rewrite(self._redis, self._keyring, tenant_id, key, head, record, content)
+        return head + content
 
 
 def _keys(tenant_id: str, key: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What the service keeps for a tenant's clients: responses, conversations, chat completions.
 
-They share one store and its bounds; what is in a blob is the service's business.
+They share one store and its bounds; what is in a blob is the service's business, and encrypted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from tenants import changes, redis_keys
+from tenants.at_rest.keyring import Keyring
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField
 from tenants.records import Change
@@ -25,12 +26,18 @@ _OBJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 class StoredObjects:
     """Blobs of one kind by tenant and id. All methods raise `StoreUnavailable` without Redis."""
 
+    _head_bytes = 0
+
     def __init__(
-        self, redis: GuardedRedis, kind: Kind = "response", default_bytes: int | None = None
+        self,
+        redis: GuardedRedis,
+        keyring: Keyring,
+        kind: Kind = "response",
+        default_bytes: int | None = None,
     ) -> None:
         self._redis = redis
         self._kind = kind
-        self._blobs = StoredBlobs(redis, default_bytes)
+        self._blobs = StoredBlobs(redis, keyring, default_bytes)
 
     async def save(
         self,
@@ -54,13 +61,13 @@ class StoredObjects:
         """The tenant's blob, or `None`: never another tenant's."""
         if not is_object_id(object_id):
             return None
-        return await self._blobs.load(self._key(tenant_id, object_id))
+        return await self._blobs.load(tenant_id, self._key(tenant_id, object_id), self._head_bytes)
 
     async def delete(self, tenant_id: str, object_id: str) -> bool:
         """Forget a blob, and have all processes forget it; whether there was one."""
         if not is_object_id(object_id):
             return False
-        found = await self._blobs.take(tenant_id, self._key(tenant_id, object_id)) is not None
+        found = await self._blobs.delete(tenant_id, self._key(tenant_id, object_id))
         await self.have_forgotten(tenant_id, object_id)
         return found
 
@@ -75,6 +82,8 @@ class StoredObjects:
 
 class EditedObjects(StoredObjects):
     """Blobs that change: each begins with its revision, bytes that no two versions share."""
+
+    _head_bytes = REVISION_BYTES
 
     async def put(
         self,
@@ -91,8 +100,9 @@ class EditedObjects(StoredObjects):
         """
         check_object_id(object_id)
         key, revision = self._key(tenant_id, object_id), secrets.token_bytes(REVISION_BYTES)
-        blob = revision + content
-        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes, listed_at=listed_at)
+        await self._blobs.save(
+            tenant_id, key, content, ttl_seconds, max_bytes, head=revision, listed_at=listed_at
+        )
         return revision
 
     async def edit(
@@ -114,17 +124,18 @@ class EditedObjects(StoredObjects):
             old = await self.load(tenant_id, object_id)
             if old is None:
                 return b""
-            new = secrets.token_bytes(REVISION_BYTES) + edit(old[REVISION_BYTES:])
+            revision, content = secrets.token_bytes(REVISION_BYTES), edit(old[REVISION_BYTES:])
             saved = await self._blobs.save(
                 tenant_id,
                 self._key(tenant_id, object_id),
-                new,
+                content,
                 ttl_seconds,
                 max_bytes,
+                head=revision,
                 replacing=old[:REVISION_BYTES],
                 listed_at=listed_at,
             )
-            return new if saved else None
+            return revision + content if saved else None
 
         return await until_committed(attempt) or None
 
@@ -141,7 +152,7 @@ class EditedObjects(StoredObjects):
         )
         if not keys:
             return None if keys is None else []
-        blobs = await self._redis.pipeline(*(("GET", key) for key in keys))
+        blobs = await self._blobs.load_each(tenant_id, keys, self._head_bytes)
         return [(key.removeprefix(prefix), blob) for key, blob in zip(keys, blobs, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tenants import redis_keys
+from tenants.at_rest.keyring import Keyring
 from tenants.connection import GuardedRedis
 from tenants.stored_blobs import StoredBlobs
 from tenants.stored_objects import check_object_id, is_object_id
@@ -14,8 +15,10 @@ class SuspendedResponses:
     All methods raise `StoreUnavailable` while Redis is down.
     """
 
-    def __init__(self, redis: GuardedRedis, default_bytes: int | None = None) -> None:
-        self._blobs = StoredBlobs(redis, default_bytes)
+    def __init__(
+        self, redis: GuardedRedis, keyring: Keyring, default_bytes: int | None = None
+    ) -> None:
+        self._blobs = StoredBlobs(redis, keyring, default_bytes)
 
     async def save(
         self,

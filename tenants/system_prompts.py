@@ -14,11 +14,13 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, redis_keys
+from tenants.at_rest.keyring import Keyring
 from tenants.cache import ReadThroughCache
 from tenants.connection import Command, GuardedRedis, Script
 from tenants.errors import InvalidField, PromptNotFound
 from tenants.key_store import CACHE_SECONDS, STALE_SECONDS
 from tenants.owners import not_found
+from tenants.prompt_texts import PromptText, PromptTexts
 from tenants.records import (
     Change,
     PromptIndex,
@@ -42,13 +44,6 @@ return 1
 """)
 
 
-class _Body(msgspec.Struct, frozen=True):
-    """A version as Redis holds it; name and version are where it lies."""
-
-    text: str
-    created_at: float
-
-
 class _Head(msgspec.Struct, frozen=True):
     """Which versions a prompt has; `active` is `None` when the prompt was deleted."""
 
@@ -57,7 +52,6 @@ class _Head(msgspec.Struct, frozen=True):
     pinned: bool = False
 
 
-_body_decoder = msgspec.msgpack.Decoder(_Body)
 _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
@@ -73,12 +67,14 @@ class SystemPrompts:
     def __init__(
         self,
         redis: GuardedRedis,
+        keyring: Keyring,
         *,
         cache_seconds: float = CACHE_SECONDS,
         stale_seconds: float = STALE_SECONDS,
         audit_max_entries: int = audit.MAX_ENTRIES,
     ) -> None:
         self._redis = redis
+        self._texts = PromptTexts(redis, keyring)
         self._writes = Writes(redis, audit_max_entries)
         # Keys: (owner, name, version or "") and (owner, SHA-256 of the text).
         self._by_name: ReadThroughCache[tuple[str, str, str], SystemPrompt] = ReadThroughCache(
@@ -98,24 +94,21 @@ class SystemPrompts:
         no new one. Raises `InvalidField` ("name", "text"), `TenantNotFound`, `GroupNotFound`.
         """
         check_prompt_name(name)
-        digest = _text_digest(_checked(text))
+        _check_text(text)
 
         async def attempt() -> SystemPrompt | None:
             blob, head = await self._read_head(owner, name)
             if head is None:
                 head = _Head(last=0, active=None)
-            newest = None if head.active is None else await self._body(owner, name, head.last)
+            newest = None if head.active is None else await self._texts.read(owner, name, head.last)
             if newest is not None and newest.text == text:
-                body, commands = newest, []
+                body, commands = newest, list[Command]()
                 new = replace(head, active=head.last) if activate else head
             else:
-                body, version = _Body(text, time.time()), head.last + 1
+                body, version = PromptText(text, time.time()), head.last + 1
                 active = version if activate or head.active is None else head.active
                 new = replace(head, last=version, active=active)
-                commands = [
-                    ("HSET", redis_keys.prompt(owner, name), version, msgspec.msgpack.encode(body)),
-                    ("SADD", redis_keys.prompt_text(owner, digest), f"{name}:{version}"),
-                ]
+                commands = await self._texts.adding(owner, name, version, body)
             committed = new == head or await self._commit(
                 owner, name, blob, new, actor, "prompt.put", commands
             )
@@ -145,11 +138,9 @@ class SystemPrompts:
             for name, head in sorted(heads.items(), key=operator.itemgetter(0))
             if head.active is not None and (after is None or name > after)
         ][:limit]
-        bodies = await self._redis.pipeline(
-            *(("HGET", redis_keys.prompt(owner, name), active) for name, active, _ in live)
-        )
+        bodies = await self._texts.read_each(owner, [(name, active) for name, active, _ in live])
         return [
-            _prompt(name, active, _body_decoder.decode(body), head)
+            _prompt(name, active, body, head)
             for (name, active, head), body in zip(live, bodies, strict=True)
             if body is not None  # deleted a moment ago
         ]
@@ -162,14 +153,12 @@ class SystemPrompts:
         Raises `PromptNotFound`.
         """
         head = (await self._live_head(owner, name))[1]
-        versions = await self._redis.execute("HKEYS", redis_keys.prompt(owner, name))
-        older = (number for number in map(int, versions) if before is None or number < before)
+        versions = await self._texts.numbers(owner, name)
+        older = (number for number in versions if before is None or number < before)
         page = sorted(older, reverse=True)[:limit]
-        bodies = await self._redis.pipeline(
-            *(("HGET", redis_keys.prompt(owner, name), version) for version in page)
-        )
+        bodies = await self._texts.read_each(owner, [(name, version) for version in page])
         return [
-            _prompt(name, version, _body_decoder.decode(body), head)
+            _prompt(name, version, body, head)
             for version, body in zip(page, bodies, strict=True)
             if body is not None  # deleted a moment ago
         ]
@@ -199,10 +188,9 @@ class SystemPrompts:
 
         async def attempt() -> bool | None:
             blob, head = await self._live_head(owner, name)
-            bodies = await self._redis.execute("HGETALL", redis_keys.prompt(owner, name))
             removed: Sequence[Command] = [
-                ("DEL", redis_keys.prompt(owner, name), redis_keys.prompt_index(owner, name)),
-                *(_forget_text(owner, name, version, body) for version, body in bodies.items()),
+                ("DEL", redis_keys.prompt_index(owner, name)),
+                *await self._texts.removing(owner, name),
             ]
             gone = _Head(last=head.last, active=None)
             committed = await self._commit(owner, name, blob, gone, actor, "prompt.delete", removed)
@@ -212,9 +200,14 @@ class SystemPrompts:
 
     async def find_by_text(self, owner: str, text: str) -> SystemPrompt | None:
         """A live version whose text is exactly `text`, or `None`."""
-        digest = _text_digest(text)
-        load = functools.partial(self._load_by_text, owner, text, digest)
+        # A lone surrogate cannot be in a registered text; it must not fail a look-up either.
+        digest = sha256(text.encode(errors="surrogatepass")).digest()
+        load = functools.partial(self._load_by_text, owner, text)
         return await self._by_text.get((owner, digest), load)
+
+    async def rewrite(self, owner: str, name: str) -> tuple[int, int]:
+        """See `PromptTexts.rewrite`."""
+        return await self._texts.rewrite(owner, name)
 
     async def save_index(self, owner: str, index: PromptIndex) -> None:
         """Keep the index of a prompt version. Raises `PromptNotFound` if it was deleted since."""
@@ -259,10 +252,6 @@ class SystemPrompts:
                 return blob, head
         raise PromptNotFound(name)
 
-    async def _body(self, owner: str, name: str, version: int) -> _Body | None:
-        body = await self._redis.execute("HGET", redis_keys.prompt(owner, name), version)
-        return None if body is None else _body_decoder.decode(body)
-
     async def _update(
         self,
         owner: str,
@@ -276,7 +265,7 @@ class SystemPrompts:
             blob, head = await self._live_head(owner, name)
             new = edit(head)
             assert new.active is not None
-            body = await self._body(owner, name, new.active)
+            body = await self._texts.read(owner, name, new.active)
             if body is None:
                 raise PromptNotFound(name, version)
             committed = new == head or await self._commit(
@@ -319,15 +308,13 @@ class SystemPrompts:
             return None
         number = int(version) if version else head.active
         assert number is not None
-        body = await self._body(owner, name, number)
+        body = await self._texts.read(owner, name, number)
         return None if body is None else _prompt(name, number, body, head)
 
-    async def _load_by_text(self, owner: str, text: str, digest: bytes) -> SystemPrompt | None:
-        members = await self._redis.execute("SMEMBERS", redis_keys.prompt_text(owner, digest))
+    async def _load_by_text(self, owner: str, text: str) -> SystemPrompt | None:
         # Several prompts may share one text; the order makes all replicas pick the same.
-        for member in sorted(members):
-            name, _, version = member.decode().rpartition(":")
-            prompt = await self._load(owner, name, version)
+        for name, version in await self._texts.with_text(owner, text):
+            prompt = await self._load(owner, name, str(version))
             if prompt is not None and prompt.text == text:
                 return prompt
         return None
@@ -344,7 +331,7 @@ class SystemPrompts:
         self._by_text.drop_if(lambda key, _: key[0] == owner)
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> None:
     if not text:
         raise InvalidField("text", "must not be empty")
     try:
@@ -353,15 +340,9 @@ def _checked(text: str) -> str:
         raise InvalidField("text", "is not valid Unicode") from None
     if size > MAX_TEXT_BYTES:
         raise InvalidField("text", f"{size} bytes, more than {MAX_TEXT_BYTES}")
-    return text
 
 
-def _text_digest(text: str) -> bytes:
-    # A lone surrogate cannot be in a registered text; it must not fail a look-up either.
-    return sha256(text.encode(errors="surrogatepass")).digest()
-
-
-def _prompt(name: str, version: int, body: _Body, head: _Head) -> SystemPrompt:
+def _prompt(name: str, version: int, body: PromptText, head: _Head) -> SystemPrompt:
     return SystemPrompt(
         name=name,
         version=version,
@@ -376,11 +357,6 @@ def _document(head: _Head | None) -> audit.Document | None:
     if head is None or head.active is None:
         return None
     return {"active_version": head.active, "last_version": head.last, "pinned": head.pinned}
-
-
-def _forget_text(owner: str, name: str, version: bytes, body: bytes) -> Command:
-    digest = _text_digest(_body_decoder.decode(body).text)
-    return ("SREM", redis_keys.prompt_text(owner, digest), f"{name}:{int(version)}")
 
 
 def _index_field(version: int, engine: str) -> str:

@@ -59,6 +59,15 @@ def guarding(check: Check, mark: Command) -> Iterator[None]:
         _guard.reset(token)
 
 
+async def commit_if(
+    redis: GuardedRedis, checks: Sequence[Check], commands: Sequence[Command]
+) -> bool:
+    """Whether the checks held and the commands were run. Raises `StoreUnavailable`."""
+    groups = [*((*command, reply) for command, reply in checks), *commands]
+    words = [word for group in groups for word in (len(group), *group)]
+    return bool(await redis.run_script(_COMMIT, [], [len(checks), *words]))
+
+
 class Writes:
     """Commits writes to one Redis; the audit stream keeps about `audit_max_entries` of them."""
 
@@ -78,12 +87,10 @@ class Writes:
         guard = _guard.get()
         if guard is not None:
             checks, everything = [guard.check, *checks], (guard.mark, *everything)
-        groups = [*((*command, reply) for command, reply in checks), *everything]
-        words = [word for group in groups for word in (len(group), *group)]
-        committed = await self._redis.run_script(_COMMIT, [], [len(checks), *words])
+        committed = await commit_if(self._redis, checks, everything)
         if committed:
             self._redis.notify(change)
-        return bool(committed)
+        return committed
 
 
 def holds(key: str, value: bytes | None) -> Check:

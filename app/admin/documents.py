@@ -139,7 +139,7 @@ class TenantDocument(Versioned):
     def of(cls, tenant: Tenant) -> TenantDocument:
         """A tenant without its secret."""
         fields = msgspec.structs.asdict(tenant)
-        del fields["namespace_secret"]
+        del fields["namespace_secret"], fields["former_secrets"]
         return cls(
             **fields
             | {"created_at": shown_time(tenant.created_at), "limits": Limits.of(tenant.limits)}

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Confirmed = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-STORE_FIELDS = ["redis_url", "redis_password_file", "data_dir", "pepper_file"]
+STORE_FIELDS = ["redis_url", "redis_password_file", "data_dir", "pepper_file", "other_pepper_files"]
 
 
 def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Result]]) -> Result:

@@ -9,6 +9,7 @@ What a model thought is encrypted besides: whoever stores it for a later request
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -50,7 +51,7 @@ _decoder = msgspec.json.Decoder(Summary)
 def seal(tenant: Tenant, summary: Summary) -> str:
     """`summary` and its tag under a key of the tenant's, as one URL-safe string."""
     data = msgspec.json.encode(summary)
-    return urlsafe_b64encode(_tag(tenant, data) + data).decode()
+    return urlsafe_b64encode(_tag_under(tenant.namespace_key, data) + data).decode()
 
 
 def unseal(tenant: Tenant, sealed: str) -> Summary | None:
@@ -60,7 +61,8 @@ def unseal(tenant: Tenant, sealed: str) -> Summary | None:
     except ValueError:
         return None
     tag, data = raw[:_TAG_BYTES], raw[_TAG_BYTES:]
-    if not hmac.compare_digest(tag, _tag(tenant, data)):
+    tags = (_tag_under(key, data) for key in tenant.known_namespace_keys)
+    if not any(hmac.compare_digest(tag, one) for one in tags):
         return None
     try:
         return _decoder.decode(data)
@@ -71,7 +73,7 @@ def unseal(tenant: Tenant, sealed: str) -> Summary | None:
 def encrypt_thought(tenant: Tenant, text: str) -> str:
     """What a model thought, by AES-256-GCM under a key of the tenant's, as one URL-safe string."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    sealed = _thought_cipher(tenant).encrypt(nonce, text.encode(), None)
+    sealed = _thought_cipher(tenant.namespace_key).encrypt(nonce, text.encode(), None)
     return urlsafe_b64encode(nonce + sealed).decode()
 
 
@@ -79,16 +81,19 @@ def decrypt_thought(tenant: Tenant, sealed: str) -> str | None:
     """What a model thought, or `None` where this service did not encrypt it for this tenant."""
     try:
         raw = urlsafe_b64decode(sealed.encode("ascii"))
-        text = _thought_cipher(tenant).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], None)
-    except (ValueError, InvalidTag):
+    except ValueError:
         return None
-    return text.decode()
+    for key in tenant.known_namespace_keys:
+        with contextlib.suppress(ValueError, InvalidTag):
+            nonce, content = raw[:_NONCE_BYTES], raw[_NONCE_BYTES:]
+            return _thought_cipher(key).decrypt(nonce, content, None).decode()
+    return None
 
 
-def _thought_cipher(tenant: Tenant) -> AESGCM:
-    return AESGCM(derive_key(tenant.namespace_key, "reasoning"))
+def _thought_cipher(namespace_key: bytes) -> AESGCM:
+    return AESGCM(derive_key(namespace_key, "reasoning"))
 
 
-def _tag(tenant: Tenant, data: bytes) -> bytes:
-    key = derive_key(tenant.namespace_key, "compaction")
+def _tag_under(namespace_key: bytes, data: bytes) -> bytes:
+    key = derive_key(namespace_key, "compaction")
     return blake2b(data, key=key, digest_size=_TAG_BYTES).digest()

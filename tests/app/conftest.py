@@ -29,6 +29,7 @@ from app.transport.connection_bounds import ConnectionBounds
 from app.upkeep.workers import Workers
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
+from tenants.pepper import Peppers
 from tenants.prices import FREE, Prices
 from tenants.records import SystemPrompt, Tenant, TenantLimits
 from tenants.store import CACHE_SECONDS, FLUSH_GRACE_SECONDS, TenantStore
@@ -38,7 +39,7 @@ from tests.app.scripted_engine import ScriptedEngine
 
 MODEL = "acme/Scripted-1"
 ADMIN_TOKEN = "pwadmin_for-tests-only"
-PEPPER = b"pepper" * 6
+PEPPER = Peppers(b"pepper" * 6)
 STALL_SECONDS = 2.0
 """How long a call waits for a stalled store; a busy machine alone must not take that long."""
 CHATML = (

@@ -129,14 +129,14 @@ def test_the_password_of_the_store_comes_from_a_file(tmp_path: Path) -> None:
 
 
 NOBODY = 65534
-GIVEN_FILES = ["admin_token_file", "pepper_file", "redis_password_file"]
+GIVEN_FILES = ["admin_token_file", "pepper_file", "redis_password_file", "other_pepper_files"]
 
 
 @pytest.mark.parametrize("field", GIVEN_FILES)
 def test_a_secret_that_is_empty_is_refused_by_its_file(field: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("\n")
     with pytest.raises(SettingsError, match=f"{field}: {tmp_path}/secret is empty"):
-        load_settings(**{field: tmp_path / "secret"})
+        load_settings(**{field: str(tmp_path / "secret")})
 
 
 @pytest.mark.parametrize("field", GIVEN_FILES)
@@ -146,7 +146,7 @@ def test_a_secret_that_may_not_be_read_is_refused_with_the_rights_it_needs(
     (tmp_path / "secret").write_text("it is one")
     (tmp_path / "secret").chmod(0)
     with as_nobody(), pytest.raises(SettingsError, match=f"{field}: user .*/secret.*0600.*0644"):
-        load_settings(**{field: tmp_path / "secret"})
+        load_settings(**{field: str(tmp_path / "secret")})
 
 
 @contextmanager

@@ -13,11 +13,13 @@ import pytest
 import redis
 from msgspec.structs import replace
 
+from tenants.at_rest.keyring import Keyring
 from tenants.audit import Audit
 from tenants.connection import GuardedRedis, open_redis
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
 from tenants.limits.limiter import Admission, Limiter
+from tenants.pepper import Peppers
 from tenants.records import ApiKey, Change, ShareGroup, Tenant
 from tenants.store import TenantStore
 from tenants.stored_objects import StoredObjects
@@ -64,32 +66,33 @@ def server() -> Iterator[Server]:
 class Room:
     """All collaborators over one connection: what one service process has."""
 
-    def __init__(self, link: GuardedRedis, pepper: bytes, **ages: float) -> None:
+    def __init__(self, link: GuardedRedis, peppers: Peppers, **ages: float) -> None:
         self.redis = link
+        self.keyring = Keyring(link, peppers, **ages)
         # Nobody's usage is waited for, but where a test is about that.
-        self.store = TenantStore(link, pepper, flush_grace_seconds=0, **ages)
-        self.groups = ShareGroups(link)
-        self.prompts = SystemPrompts(link, **ages)
+        self.store = TenantStore(link, peppers, flush_grace_seconds=0, **ages)
+        self.groups = ShareGroups(link, peppers)
+        self.prompts = SystemPrompts(link, self.keyring, **ages)
         self.audit = Audit(link)
-        self.responses = StoredObjects(link)
+        self.responses = StoredObjects(link, self.keyring)
 
 
 OpenRoom = Callable[..., Awaitable[Room]]
 
 
 @pytest.fixture
-def pepper() -> bytes:
-    return secrets.token_bytes(32)
+def peppers() -> Peppers:
+    return Peppers(secrets.token_bytes(32))
 
 
 @pytest.fixture
-async def open_room(pepper: bytes) -> AsyncIterator[OpenRoom]:
+async def open_room(peppers: Peppers) -> AsyncIterator[OpenRoom]:
     """Opens rooms on a URL, like so many service processes."""
     links: list[GuardedRedis] = []
 
     async def opened(url: str, timeout_seconds: float = TIMEOUT_SECONDS, **ages: float) -> Room:
         links.append(await open_redis(url, timeout_seconds))
-        return Room(links[-1], pepper, **ages)
+        return Room(links[-1], peppers, **ages)
 
     yield opened
     for link in links:

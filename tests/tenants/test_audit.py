@@ -19,6 +19,7 @@ from tenants.errors import (
     TenantExists,
 )
 from tenants.groups import ShareGroups
+from tenants.pepper import Peppers
 from tenants.store import TenantStore
 from tests.tenants.conftest import OpenRoom, Room, everything
 
@@ -205,10 +206,10 @@ async def test_an_impossible_cursor_is_refused_by_name(
 
 
 async def test_the_audit_keeps_about_as_many_entries_as_it_is_told(
-    room: Room, raw: redis.Redis, pepper: bytes
+    room: Room, raw: redis.Redis, peppers: Peppers
 ) -> None:
-    store = TenantStore(room.redis, pepper, audit_max_entries=100)
-    groups = ShareGroups(room.redis, audit_max_entries=100)
+    store = TenantStore(room.redis, peppers, audit_max_entries=100)
+    groups = ShareGroups(room.redis, peppers, audit_max_entries=100)
     await store.create_tenant("acme")
     for number in range(150):
         await groups.create(f"g{number}")

@@ -15,7 +15,7 @@ from tests.tenants.conftest import Room
 @pytest.fixture
 async def kept(room: Room) -> EditedObjects:
     await room.store.create_tenant("acme")
-    return EditedObjects(room.redis, "completion", default_bytes=10_000)
+    return EditedObjects(room.redis, room.keyring, "completion", default_bytes=10_000)
 
 
 async def content(kept: EditedObjects, object_id: str) -> bytes | None:

@@ -22,6 +22,7 @@ import redis
 from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.errors import StoreFailed, StoreInUse
+from tenants.pepper import Peppers
 from tenants.store import TenantStore
 from tests.tenants.conftest import who
 
@@ -95,11 +96,11 @@ def owner(data_dir: Path, code: str = "sys.stdin.read()") -> Iterator[tuple[int,
 async def test_a_tenant_survives_a_restart(tmp_path: Path) -> None:
     with EmbeddedStore(tmp_path) as store:
         link = await open_redis(store.url)
-        tenant, key = await TenantStore(link, b"p" * 32).create_tenant("acme")
+        tenant, key = await TenantStore(link, Peppers(b"p" * 32)).create_tenant("acme")
         await link.close()
     with EmbeddedStore(tmp_path) as store:
         link = await open_redis(store.url)
-        assert await who(TenantStore(link, b"p" * 32), key) == tenant
+        assert await who(TenantStore(link, Peppers(b"p" * 32)), key) == tenant
         await link.close()
 
 

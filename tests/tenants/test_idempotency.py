@@ -10,14 +10,15 @@ from cryptography.exceptions import InvalidTag
 
 from tenants.errors import InvalidField, StoreConflict
 from tenants.idempotency import Attempt, Idempotency
+from tenants.pepper import Peppers
 from tests.tenants.conftest import Room, everything
 
 WRITE, OTHER_WRITE = b"w" * 32, b"o" * 32
 
 
 @pytest.fixture
-def idempotency(room: Room, pepper: bytes) -> Idempotency:
-    return Idempotency(room.redis, pepper)
+def idempotency(room: Room, peppers: Peppers) -> Idempotency:
+    return Idempotency(room.redis, peppers)
 
 
 async def first(idempotency: Idempotency, actor: str, key: str, write: bytes = WRITE) -> Attempt:
@@ -28,10 +29,10 @@ async def first(idempotency: Idempotency, actor: str, key: str, write: bytes = W
 
 
 async def test_the_second_of_two_equal_writes_finds_the_answer_of_the_first(
-    idempotency: Idempotency, room: Room, pepper: bytes
+    idempotency: Idempotency, room: Room, peppers: Peppers
 ) -> None:
     await idempotency.finish(await first(idempotency, "ann", "k1"), b"answer \x00\xff")
-    for process in (idempotency, Idempotency(room.redis, pepper)):
+    for process in (idempotency, Idempotency(room.redis, peppers)):
         assert await process.begin("ann", "k1", WRITE) == b"answer \x00\xff"
     await first(idempotency, "ann", "k2")
 
@@ -115,7 +116,7 @@ async def test_an_answer_cannot_be_read_in_the_store_nor_passed_off_as_another(
     assert sum(isinstance(answer, InvalidTag) for answer in answers) == 1
     assert sum(isinstance(answer, bytes) for answer in answers) == 1
     # With another pepper it is not even found.
-    await first(Idempotency(room.redis, b"x" * 32), "ann", "k1")
+    await first(Idempotency(room.redis, Peppers(b"x" * 32)), "ann", "k1")
 
 
 async def test_nothing_is_kept_for_ever(idempotency: Idempotency, raw: redis.Redis) -> None:

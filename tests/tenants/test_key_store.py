@@ -20,6 +20,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.key_store import MAX_LIVE_KEYS
+from tenants.pepper import Peppers
 from tenants.store import TenantStore
 from tests.tenants.conftest import (
     OpenRoom,
@@ -65,7 +66,7 @@ async def test_a_right_id_with_a_wrong_secret_opens_nothing(store: TenantStore) 
 
 async def test_another_pepper_is_refused_and_opens_nothing(room: Room) -> None:
     _, key = await room.store.create_tenant("acme")
-    stranger = TenantStore(room.redis, b"x" * 32)
+    stranger = TenantStore(room.redis, Peppers(b"x" * 32))
     with pytest.raises(PepperMismatch, match="pepper"):
         await stranger.check_pepper()
     for call in (

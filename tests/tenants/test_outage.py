@@ -13,6 +13,7 @@ from tenants import changes, connection, key_format
 from tenants.errors import StoreUnavailable
 from tenants.idempotency import Idempotency
 from tenants.limits.limiter import Limiter, LimitExceeded
+from tenants.pepper import Peppers
 from tenants.records import TenantLimits
 from tenants.suspended import SuspendedResponses
 from tenants.usage import UsageMeter
@@ -78,8 +79,8 @@ async def test_writes_and_lists_say_that_the_store_is_down(
         lambda: room.groups.list(),
         lambda: room.audit.read(),
         lambda: UsageMeter(room.redis).read("acme", date.min, date.max),
-        lambda: SuspendedResponses(room.redis).take("acme", "resp_1"),
-        lambda: Idempotency(room.redis, b"p" * 32).begin("ann", "k1", b"write"),
+        lambda: SuspendedResponses(room.redis, room.keyring).take("acme", "resp_1"),
+        lambda: Idempotency(room.redis, Peppers(b"p" * 32)).begin("ann", "k1", b"write"),
         lambda: room.prompts.put("acme", "law", "two"),
         lambda: room.prompts.list("acme"),
         lambda: room.prompts.delete("acme", "law"),
@@ -211,7 +212,7 @@ async def test_a_server_that_refuses_writes_is_an_outage_of_writes(
         lambda: room.store.ping(),
         lambda: room.store.create_tenant("umbra"),
         lambda: room.responses.save("acme", "resp_1", b"blob", 60),
-        lambda: Idempotency(room.redis, b"p" * 32).begin("ann", "k1", b"write"),
+        lambda: Idempotency(room.redis, Peppers(b"p" * 32)).begin("ann", "k1", b"write"),
     ):
         with pytest.raises(StoreUnavailable):
             await write()

@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tenants import redis_keys, running
-from tenants.connection import GuardedRedis
 from tenants.errors import StoreUnavailable
 from tenants.running import RunningResponses
 from tests.tenants.conftest import Room
 
 
+@pytest.fixture(autouse=True)
+async def acme(room: Room) -> None:
+    await room.store.create_tenant("acme")
+
+
 @contextlib.asynccontextmanager
-async def a_process(redis: GuardedRedis, lease_seconds: float) -> AsyncIterator[RunningResponses]:
-    responses = RunningResponses(redis, lease_seconds, lease_seconds)
+async def a_process(room: Room, lease_seconds: float) -> AsyncIterator[RunningResponses]:
+    responses = RunningResponses(room.redis, room.keyring, lease_seconds, lease_seconds)
     loop = asyncio.create_task(responses.run())
     yield responses
     loop.cancel()
@@ -31,8 +35,8 @@ async def until(responses: RunningResponses, response_id: str, record: bytes | N
 
 
 async def test_what_runs_is_found_by_others_until_it_ends(room: Room) -> None:
-    elsewhere = RunningResponses(room.redis)
-    async with a_process(room.redis, 30.0) as here:
+    elsewhere = RunningResponses(room.redis, room.keyring)
+    async with a_process(room, 30.0) as here:
         here.note_begin("acme", "resp_1", b"one")
         here.note_begin("acme", "resp_2", b"two")
         await until(elsewhere, "resp_1", b"one")
@@ -44,7 +48,7 @@ async def test_what_runs_is_found_by_others_until_it_ends(room: Room) -> None:
 
 
 async def test_what_ends_with_its_process_is_written_last(room: Room) -> None:
-    async with a_process(room.redis, 30.0) as here:
+    async with a_process(room, 30.0) as here:
         here.note_begin("acme", "resp_1", b"one")
         await until(here, "resp_1", b"one")
         here.note_end("acme", "resp_1")
@@ -55,9 +59,9 @@ async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
-    async with a_process(room.redis, 0.5) as alive:
+    async with a_process(room, 0.5) as alive:
         alive.note_begin("acme", "alive", b"one")
-        async with a_process(room.redis, 0.5) as dying:
+        async with a_process(room, 0.5) as dying:
             dying.note_begin("acme", "dead", b"two")
             await until(alive, "dead", b"two")
         await until(alive, "dead", None)
@@ -66,7 +70,10 @@ async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(
 
 
 async def test_a_conversation_is_claimed_by_one_response(room: Room) -> None:
-    here, elsewhere = RunningResponses(room.redis), RunningResponses(room.redis)
+    here, elsewhere = (
+        RunningResponses(room.redis, room.keyring),
+        RunningResponses(room.redis, room.keyring),
+    )
     assert await here.claim("acme", "conv_1", "resp_1")
     assert not await here.claim("acme", "conv_1", "resp_2")
     assert not await elsewhere.claim("acme", "conv_1", "resp_2")
@@ -82,8 +89,8 @@ async def test_a_claim_is_renewed_and_ends_with_its_process(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "_RENEW_SECONDS", 0.05)
-    elsewhere = RunningResponses(room.redis)
-    async with a_process(room.redis, 0.5) as here:
+    elsewhere = RunningResponses(room.redis, room.keyring)
+    async with a_process(room, 0.5) as here:
         assert await here.claim("acme", "conv_1", "resp_1")
         for _ in range(8):
             await asyncio.sleep(0.1)
@@ -99,7 +106,10 @@ async def test_the_late_end_of_a_claim_does_not_end_the_next_one(
     async def down(*_: object) -> None:
         raise StoreUnavailable("it does not answer")
 
-    here, elsewhere = RunningResponses(room.redis), RunningResponses(room.redis)
+    here, elsewhere = (
+        RunningResponses(room.redis, room.keyring),
+        RunningResponses(room.redis, room.keyring),
+    )
     with monkeypatch.context() as outage:
         outage.setattr(room.redis, "execute", down)
         assert await here.claim("acme", "conv_1", "resp_1")
@@ -118,8 +128,8 @@ async def test_nobody_ends_or_renews_what_another_has_claimed_since(
 ) -> None:
     monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
     key = redis_keys.claimed("acme", "conv_1")
-    elsewhere = RunningResponses(room.redis)
-    async with a_process(room.redis, 0.5) as here:
+    elsewhere = RunningResponses(room.redis, room.keyring)
+    async with a_process(room, 0.5) as here:
         assert await here.claim("acme", "conv_1", "resp_1")
         await room.redis.execute("DEL", key)  # it has run out meanwhile
         assert await elsewhere.claim("acme", "conv_1", "resp_2")
@@ -135,7 +145,7 @@ async def test_a_claim_that_redis_has_lost_is_made_again(
 ) -> None:
     monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
     key = redis_keys.claimed("acme", "conv_1")
-    async with a_process(room.redis, 0.5) as here:
+    async with a_process(room, 0.5) as here:
         assert await here.claim("acme", "conv_1", "resp_1")
         await room.redis.execute("DEL", key)
         async with asyncio.timeout(5):

@@ -85,7 +85,7 @@ async def test_a_response_cannot_be_kept_for_no_time(room: Room, ttl_seconds: fl
 
 
 async def test_the_oldest_responses_make_room_for_new_ones(room: Room) -> None:
-    small = StoredObjects(room.redis, default_bytes=10_000)
+    small = StoredObjects(room.redis, room.keyring, default_bytes=10_000)
     for number in range(5):
         await small.save("acme", f"resp_{number}", b"x" * 2500, 60 + number)
         await small.save("umbra", f"resp_{number}", b"x" * 500, 60)
@@ -101,7 +101,7 @@ async def test_the_oldest_responses_make_room_for_new_ones(room: Room) -> None:
 
 
 async def test_a_tenants_own_limit_of_stored_bytes_goes_before_the_default(room: Room) -> None:
-    store = StoredObjects(room.redis, default_bytes=1000)
+    store = StoredObjects(room.redis, room.keyring, default_bytes=1000)
     with pytest.raises(TooLargeToStore):
         await store.save("acme", "resp_1", b"x" * 2000, 60)
     await store.save("acme", "resp_1", b"x" * 2000, 60, max_bytes=5000)
@@ -113,24 +113,24 @@ async def test_a_tenants_own_limit_of_stored_bytes_goes_before_the_default(room:
 async def test_a_call_drops_a_few_responses_however_many_have_expired(
     room: Room, raw: redis.Redis
 ) -> None:
-    store = StoredObjects(room.redis, default_bytes=10_000_000)
+    store = StoredObjects(room.redis, room.keyring, default_bytes=10_000_000)
     await store.save("acme", "resp_1", b"blob", 60)
     stored, sizes = redis_keys.stored("acme"), redis_keys.stored_bytes("acme")
     expired = [f"expired-{number}" for number in range(1000)]
     raw.zadd(stored, dict.fromkeys(expired, 1))
-    raw.hset(sizes, mapping=dict.fromkeys(expired, 1000) | {"total": 1_000_516})
+    raw.hset(sizes, mapping=dict.fromkeys(expired, 1000) | {"total": 1_000_554})
     left = [len(expired) + 1]
     while left[-1] > 1:
         await store.save("acme", "resp_1", b"blob", 60)
         left.append(int(raw.zcard(stored)))  # type: ignore[arg-type]
     assert [before - after for before, after in pairwise(left)] == [256, 256, 256, 232]
-    assert raw.hget(sizes, "total") == b"516"
+    assert raw.hget(sizes, "total") == b"554"
 
 
 async def test_room_is_made_by_several_calls_where_it_takes_many_responses(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = StoredObjects(room.redis, default_bytes=300 * 612)
+    store = StoredObjects(room.redis, room.keyring, default_bytes=300 * 650)
     for number in range(300):
         await store.save("acme", f"resp_{number}", b"x" * 100, 60 + number)
     calls: list[int] = []
@@ -141,7 +141,7 @@ async def test_room_is_made_by_several_calls_where_it_takes_many_responses(
         return await run_script(self, *given)
 
     monkeypatch.setattr(GuardedRedis, "run_script", counted)
-    await store.save("acme", "resp_large", b"x" * 180_000, 600)
+    await store.save("acme", "resp_large", b"x" * 191_000, 600)
     assert len(calls) == 2
     assert await store.load("acme", "resp_large") is not None
     assert await store.load("acme", "resp_290") is None
@@ -149,7 +149,7 @@ async def test_room_is_made_by_several_calls_where_it_takes_many_responses(
 
 
 async def test_what_has_expired_takes_no_room(room: Room) -> None:
-    store = StoredObjects(room.redis, default_bytes=10_000)
+    store = StoredObjects(room.redis, room.keyring, default_bytes=10_000)
     await store.save("acme", "resp_old", b"x" * 4000, 60)
     for number in range(3):
         await store.save("acme", f"resp_{number}", b"x" * 4000, 0.05)
@@ -165,7 +165,10 @@ async def test_nobody_passes_the_limit_of_stored_bytes_however_many_save_at_once
     room: Room, raw: redis.Redis
 ) -> None:
     most = 20_000
-    stores = (StoredObjects(room.redis, default_bytes=most), SuspendedResponses(room.redis, most))
+    stores = (
+        StoredObjects(room.redis, room.keyring, default_bytes=most),
+        SuspendedResponses(room.redis, room.keyring, most),
+    )
     await asyncio.gather(
         *(store.save("acme", f"r{n}", b"x" * 1000, 60) for n in range(100) for store in stores)
     )

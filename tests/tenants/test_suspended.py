@@ -16,7 +16,7 @@ from tests.tenants.conftest import OpenRoom, Room, everything
 async def suspended(room: Room) -> SuspendedResponses:
     await room.store.create_tenant("acme")
     await room.store.create_tenant("umbra")
-    return SuspendedResponses(room.redis)
+    return SuspendedResponses(room.redis, room.keyring)
 
 
 async def test_a_suspended_response_is_taken_once(
@@ -24,7 +24,8 @@ async def test_a_suspended_response_is_taken_once(
 ) -> None:
     blob = bytes(range(256)) * 100
     await suspended.save("acme", "resp_1", blob, 60)
-    replicas = [SuspendedResponses((await open_room(redis_url)).redis) for _ in range(3)]
+    rooms = [await open_room(redis_url) for _ in range(3)]
+    replicas = [SuspendedResponses(one.redis, one.keyring) for one in rooms]
     taken = await asyncio.gather(*(one.take("acme", "resp_1") for one in (suspended, *replicas)))
     assert sorted(taken, key=lambda one: one or b"") == [None, None, None, blob]
 

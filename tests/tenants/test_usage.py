@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tenants.errors import InvalidField, StoreUnavailable
+from tenants.pepper import Peppers
 from tenants.store import TenantStore
 from tenants.usage import DayUsage, UsageMeter
 from tests.tenants.clock import Clock
@@ -154,9 +155,9 @@ async def test_what_is_left_is_handed_in_at_the_end(meter: UsageMeter) -> None:
 
 
 async def test_deleting_a_tenant_returns_all_its_usage_with_what_comes_in_late(
-    meter: UsageMeter, room: Room, pepper: bytes, clock: Clock, raw: redis.Redis
+    meter: UsageMeter, room: Room, peppers: Peppers, clock: Clock, raw: redis.Redis
 ) -> None:
-    store = TenantStore(room.redis, pepper, flush_grace_seconds=1)
+    store = TenantStore(room.redis, peppers, flush_grace_seconds=1)
     meter.add("acme", requests=1)
     await meter.flush()
     clock.now = noon(TUESDAY)
@@ -176,11 +177,11 @@ async def test_deleting_a_tenant_returns_all_its_usage_with_what_comes_in_late(
 
 
 async def test_a_deletion_cut_off_before_its_answer_still_knows_the_usage(
-    meter: UsageMeter, room: Room, pepper: bytes
+    meter: UsageMeter, room: Room, peppers: Peppers
 ) -> None:
     meter.add("acme", requests=1)
     await meter.flush()
-    slow = TenantStore(room.redis, pepper, flush_grace_seconds=60)
+    slow = TenantStore(room.redis, peppers, flush_grace_seconds=60)
     async with listening(room) as heard:
         deletion = asyncio.create_task(slow.delete_tenant("acme"))
         await asyncio.wait_for(heard.get(), 20)
@@ -191,10 +192,10 @@ async def test_a_deletion_cut_off_before_its_answer_still_knows_the_usage(
 
 
 async def test_a_deletion_waits_for_nobody_where_nobody_serves(
-    meter: UsageMeter, room: Room, pepper: bytes
+    meter: UsageMeter, room: Room, peppers: Peppers
 ) -> None:
     meter.add("acme", requests=1)
     await meter.flush()
-    slow = TenantStore(room.redis, pepper, flush_grace_seconds=3600)
+    slow = TenantStore(room.redis, peppers, flush_grace_seconds=3600)
     async with asyncio.timeout(30):
         assert await slow.delete_tenant("acme") == [DayUsage(day=MONDAY, requests=1)]

@@ -1,0 +1,187 @@
+"""What lies in Redis: nothing that can be read, moved or guessed at without the pepper."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import msgspec
+import pytest
+import redis
+
+from tenants import redis_keys
+from tenants.errors import PepperMismatch, SealBroken
+from tenants.pepper import Peppers
+from tenants.running import RunningResponses
+from tenants.stored_objects import REVISION_BYTES, EditedObjects
+from tenants.suspended import SuspendedResponses
+from tests.tenants.conftest import OpenRoom, Room, everything, who
+
+TEXT = "You keep the secret of the blue lagoon."
+
+
+def dump(raw: redis.Redis) -> bytes:
+    """All that is in Redis, names of keys included."""
+    return b"\0".join(part for pair in everything(raw).items() for part in pair)
+
+
+async def test_no_secret_and_no_text_can_be_read(
+    room: Room, raw: redis.Redis, peppers: Peppers
+) -> None:
+    tenant, api_key = await room.store.create_tenant("acme")
+    group = await room.groups.create("law")
+    await room.store.rotate_secret("acme")
+    await room.groups.rotate_secret("law")
+    for owner in ("acme", "@law"):
+        await room.prompts.put(owner, "support", TEXT)
+    await room.responses.save("acme", "resp_1", TEXT.encode(), 60)
+    await EditedObjects(room.redis, room.keyring, "conversation").put(
+        "acme", "conv_1", TEXT.encode(), 60
+    )
+    await SuspendedResponses(room.redis, room.keyring).save("acme", "resp_2", TEXT.encode(), 60)
+    running = RunningResponses(room.redis, room.keyring)
+    running.note_begin("acme", "resp_3", TEXT.encode())
+    assert await running._write()
+    held = dump(raw)
+    for name in (b"resp_1", b"conv_1", b"resp_2", b"resp_3", b"support"):
+        assert name in held
+    now = await room.store.get_tenant("acme")
+    secrets = [tenant.namespace_secret, now.namespace_secret, now.namespace_key]
+    secrets += [group.namespace_secret, (await room.groups.get("law")).namespace_secret]
+    digest = sha256(TEXT.encode())
+    texts = [b"lagoon", digest.digest(), digest.hexdigest().encode()]
+    for hidden in (*secrets, *texts, peppers.current, api_key.encode()):
+        assert hidden not in held
+
+
+async def test_records_that_are_swapped_are_refused(
+    room: Room, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tenant in ("acme", "umbra"):
+        await room.store.create_tenant(tenant)
+        await room.responses.save(tenant, "resp_1", b"one", 60)
+    await room.responses.save("acme", "resp_2", b"two", 60)
+    mine = redis_keys.stored_object("acme", "response", "resp_1")
+    for other in (
+        redis_keys.stored_object("acme", "response", "resp_2"),
+        redis_keys.stored_object("umbra", "response", "resp_1"),
+    ):
+        raw.copy(other, mine, replace=True)
+        assert await room.responses.load("acme", "resp_1") is None
+    await room.responses.save("acme", "resp_1", b"one", 60)
+    raw.copy(mine, redis_keys.suspended("acme", "resp_1"))
+    assert await SuspendedResponses(room.redis, room.keyring).take("acme", "resp_1") is None
+    conversations = EditedObjects(room.redis, room.keyring, "conversation")
+    for name in ("conv_1", "conv_2"):
+        await conversations.put("acme", name, name.encode(), 60)
+    one, two = (redis_keys.stored_object("acme", "conversation", f"conv_{n}") for n in "12")
+    raw.copy(one, two, replace=True)
+    assert await conversations.load("acme", "conv_2") is None
+    assert await conversations.edit("acme", "conv_2", lambda old: old, 60) is None
+    for loading, name, content in (
+        (conversations, "conv_1", b"conv_1"),
+        (room.responses, "resp_1", b"one"),
+        (room.responses, "resp_2", b"two"),
+    ):
+        assert (await loading.load("acme", name) or b"").endswith(content)
+    assert "altered" in caplog.text
+
+
+async def test_a_version_of_a_prompt_cannot_take_anothers_place(
+    open_room: OpenRoom, redis_url: str, raw: redis.Redis
+) -> None:
+    room = await open_room(redis_url, cache_seconds=0)
+    await room.store.create_tenant("acme")
+    await room.prompts.put("acme", "support", "one")
+    await room.prompts.put("acme", "support", "two")
+    place = redis_keys.prompt("acme", "support")
+    first = raw.hget(place, "1")
+    assert isinstance(first, bytes)
+    raw.hset(place, "2", first)
+    assert await room.prompts.get("acme", "support") is None
+    found = await room.prompts.get("acme", "support", 1)
+    assert found is not None
+    assert found.text == "one"
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_a_tenant_cannot_be_given_anothers_secret(
+    room: Room, raw: redis.Redis, renamed: bool
+) -> None:
+    _, key = await room.store.create_tenant("acme")
+    await room.store.create_tenant("umbra")
+    blob = raw.get(redis_keys.meta("umbra"))
+    assert isinstance(blob, bytes)
+    if renamed:
+        blob = msgspec.msgpack.encode(msgspec.msgpack.decode(blob) | {"id": "acme"})
+    raw.set(redis_keys.meta("acme"), blob)
+    for call in (room.store.authenticate(key), room.store.get_tenant("acme")):
+        with pytest.raises(SealBroken, match="acme"):
+            await call
+    assert (await room.store.get_tenant("umbra")).id == "umbra"
+
+
+async def test_what_versions_in_clear_wrote_is_read_and_written_anew(
+    open_room: OpenRoom, redis_url: str, raw: redis.Redis
+) -> None:
+    room = await open_room(redis_url, cache_seconds=0)
+    tenant, key = await room.store.create_tenant("acme")
+    fields = msgspec.structs.asdict(tenant)
+    del fields["former_secrets"]
+    raw.set(redis_keys.meta("acme"), msgspec.msgpack.encode(fields))
+    body = msgspec.msgpack.encode({"text": TEXT, "created_at": 1.0})
+    raw.hset(redis_keys.prompts("acme"), "old", msgspec.msgpack.encode({"last": 1, "active": 1}))
+    raw.hset(redis_keys.prompt("acme", "old"), "1", body)
+    plain_digest = redis_keys.prompt_text("acme", sha256(TEXT.encode()).digest())
+    raw.sadd(plain_digest, "old:1")
+    conversations = EditedObjects(room.redis, room.keyring, "conversation")
+    revision, content = b"r" * REVISION_BYTES, b"\x81" + TEXT.encode()
+    stored = {
+        redis_keys.stored_object("acme", "response", "resp_1"): content,
+        redis_keys.stored_object("acme", "conversation", "conv_1"): revision + content,
+        redis_keys.suspended("acme", "resp_2"): content,
+        redis_keys.running("acme", "resp_3"): content,
+    }
+    for name, blob in stored.items():
+        raw.set(name, blob, ex=60)
+    assert await who(room.store, key) == tenant
+    found = await room.prompts.find_by_text("acme", TEXT)
+    assert found is not None
+    assert (found.name, found.text) == ("old", TEXT)
+    assert await room.responses.load("acme", "resp_1") == content
+    assert await conversations.load("acme", "conv_1") == revision + content
+    assert await SuspendedResponses(room.redis, room.keyring).take("acme", "resp_2") == content
+    assert await RunningResponses(room.redis, room.keyring).find("acme", "resp_3") == content
+    for name in list(stored)[:2]:  # to read it was to touch it
+        assert b"lagoon" not in (raw.get(name) or b"")  # type: ignore[operator]
+        assert 0 < raw.ttl(name) <= 60
+        assert await room.responses.load("acme", "resp_1") == content
+    assert await conversations.load("acme", "conv_1") == revision + content
+    await room.prompts.delete("acme", "old")
+    assert not raw.exists(plain_digest)
+    await room.store.update_tenant("acme", lambda one: msgspec.structs.replace(one, weight=2.0))
+    assert tenant.namespace_secret not in dump(raw)
+    assert (await room.store.get_tenant("acme")).namespace_secret == tenant.namespace_secret
+
+
+async def test_a_process_reads_what_is_under_a_secret_that_it_has_not_heard_of(
+    room: Room, redis_url: str, open_room: OpenRoom
+) -> None:
+    await room.store.create_tenant("acme")
+    stale = await open_room(redis_url, cache_seconds=3600)
+    await stale.responses.save("acme", "resp_1", b"before", 60)
+    await room.store.rotate_secret("acme")
+    await room.responses.save("acme", "resp_2", b"after", 60)
+    assert await stale.responses.load("acme", "resp_2") == b"after"
+    assert await room.responses.load("acme", "resp_1") == b"before"
+
+
+async def test_a_store_says_which_setting_has_the_wrong_pepper(
+    room: Room, raw: redis.Redis
+) -> None:
+    _, key = await room.store.create_tenant("acme")
+    stranger = Room(room.redis, Peppers(b"x" * 32))
+    with pytest.raises(PepperMismatch, match=r"^pepper_file: .*other_pepper_files"):
+        await stranger.store.check_pepper()
+    with pytest.raises(PepperMismatch, match="'acme'"):
+        await stranger.store.get_tenant("acme")
+    assert await stranger.store.authenticate(key) is None
