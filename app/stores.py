@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from app.setting_kinds import paths
 from app.settings import Settings
 from tenants.at_rest.keyring import Keyring
+from tenants.at_rest.rotation import Rotation
 from tenants.audit import MAX_ENTRIES, Audit
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore, attach_or_start
@@ -47,6 +48,7 @@ class Stores:
     completions: EditedObjects
     suspended: SuspendedResponses
     running: RunningResponses
+    rotation: Rotation
     limiter: Limiter
     budgets: Budgets
     usage: UsageMeter
@@ -78,6 +80,7 @@ class Stores:
             completions=EditedObjects(redis, keyring, "completion", most),
             suspended=SuspendedResponses(redis, keyring, most),
             running=RunningResponses(redis, keyring),
+            rotation=Rotation(redis, peppers, keyring, tenants, prompts),
             limiter=limiter,
             budgets=Budgets(redis, limiter),
             usage=UsageMeter(redis),

@@ -64,6 +64,15 @@ def members(group: GroupId, as_json: AsJson = False, **given: Any) -> None:
         print_table([{"tenant": one} for one in found], f"share group {group} has no members")
 
 
+@app.command("rotate-secret")
+@settings_command(STORE_FIELDS)
+def rotate_secret(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
+    """Give a group another namespace secret: what it has cached is not found again."""
+    confirm(f"Have all that is cached of share group {group} be computed again?", yes)
+    with_stores(given, lambda stores: stores.groups.rotate_secret(group, actor=actor()))
+    print(f"new namespace secret of share group {group}; now encrypt again: partywall store rotate")
+
+
 @app.command("delete")
 @settings_command(STORE_FIELDS)
 def delete(group: GroupId, yes: Confirmed = False, **given: Any) -> None:

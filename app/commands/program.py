@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from app.commands import audit, chat, doctor, group, key, models, prompt, report, serve, tenant
+from app.commands import (
+    audit,
+    chat,
+    doctor,
+    group,
+    key,
+    models,
+    prompt,
+    report,
+    rotation,
+    serve,
+    tenant,
+)
 
 app = typer.Typer(
     name="partywall",
@@ -20,6 +32,7 @@ app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(group.app, name="group")
+app.add_typer(rotation.app, name="store")
 app.command("usage")(report.usage)
 app.command("audit-log")(report.audit_log)
 app.command("audit")(audit.audit)

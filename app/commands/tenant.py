@@ -120,6 +120,15 @@ def rotate_key(
         print(f"new API key of tenant {tenant}, shown once:\n{api_key}")
 
 
+@app.command("rotate-secret")
+@settings_command(STORE_FIELDS)
+def rotate_secret(tenant: TenantId, yes: Confirmed = False, **given: Any) -> None:
+    """Give a tenant another namespace secret: its cached blocks are not found again."""
+    confirm(f"Have all that is cached of tenant {tenant} be computed again?", yes)
+    with_stores(given, lambda stores: stores.tenants.rotate_secret(tenant, actor=actor()))
+    print(f"new namespace secret of tenant {tenant}; now encrypt again: partywall store rotate")
+
+
 @app.command("delete")
 @settings_command(STORE_FIELDS)
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:

@@ -136,6 +136,19 @@ def test_a_tenant_is_changed_and_its_next_request_knows(
     assert "403" in chat(service.url, key, "Hi\n").stderr
 
 
+def test_secrets_are_replaced_while_the_service_runs(
+    service: Started, partywall: CommandLine
+) -> None:
+    created = partywall.read("tenant", "create", "sealed")
+    assert chat(service.url, created["api_key"], "Hi\n").returncode == 0
+    assert "store rotate" in partywall("tenant", "rotate-secret", "sealed", "--yes")
+    left = partywall.read("store", "rotate")
+    assert left["former_secrets"] == ["sealed"]
+    assert (left["unreadable"], left["api_keys"], left["peppers"]) == ([], [], 0)
+    assert "in a minute: sealed" in partywall("store", "rotate")
+    assert chat(service.url, created["api_key"], "Hi\n").returncode == 0
+
+
 def test_keys_are_made_listed_rotated_and_revoked(service: Started, partywall: CommandLine) -> None:
     partywall("tenant", "create", "keyed")
     made = partywall.read("key", "create", "keyed", "ci", "--expires-in-seconds", "3600")
