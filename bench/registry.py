@@ -16,6 +16,7 @@ _MODULES = {
     "fairness": "bench.tenants.fairness",
     "isolation": "bench.tenants.isolation",
     "audit": "bench.tenants.audit",
+    "leases": "bench.tenants.leases",
     "sockets": "bench.service.sockets",
     "socket-overhead": "bench.service.socket_overhead",
     "stall": "bench.service.stall",

@@ -1,0 +1,101 @@
+"""The real engine of `bench.tenants.leases`, in this process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from time import perf_counter
+from typing import Final
+
+from bench.registry import BenchError
+from bench.tenants.leases import LEASE, draw_prompt, finish, flood, request
+from engine.api import CachePolicy, EngineRequest
+from engine.config import EngineConfig
+from engine.run.assemble import load_core
+
+_QUESTION_TOKENS: Final = 16
+_SYSTEM_TOKENS: Final = 512
+_TENANTS: Final = 4
+_AT_ONCE: Final = 8
+_OUTPUT_TOKENS: Final = 64
+_FLOODS_A_POOL: Final = 2.0
+"""So many times what leases leave of the pool: nothing else that was there before is left."""
+
+
+class LeasedModel:
+    """One engine whose pool holds some leased prompts, and a flood beside them."""
+
+    def __init__(self, config: EngineConfig, prompt_tokens: int, num_prompts: int) -> None:
+        """Load the model. Raises `BenchError` where the pool has no room for the prompts."""
+        self._core = load_core(config)
+        info = self._core.info
+        leased = -(-prompt_tokens // info.block_size) * num_prompts
+        if leased > 0.8 * info.num_blocks:
+            raise BenchError(f"{num_prompts} prompts fill most of {info.num_blocks} blocks")
+        self._flood_tokens = int(_FLOODS_A_POOL * (info.num_blocks - leased) * info.block_size)
+        self._draw = random.Random(1)
+        self._names = map(str, itertools.count())
+        self._prompts = [draw_prompt(self._draw, prompt_tokens) for _ in range(num_prompts)]
+
+    def first_tokens(self, floods: int) -> tuple[list[float], list[float]]:
+        """Seconds to the first token behind leased prompts after floods, and once more after that.
+
+        Each time new tokens follow the prompt, as a conversation's next turn does. Raises
+        `BenchError` if a prompt is not found whole.
+        """
+        for prompt in self._prompts:
+            self._core.submit(self._ask(prompt, "leased", 1, LEASE))
+            finish(self._core)
+        leased: list[float] = []
+        warm: list[float] = []
+        for _ in range(floods):
+            flood(self._core, self._draw, self._flood_tokens)
+            for prompt in self._prompts:
+                leased.append(self._first_token(prompt))
+                warm.append(self._first_token(prompt))
+        self._core.forget_tenant("leased")
+        return leased, warm
+
+    def throughput_ratios(self, rounds: int) -> list[float]:
+        """Output tokens a second with leases over those without, of each round.
+
+        The ways take turns in being first; a round before them warms up.
+        """
+        systems = [draw_prompt(self._draw, _SYSTEM_TOKENS) for _ in range(_TENANTS)]
+        ratios: list[float] = []
+        ways = {"with": LEASE, "without": CachePolicy()}
+        for number in range(rounds + 1):
+            order = list(ways) if number % 2 else list(ways)[::-1]
+            seconds = {way: self._load(systems, way, ways[way]) for way in order}
+            if number:
+                ratios.append(seconds["without"] / seconds["with"])
+        return ratios
+
+    def _load(self, systems: list[list[int]], way: str, cache: CachePolicy) -> float:
+        """Seconds that it takes to answer every tenant's questions, of tenants of this way."""
+        start = perf_counter()
+        for _ in range(2):
+            for index in range(_AT_ONCE):
+                system = systems[index % _TENANTS]
+                tenant = f"{way} {index % _TENANTS}"
+                self._core.submit(self._ask(system, tenant, _OUTPUT_TOKENS, cache))
+            finish(self._core)
+        return perf_counter() - start
+
+    def _first_token(self, prompt: list[int]) -> float:
+        """Seconds from a request behind `prompt` to its first token."""
+        start = perf_counter()
+        deltas = self._core.submit(self._ask(prompt, "leased", 1, CachePolicy(up_to=len(prompt))))
+        while not deltas:
+            deltas = self._core.step()
+        seconds = perf_counter() - start
+        if deltas[0].cached_tokens != len(prompt):
+            raise BenchError(f"{deltas[0].cached_tokens} tokens were found of {len(prompt)}")
+        finish(self._core)
+        return seconds
+
+    def _ask(
+        self, prompt: list[int], tenant: str, output: int, cache: CachePolicy
+    ) -> EngineRequest:
+        question = draw_prompt(self._draw, _QUESTION_TOKENS)
+        return request(next(self._names), tenant, [*prompt, *question], output, cache)

@@ -1,0 +1,179 @@
+"""Whether leased prompts are found behind a neighbour's flood, and what leases cost.
+
+Three parts. Each trial of the first is one tenant's prompt and then another tenant's flood of new
+prompts, ten times what the pool holds, many at once; then the prompt is looked up. It runs through
+the product's own scheduler and pool, and only the model is made up, since what is found does not
+depend on it: with a lease, and in turns without one. The second times first tokens behind a leased
+prompt right after a flood, and once more right after that (warm), on a real model. The third serves
+the load of `bench serve` (shared system prompts) to that model, with and without leases in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from rich.table import Table
+
+from bench.common.figures import percentile
+from bench.common.machine import warn_if_busy
+from bench.engine.scripted import scripted_core
+from bench.registry import BenchError, Result, parameters
+from engine.api import CachePolicy, EngineRequest, Namespaces, SamplingParams
+from engine.blocks.hashing import derive_key
+from engine.config import EngineConfig
+from engine.model.weights import DEFAULT_MODEL, resolve_model
+from engine.run.threads import thread_environment
+from engine.schedule.plan import Sampled, StepPlan
+from engine.serve.core import EngineCore
+
+FIGURES: Final = {
+    "leased_found": "trials in which all of a leased prompt was found behind the flood",
+    "plain_found": "the same without a lease",
+    "ttft_ms_p99_leased": "time to the first token behind a leased prompt after a flood, ms",
+    "ttft_ms_p99_warm": "the same for the same prompt right after it was used, ms",
+    "ttft_ratio_leased_over_warm": "the first over the second",
+    "throughput_ratio": "output tokens a second with leases over those without, median of rounds",
+}
+LEASE: Final = CachePolicy(lease_s=1800.0)
+_BLOCK: Final = 16
+_AT_ONCE: Final = 16
+_LONGEST: Final = 1024
+_VOCABULARY: Final = 40_000
+
+
+class _AnyToken:
+    """A model that always says the same."""
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        """See `engine.run.steps.Runner`."""
+        count = len(plan.samplers)
+        return Sampled([1] * count, [None] * count)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--trials", type=int, default=200, help="with and without a lease each")
+    parser.add_argument("--prompt-tokens", type=int, default=2048, help="of a leased prompt")
+    parser.add_argument("--pool-blocks", type=int, default=512, help="in a trial")
+    parser.add_argument(
+        "--flood", type=float, default=10.0, help="tokens, as multiples of the pool"
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is timed")
+    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+    parser.add_argument("--kv-mib", type=int, default=512, help="KV memory of the timed model")
+    parser.add_argument("--prompts", type=int, default=8, help="leased ones behind a timed flood")
+    parser.add_argument("--floods", type=int, default=8, help="behind each of which they are timed")
+    parser.add_argument("--rounds", type=int, default=9, help="of the load, both ways")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Look for prompts behind floods, then time a real model."""
+    foreign = warn_if_busy()
+    found = [
+        sum(_is_found(options, policy, trial) for trial in range(options.trials))
+        for policy in (LEASE, CachePolicy())
+    ]
+    # As in the engine's own process; before anything imports torch.
+    os.environ.update(thread_environment(options.threads))
+    from bench.tenants.leased_model import LeasedModel
+
+    config = EngineConfig(
+        model_path=str(resolve_model(options.model)),
+        threads=options.threads,
+        kv_memory_bytes=options.kv_mib << 20,
+        lease_share=1.0,
+    )
+    model = LeasedModel(config, options.prompt_tokens, options.prompts)
+    leased, warm = model.first_tokens(options.floods)
+    ratios = model.throughput_ratios(options.rounds)
+    figures = {
+        "leased_found": float(found[0]),
+        "plain_found": float(found[1]),
+        "ttft_ms_p99_leased": 1e3 * percentile(leased, 99),
+        "ttft_ms_p99_warm": 1e3 * percentile(warm, 99),
+        "ttft_ratio_leased_over_warm": percentile(leased, 99) / percentile(warm, 99),
+        "throughput_ratio": median(ratios),
+    }
+    reported = parameters(options, foreign_load_percent=foreign, samples=len(leased))
+    return Result(reported, figures, [_table(options.trials, found, leased, warm, ratios)])
+
+
+def request(
+    name: str, tenant: str, prompt: list[int], output: int, cache: CachePolicy
+) -> EngineRequest:
+    """A greedy request in its tenant's namespace."""
+    key = derive_key(bytes(32), tenant)
+    return EngineRequest(
+        request_id=name,
+        tenant=tenant,
+        prompt=prompt,
+        namespaces=Namespaces(shared_key=key, private_key=key),
+        sampling=SamplingParams(max_tokens=output, temperature=0),
+        cache=cache,
+    )
+
+
+def draw_prompt(draw: random.Random, length: int) -> list[int]:
+    """Tokens that begin like no other prompt."""
+    return draw.choices(range(100, _VOCABULARY), k=length)
+
+
+def finish(core: EngineCore) -> None:
+    """Serve what has been submitted. Raises `BenchError` if a request fails."""
+    while not core.is_idle:
+        for delta in core.step():
+            if delta.error is not None:
+                raise BenchError(f"request {delta.request_id!r} failed: {delta.error}")
+
+
+def flood(core: EngineCore, draw: random.Random, num_tokens: int) -> None:
+    """Another tenant's new prompts of many lengths, so many tokens together, many at once."""
+    left, number = num_tokens, 0
+    while left > 0:
+        for _ in range(_AT_ONCE):
+            longest = min(_LONGEST, core.info.max_context_tokens - 1)
+            prompt = draw_prompt(draw, draw.randint(64, longest))
+            core.submit(request(f"flood {number}", "flood", prompt, 1, CachePolicy()))
+            left, number = left - len(prompt), number + 1
+        finish(core)
+
+
+def _is_found(options: argparse.Namespace, policy: CachePolicy, trial: int) -> bool:
+    """Whether a prompt is found whole behind a flood."""
+    draw = random.Random(trial)
+    core = scripted_core(_AnyToken(), options.pool_blocks * _BLOCK, _BLOCK)
+    prompt = draw_prompt(draw, options.prompt_tokens)
+    core.submit(request("first", "kept", prompt, 1, policy))
+    finish(core)
+    flood(core, draw, int(options.flood * options.pool_blocks * _BLOCK))
+    core.submit(request("again", "kept", [*prompt, 1], 1, CachePolicy()))
+    before = core.stats().cached_tokens
+    finish(core)
+    return core.stats().cached_tokens - before == len(prompt)
+
+
+def _table(
+    trials: int,
+    found: Sequence[int],
+    leased: Sequence[float],
+    warm: Sequence[float],
+    ratios: Sequence[float],
+) -> Table:
+    table = Table("prompt", "found", "TTFT p50", "p99", title="behind a flood")
+    for name, count, times in (("leased", found[0], leased), ("plain", found[1], ())):
+        table.add_row(name, f"{count} of {trials}", *_milliseconds(times))
+    table.add_row("warm", "", *_milliseconds(warm))
+    table.caption = (
+        f"output tokens a second with leases over without: {median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+    return table
+
+
+def _milliseconds(times: Sequence[float]) -> list[str]:
+    return [f"{1e3 * percentile(times, one):.1f} ms" for one in (50, 99)] if times else ["", ""]
