@@ -23,6 +23,7 @@ from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
 from app.generate.booking import Booking
 from app.generate.constraint import GrammarCheck
+from app.generate.engine_request import Defaults
 from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
 from app.prompt.conversation import PromptBuilder
@@ -114,7 +115,10 @@ def _assembled(
         gate=gate,
         connections=connections,
         metrics=metrics,
-        default_max_tokens=bounds.default_max_output_tokens,
+        defaults=Defaults(
+            max_tokens=bounds.default_max_output_tokens,
+            lease_seconds=bounds.lease_seconds,
+        ),
         max_logprob_bytes=bounds.max_logprob_bytes,
         grammars=GrammarCheck(workers),
     )

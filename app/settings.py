@@ -276,6 +276,13 @@ class Settings(BaseSettings):
         description="Stored responses, conversations and chat completions of such a tenant; the "
         "oldest make room for new ones.",
     )
+    lease_seconds: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="For how long cached blocks are leased to requests that ask for no lifetime, "
+        "from each use on; 0 is not at all.",
+    )
     max_connections: Count = Field(
         4096, description="Connections open at once, WebSockets included."
     )

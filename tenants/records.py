@@ -28,7 +28,7 @@ _PROMPT_NAME = re.compile(PROMPT_NAME_PATTERN)
 _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
 # A tenant may be kept from sockets, pins and leases; nothing at all of the rest is
 # `status: disabled`.
-_MAY_BE_ZERO = ("sockets", "pinned_blocks", "leased_blocks", "stored_bytes")
+_MAY_BE_ZERO = ("sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds")
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +53,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     `lease_share`."""
     stored_bytes: int | None = None
     """Of responses that are kept to go on from; the oldest make room for new ones."""
+    lease_seconds: int | None = None
+    """For how long its requests may lease what they use of the cache, whatever they ask for."""
     soft_budget_micros: int | None = None
     """Millionths of the currency that may be spent in a month (UTC) before a warning."""
     hard_budget_micros: int | None = None

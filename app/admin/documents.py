@@ -100,6 +100,9 @@ class Limits(Document):
     stored_bytes: LimitOrNone | Unlimited | None = Field(
         None, description="Kept of its responses; the oldest make room for new ones."
     )
+    lease_seconds: LimitOrNone | None = Field(
+        None, description="For how long its requests may lease cached KV blocks, at most."
+    )
     soft_budget_micros: Limit | None = Field(
         None,
         description="Millionths of the currency that it may spend in a month (UTC) before answers "

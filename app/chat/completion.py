@@ -221,7 +221,10 @@ class Completion:
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._generation.cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=self._generation.cached_tokens,
+                cache_write_tokens=self._generation.cache_write_tokens,
+            ),
             completion_tokens_details=CompletionTokensDetails(
                 reasoning_tokens=self._generation.reasoning_tokens
             ),

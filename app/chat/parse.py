@@ -9,10 +9,13 @@ import secrets
 
 from app.generate.constraint import Constraint, asked_constraint, constraint_of
 from app.generate.request import Candidates, FieldNames, GenerationRequest
+from app.prompt.breakpoints import with_breakpoint
 from app.prompt.tools import FunctionCall, Message, Tools
 from app.prompt.variables import Variables
+from app.prompt_cache.wish import cache_wish
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
+from app.wire.prompt_cache import marked_parts
 from app.wire.tools import asked_tools
 from engine.api import BeamParams
 
@@ -67,6 +70,11 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         candidates=candidates,
         tools=tools,
         variables=Variables(body.reasoning_effort, body.chat_template_kwargs or {}),
+        cache=cache_wish(
+            body.prompt_cache_options,
+            body.prompt_cache_retention,
+            [mark for message in body.messages for mark in marked_parts(message.content)],
+        ),
     )
 
 
@@ -99,7 +107,7 @@ def message_item(message: ChatMessage, param: str) -> Message:
             FunctionCall(call.id, call.function.name, call.function.arguments)
             for call in message.tool_calls
         ]
-    return said
+    return with_breakpoint(said, message.content)
 
 
 def _sampled(body: ChatBody) -> Candidates:

@@ -175,12 +175,15 @@ class CompletionRun:
         generations = [answer.generation for answer in self._answers]
         prompt = sum(len(one.request.prompt) for one in generations)
         output = sum(one.output_tokens for one in generations)
-        cached = sum(one.cached_tokens for one in generations)
+        found = PromptTokensDetails(
+            cached_tokens=sum(one.cached_tokens for one in generations),
+            cache_write_tokens=sum(one.cache_write_tokens for one in generations),
+        )
         return ChatUsage(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+            prompt_tokens_details=found,
         )
 
     def _count(self, answers: Sequence[Answer]) -> None:

@@ -17,7 +17,7 @@ from app.generate.answer_grammar import answer_grammar, check_held
 from app.generate.answer_reader import AnswerReader
 from app.generate.booking import shared_head
 from app.generate.constraint import GrammarCheck
-from app.generate.engine_request import engine_request, renewed
+from app.generate.engine_request import Defaults, engine_request, renewed
 from app.generate.generation import Asked, Generation
 from app.generate.logprob_room import LogprobRoom
 from app.generate.request import GenerationRequest
@@ -66,7 +66,7 @@ class Generations:
         gate: Gate,
         connections: Connections,
         metrics: Metrics,
-        default_max_tokens: int | None,
+        defaults: Defaults,
         max_logprob_bytes: int,
         grammars: GrammarCheck,
     ) -> None:
@@ -81,7 +81,7 @@ class Generations:
         self._gate = gate
         self._connections = connections
         self._metrics = metrics
-        self._default_max_tokens = default_max_tokens
+        self._defaults = defaults
         self._logprob_room = LogprobRoom(max_logprob_bytes)
         self._grammars = grammars
 
@@ -105,7 +105,7 @@ class Generations:
         async with _released_unless_started(ticket):
             request, named = await self._resolved(principal, request, on_socket)
             prompt = await self._prompt(principal, request, on_socket)
-            asked_of = engine_request(principal, request, prompt, info, self._default_max_tokens)
+            asked_of = engine_request(principal, request, prompt, info, self._defaults)
             asked = Asked(
                 request=await self._held(request, asked_of, prompt, info),
                 prompt=prompt,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
+from dataclasses import dataclass
 
 import msgspec
 
 from app.generate.request import GenerationRequest
 from app.prompt.conversation import Prompt
+from app.prompt_cache.wish import cache_policy
 from app.wire.common import Tier
 from app.wire.errors import ContextExceeded, invalid_request
 from engine.api import (
     NOTHING_CACHED,
-    CachePolicy,
     EngineInfo,
     EngineRequest,
     Namespaces,
@@ -31,12 +32,22 @@ _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 """Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What holds for requests that do not say: how long their answers may be, and for how long
+    the blocks that they use are leased.
+    """
+
+    max_tokens: int | None = None
+    lease_seconds: float = 0.0
+
+
 def engine_request(
     principal: Principal,
     request: GenerationRequest,
     prompt: Prompt,
     info: EngineInfo,
-    default_max_tokens: int | None,
+    defaults: Defaults,
 ) -> EngineRequest:
     """What the engine is asked for a request whose conversation is `prompt`.
 
@@ -46,6 +57,7 @@ def engine_request(
     can be refused any more.
     """
     tenant, candidates = principal.tenant, request.candidates
+    default_max_tokens = defaults.max_tokens
     max_tokens = _output_budget(len(prompt.ids), request, default_max_tokens, info, tenant.limits)
     sampling = _sampling_params(request, info, max_tokens)
     if candidates.beam is not None:
@@ -57,7 +69,7 @@ def engine_request(
         namespaces=_namespaces(principal, prompt, _private_key(tenant, request, prompt)),
         sampling=sampling,
         share=tenant_share(tenant),
-        cache=CachePolicy() if tenant.cache == "on" else NOTHING_CACHED,
+        cache=cache_policy(request.cache, prompt.breakpoint, tenant, defaults.lease_seconds),
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
         priority=_PRIORITIES[request.sampling.tier],
@@ -79,7 +91,7 @@ def renewed(
         request_id=f"{request.request_id.partition('.')[0]}.{secrets.token_hex(4)}",
         namespaces=_namespaces(principal, prompt, request.namespaces.private_key),
         share=tenant_share(tenant),
-        cache=CachePolicy() if tenant.cache == "on" else NOTHING_CACHED,
+        cache=request.cache if tenant.cache == "on" else NOTHING_CACHED,
     )
     check_request(again, info)
     return again
@@ -145,7 +157,7 @@ def _output_budget(
     names, asked, width = request.names, request.max_tokens, request.candidates.width
     context = min(info.max_context_tokens, limits.context_tokens or info.max_context_tokens)
     remaining = context - prompt_tokens
-    if remaining < 1:
+    if remaining < (0 if asked == 0 else 1):
         message = f"The prompt has {prompt_tokens}, and the answer needs room."
         raise ContextExceeded(context, message, request.longest_field)
     if asked is not None and asked > remaining:
@@ -211,7 +223,7 @@ def _sampling_params(
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=fields.min_tokens or 0,
+        min_tokens=(fields.min_tokens or 0) if max_tokens else 0,
         temperature=or_default(fields.temperature, 1.0),
         top_p=or_default(fields.top_p, 1.0),
         top_k=fields.top_k or 0,

@@ -38,9 +38,9 @@ class Asked:
     """What the engine is asked, as far as text is concerned: made by `app.generate.begin`.
 
     `engine_kind` is what tokens and KV depend on: with another engine the answer cannot go on. A
-    request with `generated` tokens goes on behind them: `cached_tokens` and `held` are then what
-    an earlier generation of its only line was left with. `tools` may be called in it.
-    `grammar_field` has asked for the request's grammar.
+    request with `generated` tokens goes on behind them: `cached_tokens`, `cache_write_tokens` and
+    `held` are then what an earlier generation of its only line was left with. `tools` may be called
+    in it. `grammar_field` has asked for the request's grammar.
     """
 
     request: EngineRequest
@@ -48,6 +48,7 @@ class Asked:
     stop: Sequence[str]
     engine_kind: bytes
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     held: Sequence[EncodedLogprob] = ()
     tools: Tools = field(default_factory=Tools)
     grammar_field: str | None = None
@@ -93,7 +94,7 @@ class Generation:
         """Of the prompt's tokens behind the first, where they are asked for."""
         self._texts = TokenTexts(tokenizer)
         self.cached_tokens = asked.cached_tokens
-        self.cache_write_tokens = 0
+        self.cache_write_tokens = asked.cache_write_tokens
         self.failure: ApiError | None = None
         self.named: Mapping[str, bytes] = {}
         """The items that its request has named, as JSON by id."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from app.generate.constraint import Constraint
 from app.prompt.tools import Message, Tools, num_characters
 from app.prompt.variables import Variables
+from app.prompt_cache.wish import CacheWish
 from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
@@ -110,7 +111,8 @@ class GenerationRequest:
 
     A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
     prompt's tokens, behind the first, what `logprobs` is for the answer's. The chat template is
-    told of `variables`.
+    told of `variables`. With 0 `max_tokens` the prompt is computed, and nothing else. `cache` is
+    what is asked of the prompt cache.
     """
 
     id: str
@@ -133,6 +135,7 @@ class GenerationRequest:
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)
     variables: Variables = field(default_factory=Variables)
+    cache: CacheWish = field(default_factory=CacheWish)
 
     @property
     def longest_field(self) -> str:

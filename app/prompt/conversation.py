@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
 from app.prompt.asides import Aside, without_asides
+from app.prompt.breakpoints import moved
 from app.prompt.history import Turn
 from app.prompt.reasoning_style import Opened
 from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.template import ChatTemplate
-from app.prompt.tools import Message, check_results
+from app.prompt.tools import FunctionCall, Message, check_results
 from app.prompt.truncation import without_middle_ids
+from app.prompt.variables import Variables
 from app.wire.errors import ContextExceeded, invalid_request
 from tenants.records import Principal, Tenant
 
@@ -32,7 +34,9 @@ class Prompt:
     `shared_owner` is whose prompt that is, see `SystemText`, `end_user` whom the conversation
     belongs to, and `origin` the registered prompt that it is under. At `starts` later requests of
     the conversation have begun, and at `asides` lies what earlier answers have reasoned. `tools`
-    tells which functions it describes. `opened` says how it begins the answer.
+    tells which functions it describes. `opened` says how it begins the answer. So many of its ids
+    lie before its last `breakpoint`. Where there is to be no answer, `said` are the ids of what is
+    said, without the beginning of one.
     """
 
     ids: list[int]
@@ -45,6 +49,8 @@ class Prompt:
     tools: bytes = b""
     asides: list[Aside] = field(default_factory=list)
     opened: Opened | None = None
+    breakpoint: int | None = None
+    said: list[int] | None = None
 
 
 class PromptBuilder:
@@ -77,7 +83,12 @@ class PromptBuilder:
         """
         earlier = request.earlier
         items = [*earlier.items, *request.items]
-        messages, recalled = await self._messages(principal, items, len(earlier.items))
+        # A system text alone can be computed before anything is asked.
+        is_begun = request.prompt is not None or request.instructions is not None
+        unsaid = request.max_tokens == 0 and is_begun
+        messages, recalled = await self._messages(
+            principal, items, len(earlier.items), unsaid=unsaid
+        )
         waiting = check_results(_said(earlier.items), (), "conversation")
         check_results(_said(request.items), waiting, request.names.items)
         system: SystemText | None = None
@@ -97,15 +108,17 @@ class PromptBuilder:
                 self._template.check_length(messages, request.longest_field)
             if system is None and messages[0]["role"] == "system":
                 system = await self._registered.recognize(principal, messages[0]["content"])
-        ids = await self._first_ids(principal.tenant, request, messages)
-        end_user = request.sampling.end_user or earlier.end_user
+        prompt = await self._first_prompt(principal.tenant, request, messages)
         if system is None:
-            return Prompt(ids, end_user=end_user, tools=request.tools.digest)
-        shared = await self._registered.shared_tokens(system, ids)
+            return prompt
         # A prompt that is named replaces the one that a summary was made under.
         origin = (system if request.prompt is not None else recalled or system).origin
-        return Prompt(
-            ids, shared, system.owner, system.text, end_user, origin, tools=request.tools.digest
+        return replace(
+            prompt,
+            shared_tokens=await self._registered.shared_tokens(system, prompt.ids),
+            shared_owner=system.owner,
+            system=system.text,
+            origin=origin,
         )
 
     async def next_turn(
@@ -116,6 +129,43 @@ class PromptBuilder:
         The conversation keeps its system text. `instructions` or `prompt` may be repeated; others
         would rewrite the start of the ids, and are refused by name.
         """
+        await self._check_unchanged(principal, request, previous)
+        items = request.items
+        messages, recalled = await self._messages(principal, items, unsaid=previous.is_unanswered)
+        calls = None if previous.is_unanswered else previous.calls
+        check_results(messages, [call.id for call in calls or ()], request.names.items)
+        if recalled is not None and recalled.text != previous.system:
+            messages.insert(0, {"role": "system", "content": recalled.text})
+        begun = self._without_reasoning(previous, messages, calls or (), request.variables)
+        tenant, names, variables = principal.tenant, request.names, request.variables
+        write = partial(
+            self._template.continuation_ids,
+            tenant.id,
+            begun.ids,
+            messages,
+            names.items,
+            calls,
+            variables,
+        )
+        ids = await write()
+        render = self._template.later_rendering(begun.ids, names.items, calls, variables)
+        at = await self._template.breakpoint(tenant.id, ids, messages, render, begun.ids)
+        prompt = replace(
+            begun,
+            ids=ids,
+            end_user=request.sampling.end_user or previous.end_user,
+            # A call's result belongs to the turn of the call: there is no cut between the two.
+            starts=begun.starts if _goes_on(messages) else [*begun.starts, len(begun.ids)],
+            breakpoint=begun.breakpoint if at is None else at,
+            said=await write(opens=False) if request.max_tokens == 0 else None,
+        )
+        room = self._room(tenant, request)
+        return self._truncated(prompt, room) if request.truncates and len(ids) > room else prompt
+
+    async def _check_unchanged(
+        self, principal: Principal, request: GenerationRequest, previous: Turn
+    ) -> None:
+        """Raises `ApiError` for another beginning than the conversation has."""
         system, param = request.instructions, "instructions"
         if request.prompt is not None:
             named = await self._registered.resolve(principal, request.prompt)
@@ -128,35 +178,45 @@ class PromptBuilder:
         if request.tools.told and request.tools.digest != previous.tools:
             message = "A continued conversation keeps its tools; start a new one to change them."
             raise invalid_request(message, "tools")
-        messages, recalled = await self._messages(principal, request.items)
-        calls = previous.calls
-        check_results(messages, [call.id for call in calls], request.names.items)
-        if recalled is not None and recalled.text != previous.system:
-            messages.insert(0, {"role": "system", "content": recalled.text})
-        asides, starts = previous.asides, previous.starts
-        earlier = previous.ids
-        if asides and not self._template.keeps_reasoning(messages, calls, request.variables):
-            earlier, starts = without_asides(earlier, asides, starts)
+
+    def _without_reasoning(
+        self,
+        previous: Turn,
+        messages: Sequence[Message],
+        calls: Sequence[FunctionCall],
+        variables: Variables,
+    ) -> Prompt:
+        """A conversation so far, without what was reasoned where the template leaves that out."""
+        ids, asides = previous.ids, previous.asides
+        positions = [*previous.starts, previous.breakpoint or 0]
+        if asides and messages and not self._template.keeps_reasoning(messages, calls, variables):
+            ids, positions = without_asides(ids, asides, positions)
             asides = []
-        ids = await self._template.continuation_ids(
-            principal.tenant.id, earlier, messages, request.names.items, calls, request.variables
-        )
-        # A call's result belongs to the turn of the call: there is no cut between the two.
-        begun = [] if "call_id" in messages[0] else [len(earlier)]
-        starts, room = [*starts, *begun], self._room(principal.tenant, request)
-        if request.truncates and len(ids) > room:
-            asides = []  # they lie elsewhere then, and stay
-            ids, starts = without_middle_ids(ids, starts, room, self._template.special_ids)
+        *starts, at = positions
         return Prompt(
             ids,
             previous.shared_tokens,
             previous.shared_owner,
             previous.system,
-            request.sampling.end_user or previous.end_user,
-            previous.origin,
-            starts,
-            previous.tools,
-            asides,
+            origin=previous.origin,
+            starts=starts,
+            tools=previous.tools,
+            asides=asides,
+            breakpoint=None if previous.breakpoint is None else at,
+        )
+
+    def _truncated(self, prompt: Prompt, room: int) -> Prompt:
+        """A later turn's prompt without so much of its middle that `room` is enough."""
+        special = self._template.special_ids
+        ids, starts = without_middle_ids(prompt.ids, prompt.starts, room, special)
+        said = prompt.said
+        return replace(
+            prompt,
+            ids=ids,
+            starts=starts,
+            asides=[],  # they lie elsewhere then, and stay
+            breakpoint=moved(prompt.breakpoint, prompt.ids, ids),
+            said=said and without_middle_ids(said, prompt.starts, room, special)[0],
         )
 
     async def check_sealed(self, principal: Principal, items: Sequence[Item], field: str) -> None:
@@ -171,31 +231,50 @@ class PromptBuilder:
             elif isinstance(item, SealedSummary):
                 await self._unsealed(principal, item, param)
 
-    async def _first_ids(
+    async def _first_prompt(
         self, tenant: Tenant, request: GenerationRequest, messages: list[Message]
-    ) -> list[int]:
-        """The ids of a conversation; where it is too long and may be truncated, of what is left.
+    ) -> Prompt:
+        """The prompt of a conversation; where it is too long and may be truncated, of what is left.
 
         Raises what `ChatTemplate.prompt_ids` raises.
         """
+        param, tools, variables = request.names.items, request.tools, request.variables
         ask = partial(
             self._template.prompt_ids,
             tenant.id,
-            param=request.names.items,
+            param=param,
             longest=request.longest_field,
-            tools=request.tools,
-            variables=request.variables,
+            tools=tools,
+            variables=variables,
         )
+        ids, messages = await self._first_ids(tenant, request, messages, ask)
+        render = self._template.rendering(param, tools, variables)
+        return Prompt(
+            ids,
+            end_user=request.sampling.end_user or request.earlier.end_user,
+            tools=tools.digest,
+            breakpoint=await self._template.breakpoint(tenant.id, ids, messages, render),
+            said=await ask(messages, opens=False) if request.max_tokens == 0 else None,
+        )
+
+    async def _first_ids(
+        self,
+        tenant: Tenant,
+        request: GenerationRequest,
+        messages: list[Message],
+        ask: Callable[[list[Message]], Awaitable[list[int]]],
+    ) -> tuple[list[int], list[Message]]:
+        """What `ask` makes of the messages, or of those that are left, and these messages."""
         room = left = self._room(tenant, request)
         for _ in range(_TRUNCATIONS if request.truncates and room > 0 else 0):
             with contextlib.suppress(ContextExceeded):
                 ids = await ask(messages)
                 if len(ids) <= room:
-                    return ids
+                    return ids, messages
             # Templates write more than the messages: what is left may still be too long.
             messages = await self._template.shortened(tenant.id, messages, left)
             left -= room // _TRUNCATIONS
-        return await ask(messages)
+        return await ask(messages), messages
 
     def _room(self, tenant: Tenant, request: GenerationRequest) -> int:
         """Tokens of the context that a prompt may have, which leaves the answer some."""
@@ -204,11 +283,17 @@ class PromptBuilder:
         return context - (request.max_tokens or context // _ANSWER_PART)
 
     async def _messages(
-        self, principal: Principal, items: Sequence[Item | ItemName], num_earlier: int = 0
+        self,
+        principal: Principal,
+        items: Sequence[Item | ItemName],
+        num_earlier: int = 0,
+        *,
+        unsaid: bool = False,
     ) -> tuple[list[Message], SystemText | None]:
         """Items as templates take them, and the registered prompt that the first summary was under.
 
-        Summaries speak as the system. The first `num_earlier` items are the conversation's.
+        Summaries speak as the system. The first `num_earlier` items are the conversation's. There
+        may be none where they may be `unsaid`.
         """
         messages: list[Message] = []
         recalled: SystemText | None = None
@@ -233,7 +318,7 @@ class PromptBuilder:
                     messages.append({"role": "system", "content": system.text})
             text = f"Summary of the conversation so far: {summary}"
             messages.append({"role": "system", "content": text})
-        if not messages:
+        if not messages and not unsaid:
             raise invalid_request("Nothing is said that could be answered.", "input")
         return messages, recalled
 
@@ -255,6 +340,11 @@ class PromptBuilder:
 
 def _said(items: Sequence[Item | ItemName]) -> Iterator[Message]:
     return (item for item in items if isinstance(item, dict))
+
+
+def _goes_on(messages: Sequence[Message]) -> bool:
+    """Whether they belong to the turn before."""
+    return not messages or "call_id" in messages[0]
 
 
 def _thought(tenant: Tenant, thought: Thought, param: str) -> str:

@@ -33,7 +33,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     its share group. `system` is the text of the system message that begins the conversation, and
     `origin` the registered prompt that it is the text of. At `starts` later requests of the
     conversation have begun, and at `asides` lies what was reasoned. `input` are the items of the
-    request, as JSON. `tools` tells which functions the prompt describes.
+    request, as JSON. `tools` tells which functions the prompt describes. So many ids lie before the
+    conversation's last `breakpoint`. What was said last may be unanswered, and the ids end with it.
     """
 
     packed_ids: bytes
@@ -47,6 +48,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     input: bytes = b""
     tools: bytes = b""
     asides: list[Aside] = []
+    breakpoint: int | None = None
+    is_unanswered: bool = False
 
     @property
     def calls(self) -> list[FunctionCall]:

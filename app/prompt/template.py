@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.generate.reasoning_formats.formats import ReasoningSetting
 from app.generate.tool_formats.formats import ToolFormat
+from app.prompt.breakpoints import rendered_before
 from app.prompt.markers import control_tokens
 from app.prompt.plain_text import PlainText, TooManyTokens
 from app.prompt.reasoning_style import ReasoningStyle
@@ -36,6 +37,8 @@ _SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
 
 _NO_TOOLS = Tools()
 _USUAL = Variables()
+Render = Callable[[Sequence[Message]], str]
+"""What a template makes of messages, in its place in a conversation."""
 
 
 class ChatTemplate:
@@ -115,8 +118,11 @@ class ChatTemplate:
         longest: str | None = None,
         tools: Tools = _NO_TOOLS,
         variables: Variables = _USUAL,
+        *,
+        opens: bool = True,
     ) -> list[int]:
-        """The token ids of a conversation, up to where the assistant's answer begins.
+        """The token ids of a conversation, up to where the assistant's answer begins, or, where it
+        `opens` none, to the end of what is said.
 
         Raises `ApiError` naming `param` where the template refuses the messages, and `longest`, if
         given, where the context cannot hold them; or `tools`, where these are too long.
@@ -125,8 +131,51 @@ class ChatTemplate:
         self.check_length(messages, longest)
         size = tools.num_characters
         self.check_characters(size, "tools")
-        render = partial(self._render, param, tools.told, variables)
+        render = self.rendering(param, tools, variables, opens=opens)
         return await self._ids(tenant, messages, longest, render, size=size)
+
+    def rendering(
+        self, param: str, tools: Tools, variables: Variables, *, opens: bool = True
+    ) -> Render:
+        """How a conversation is written that begins; errors name `param`."""
+        return partial(self._render, param, tools.told, variables, opens=opens)
+
+    def later_rendering(
+        self,
+        previous: Sequence[int],
+        param: str,
+        calls: Sequence[FunctionCall] | None,
+        variables: Variables,
+        *,
+        opens: bool = True,
+    ) -> Render:
+        """How messages are written behind `previous` ids; of `calls` see `continuation_ids`."""
+        if calls is None:
+            return partial(self._render_beside, param, variables, opens)
+        return partial(self._render_after, previous[-1], param, calls, variables, opens)
+
+    async def breakpoint(
+        self,
+        tenant: str,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        render: Render,
+        previous: Sequence[int] = (),
+    ) -> int | None:
+        """How many of `ids` lie before the last breakpoint of `messages`; `None` where they have
+        none. The ids are `previous` ones and what `render` has made of the messages.
+        """
+        if not any("breakpoint" in one for one in messages):
+            return None
+
+        def work() -> int | None:
+            text = rendered_before(messages, render)
+            if text is None:
+                return None
+            before = self._texts.encode(text, self._context_tokens)
+            return common_prefix([*previous, *before], ids)
+
+        return await self._workers.run(tenant, work)
 
     async def text_ids(
         self, tenant: str, text: str, param: str, *, add_special: bool = True
@@ -174,17 +223,19 @@ class ChatTemplate:
         previous: Sequence[int],
         messages: Sequence[Message],
         param: str,
-        calls: Sequence[FunctionCall] = (),
+        calls: Sequence[FunctionCall] | None = (),
         variables: Variables = _USUAL,
+        *,
+        opens: bool = True,
     ) -> list[int]:
         """The ids of a conversation whose turns so far are `previous`, answer included.
 
-        `calls` are those of the answer. The text between it and the new messages comes from the
-        template; the turn's end token is dropped from it where the answer ended with that token
-        already. Raises `ApiError` as `prompt_ids` does.
+        `calls` are those of the answer; `None` says that nobody has answered yet. The text between
+        it and the new messages comes from the template; the turn's end token is dropped from it
+        where the answer ended with that token already. Raises `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        render = partial(self._render_after, previous[-1], param, calls, variables)
+        render = self.later_rendering(previous, param, calls, variables, opens=opens)
         return await self._ids(tenant, messages, param, render, previous)
 
     def keeps_reasoning(
@@ -275,13 +326,15 @@ class ChatTemplate:
         functions: Sequence[Function],
         variables: Variables,
         messages: Sequence[Message],
+        *,
+        opens: bool = True,
     ) -> str:
         given, described = self._marked(messages, functions)
         write = partial(
             self._tokenizer.apply_chat_template,
             given,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=opens,
             **self._told(variables),
         )
         try:
@@ -318,6 +371,7 @@ class ChatTemplate:
         param: str,
         calls: Sequence[FunctionCall],
         variables: Variables,
+        opens: bool,
         messages: Sequence[Message],
     ) -> str:
         """What the template writes behind an answer whose last token is `last`."""
@@ -327,17 +381,29 @@ class ChatTemplate:
         end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
         tail = None
         if calls and self.tools.native and self.tools.writes_calls:
-            tail = self._tail_of_calls(param, calls, variables, messages, end)
+            tail = self._tail_of_calls(param, calls, variables, opens, messages, end)
         if tail is None:
             answer: Message = {"role": "assistant", "content": _SENTINEL}
-            tail = self._tail(param, answer, variables, messages)
+            tail = self._tail(param, answer, variables, opens, messages)
         return tail.removeprefix(end)
+
+    def _render_beside(
+        self, param: str, variables: Variables, opens: bool, messages: Sequence[Message]
+    ) -> str:
+        """What the template writes behind messages that nobody has answered."""
+        asked: Message = {"role": "user", "content": "."}
+        before = self._render(param, (), variables, [asked], opens=False)
+        whole = self._render(param, (), variables, [asked, *messages], opens=opens)
+        if not whole.startswith(before):
+            raise _cannot_continue()
+        return whole.removeprefix(before)
 
     def _tail_of_calls(
         self,
         param: str,
         calls: Sequence[FunctionCall],
         variables: Variables,
+        opens: bool,
         messages: Sequence[Message],
         end: str,
     ) -> str | None:
@@ -345,21 +411,30 @@ class ChatTemplate:
         same = [replace(call, arguments="{}") for call in calls]
         same[-1] = replace(same[-1], arguments=f'{{"{_SENTINEL}": ""}}')
         answer: Message = {"role": "assistant", "content": "", "calls": same}
-        tail = self._tail(param, answer, variables, messages)
+        tail = self._tail(param, answer, variables, opens, messages)
         ends = [one for one in (end, str(self._tokenizer.eos_token)) if one and one in tail]
         return tail[tail.index(ends[0]) :] if ends else None
 
     def _tail(
-        self, param: str, answer: Message, variables: Variables, messages: Sequence[Message]
+        self,
+        param: str,
+        answer: Message,
+        variables: Variables,
+        opens: bool,
+        messages: Sequence[Message],
     ) -> str:
         """What the template writes behind the sentinel in an answer."""
         asked: Message = {"role": "user", "content": "."}
-        rendered = self._render(param, (), variables, [asked, answer, *messages])
+        rendered = self._render(param, (), variables, [asked, answer, *messages], opens=opens)
         _, found, tail = rendered.partition(_SENTINEL)
         if not found:
-            message = "This model's chat template cannot continue a conversation."
-            raise invalid_request(message, "previous_response_id", "unsupported_value")
+            raise _cannot_continue()
         return tail
+
+
+def _cannot_continue() -> ApiError:
+    message = "This model's chat template cannot continue a conversation."
+    return invalid_request(message, "previous_response_id", "unsupported_value")
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -107,7 +107,8 @@ class Message(TypedDict):
     """One message of a conversation; developer messages are system messages to a template.
 
     An assistant's may have calls, and reasoning before; one of role "tool" is the result of the
-    call `call_id`. Few templates write a speaker's `name`.
+    call `call_id`. Few templates write a speaker's `name`. So many characters of its content lie
+    before its last `breakpoint`.
     """
 
     role: str
@@ -116,6 +117,7 @@ class Message(TypedDict):
     reasoning: NotRequired[str]
     calls: NotRequired[list[FunctionCall]]
     call_id: NotRequired[str]
+    breakpoint: NotRequired[int]
 
 
 def check_results(

@@ -15,7 +15,7 @@ from typing import Literal
 from app.generate.generation import Generation
 from app.generate.request import FieldNames, GenerationRequest
 from app.prompt.sealing import Summary, seal
-from app.responses.parse import conversation
+from app.responses.parse import conversation, wish_of
 from app.responses.render import usage_of
 from app.wire.common import SamplingFields
 from app.wire.errors import invalid_request
@@ -51,6 +51,7 @@ def generation_request(body: CompactBody) -> GenerationRequest:
         instructions=body.instructions,
         previous_response_id=body.previous_response_id,
         default_max_tokens=_SUMMARY_TOKENS,
+        cache=wish_of(body),
     )
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from app.generate.constraint import asked_constraint, constraint_of
 from app.generate.engine_request import or_default
 from app.generate.request import (
@@ -17,12 +19,21 @@ from app.generate.request import (
     SealedSummary,
     Thought,
 )
-from app.prompt.tools import FunctionCall
+from app.prompt.breakpoints import with_breakpoint
+from app.prompt.tools import FunctionCall, Message
 from app.prompt.variables import Variables
+from app.prompt_cache.wish import CacheWish, cache_wish, lease_seconds
 from app.wire.errors import invalid_request
-from app.wire.events import ResponseResource
-from app.wire.items import CompactionItem, ItemReference, ReasoningItem, ResolvedItem
-from app.wire.responses import LOGPROBS, CreateBody
+from app.wire.events import AppliedCacheOptions, ResponseResource
+from app.wire.items import (
+    CompactionItem,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    ResolvedItem,
+)
+from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts
+from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -58,7 +69,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         prompt=body.prompt,
         previous_response_id=body.previous_response_id,
         conversation_id=body.conversation_id,
-        max_tokens=body.max_output_tokens,
+        max_tokens=body.max_output_tokens if body.generates else 0,
         logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
         constraint=constraint_of(body, asked, body.structured_outputs, tools),
         truncates=body.truncation == "auto",
@@ -66,7 +77,19 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         variables=Variables(
             body.reasoning.effort if body.reasoning else None, body.chat_template_kwargs or {}
         ),
+        cache=wish_of(body),
     )
+
+
+def wish_of(body: CreateBody | CompactBody) -> CacheWish:
+    """What a body asks of the prompt cache."""
+    marks: list[CacheBreakpoint] = []
+    for item in body.items:
+        if isinstance(item, MessageItem):
+            marks += marked_parts(item.content)
+        elif isinstance(item, FunctionCallOutputItem):
+            marks += marked_parts(item.output)
+    return cache_wish(body.prompt_cache_options, body.prompt_cache_retention, marks)
 
 
 def conversation(items: Sequence[ResolvedItem]) -> list[Item]:
@@ -83,8 +106,10 @@ def _item(item: ResolvedItem) -> Item:
     if isinstance(item, CompactionItem):
         return SealedSummary(item.encrypted_content)
     if isinstance(item, FunctionCallOutputItem):
-        return {"role": "tool", "content": item.text, "call_id": item.call_id}
-    return {"role": "system" if item.role == "developer" else item.role, "content": item.text}
+        result: Message = {"role": "tool", "content": item.text, "call_id": item.call_id}
+        return with_breakpoint(result, item.output)
+    role = "system" if item.role == "developer" else item.role
+    return with_breakpoint({"role": role, "content": item.text}, item.content)
 
 
 def new_response(
@@ -122,6 +147,20 @@ def new_response(
         user=body.user,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_options=_applied(body, tenant),
+        prompt_cache_retention=body.prompt_cache_retention or UNSET,
+    )
+
+
+def _applied(body: CreateBody, tenant: Tenant) -> AppliedCacheOptions | UnsetType:
+    """`prompt_cache_options` as they hold for a tenant's request."""
+    options = body.prompt_cache_options
+    if options is None:
+        return UNSET
+    return AppliedCacheOptions(
+        mode=options.mode or "implicit",
+        ttl=options.ttl or DEFAULT_TTL,
+        lease_seconds=lease_seconds(wish_of(body), tenant, 0.0),
     )
 
 

@@ -145,7 +145,7 @@ class ResponseRenderer:
 
     def closing(self, generation: Generation) -> list[Event]:
         """The items are as long as they will be; there is none if the engine never began."""
-        if self.logprobs or generation.outcome == "error":
+        if self.logprobs or generation.outcome == "error" or generation.prompt.said is not None:
             return self._item_done(generation, _last_status(generation))
         return [
             *self._item_begun(generation),
@@ -156,6 +156,8 @@ class ResponseRenderer:
         """Take over why the generation ended; returns the event that tells it."""
         assert generation.outcome is not None
         status = _STATUS_OF_OUTCOME[generation.outcome]
+        if generation.outcome == "length" and generation.prompt.said is not None:
+            status = "completed"  # no answer is all that was asked for
         failure = generation.failure
         output = [self._item(index, generation, "completed") for index in range(len(self.logprobs))]
         if output:
@@ -165,7 +167,7 @@ class ResponseRenderer:
             status=status,
             completed_at=int(time.time()) if status == "completed" else None,
             output=output,
-            incomplete_details=_details(generation.outcome),
+            incomplete_details=_details(generation.outcome) if status != "completed" else None,
             error=failure and ResponseFailure(code=failure.code, message=failure.message),
             usage=usage_of(generation),
         )
@@ -269,7 +271,10 @@ def usage_of(generation: Generation) -> Usage:
     prompt, output = len(generation.request.prompt), generation.output_tokens
     return Usage(
         input_tokens=prompt,
-        input_tokens_details=InputTokensDetails(cached_tokens=generation.cached_tokens),
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=generation.cached_tokens,
+            cache_write_tokens=generation.cache_write_tokens,
+        ),
         output_tokens=output,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=generation.reasoning_tokens),
         total_tokens=prompt + output,

@@ -174,8 +174,11 @@ class ResponseStore:
         if resource.conversation is not None:
             await self._keep_said(tenant, renderer, generation)
         prompt, failed = generation.prompt, resource.status == "failed"
+        said = prompt.said
+        ids = prompt.ids + generation.line.output_ids if said is None else said
+        answered = asides_of(len(prompt.ids), prompt.opened, generation.line.asides)
         turn = Turn(
-            packed_ids=b"" if failed else pack_ids(prompt.ids + generation.line.output_ids),
+            packed_ids=b"" if failed else pack_ids(ids),
             shared_tokens=prompt.shared_tokens,
             shared_owner=prompt.shared_owner,
             system=prompt.system,
@@ -185,10 +188,9 @@ class ResponseStore:
             starts=prompt.starts,
             input=renderer.input,
             tools=prompt.tools,
-            asides=[
-                *prompt.asides,
-                *asides_of(len(prompt.ids), prompt.opened, generation.line.asides),
-            ],
+            asides=[*prompt.asides, *(answered if said is None else ())],
+            breakpoint=prompt.breakpoint,
+            is_unanswered=said is not None,
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)
@@ -199,11 +201,11 @@ class ResponseStore:
         self, tenant: Tenant, renderer: ResponseRenderer, generation: Generation
     ) -> None:
         """What was said goes to the conversation where the answer is one, if cut off: whoever has
-        cancelled it, or sees it fail, will ask again. Then others may run in it.
+        cancelled it, sees it fail, or wants none yet, will ask again. Then others may run in it.
         """
         resource = renderer.resource
         assert resource.conversation is not None
-        if generation.outcome in ("stop", "length"):
+        if generation.outcome in ("stop", "length") and generation.prompt.said is None:
             output = encode_json(resource.output)
             work = partial(kept_items, renderer.input, output)
             short = len(renderer.input) + len(output) <= INLINE_BYTES

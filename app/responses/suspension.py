@@ -31,6 +31,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
     stop: list[str]
     tools: Tools
     cached_tokens: int
+    cache_write_tokens: int = 0
     resource: ResponseResource
     logprobs: list[list[bytes]]
     held: list[bytes]
@@ -52,6 +53,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             stop=list(generation.stop),
             tools=generation.tools,
             cached_tokens=generation.cached_tokens,
+            cache_write_tokens=generation.cache_write_tokens,
             resource=renderer.resource,
             logprobs=[[bytes(one) for one in of_item] for of_item in renderer.logprobs],
             held=[bytes(one) for one in line.held],
@@ -75,6 +77,7 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             stop=self.stop,
             engine_kind=self.engine,
             cached_tokens=self.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens,
             held=[EncodedLogprob(one) for one in self.held],
             tools=self.tools,
         )

@@ -13,7 +13,8 @@ class Bounds:
     """Bounds of the service; every name carries its unit.
 
     `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context. Bodies and messages on their way have `max_incoming_bytes` together, of
+    the rest of the context; those that ask for no lifetime lease what they use of the cache for
+    `lease_seconds`. Bodies and messages on their way have `max_incoming_bytes` together, of
     which one tenant may take a quarter. A response without a reader goes on for
     `resume_grace_seconds`, and for as long after its end its events can be fetched, unless they are
     more than `max_kept_event_bytes` with those of others, or a quarter of that with others of the
@@ -41,6 +42,7 @@ class Bounds:
     max_queued_requests: int = 1024
     keep_alive_seconds: float = 15.0
     default_max_output_tokens: int | None = None
+    lease_seconds: float = 0.0
     readiness_timeout_seconds: float = 2.0
     ignores_unknown_fields: bool = False
     page_origins: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from app.wire.common import (
 )
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
+from app.wire.prompt_cache import CacheOptions, MarkedText, Retention
 from app.wire.template import TemplateKwargs
 from app.wire.tools import (
     MAX_FUNCTIONS,
@@ -40,7 +41,7 @@ MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
 
 
-class TextPart(Wire):
+class TextPart(MarkedText):
     """A text part of a message."""
 
     type: Literal["text"]
@@ -186,8 +187,8 @@ class ChatBody(SamplingFields):
     audio: Declined = None
     moderation: Declined = None
     prediction: Declined = None
-    prompt_cache_options: Declined = None
-    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
     reasoning_effort: Effort | None = None
     verbosity: Verbosity = None
     web_search_options: Declined = None
@@ -199,9 +200,10 @@ class ChatBody(SamplingFields):
 
 
 class PromptTokensDetails(Sent, kw_only=True):
-    """`cached_tokens` of the prompt were found in the cache."""
+    """`cached_tokens` of the prompt were found in the cache, `cache_write_tokens` are new there."""
 
     cached_tokens: int
+    cache_write_tokens: int
     audio_tokens: int = 0
 
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.wire.common import Tier
+from app.wire.prompt_cache import CacheMode, Retention, Ttl
 
 _PADDED_BYTES = 16
 """Padded texts have multiples of it."""
@@ -102,10 +103,10 @@ OutputItem = OutputMessage | Reasoning | FunctionCall
 
 
 class InputTokensDetails(Sent, kw_only=True):
-    """`cached_tokens` of the prompt were found in the cache; writes are not billed apart."""
+    """`cached_tokens` of the prompt were found in the cache, `cache_write_tokens` are new there."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0
+    cache_write_tokens: int
 
 
 class OutputTokensDetails(Sent, kw_only=True):
@@ -135,6 +136,14 @@ class IncompleteDetails(Sent, kw_only=True):
     """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens", "service_restart"]
+
+
+class AppliedCacheOptions(Sent, kw_only=True):
+    """How a prompt is kept; `lease_seconds`, an extension, is for how long at least."""
+
+    mode: CacheMode
+    ttl: Ttl
+    lease_seconds: float
 
 
 class ResponseResource(Sent, kw_only=True):
@@ -174,6 +183,8 @@ class ResponseResource(Sent, kw_only=True):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
+    prompt_cache_options: AppliedCacheOptions | UnsetType = UNSET
+    prompt_cache_retention: Retention | UnsetType = UNSET
 
 
 class InputPart(Sent, kw_only=True):

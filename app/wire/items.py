@@ -14,6 +14,7 @@ from app.wire.common import (
     Wire,
     text_or_list,
 )
+from app.wire.prompt_cache import MarkedText
 from app.wire.tools import FunctionCallItem, FunctionCallOutputItem
 
 
@@ -24,7 +25,7 @@ def _type_tag(value: Any, default: str = "") -> str:
     return f"@{kind}"
 
 
-class InputText(Wire):
+class InputText(MarkedText):
     """A text part of a user, system or developer message."""
 
     type: Literal["input_text"]
@@ -161,9 +162,7 @@ class ResolvedInput(Wire):
 
 Input = Annotated[
     Annotated[str, Tag("@text")]
-    | Annotated[
-        list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("@list")
-    ],
+    | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
     Discriminator(text_or_list),
 ]
 

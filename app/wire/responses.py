@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from app.wire.common import (
     CacheKey,
@@ -18,11 +18,11 @@ from app.wire.common import (
     ServiceTier,
     Verbosity,
     Wire,
-    declining,
     text_or_list,
 )
 from app.wire.formats import StructuredOutputs, TextFormat
 from app.wire.items import CompactInput, Input, InputItem, MessageItem, ResolvedItem
+from app.wire.prompt_cache import CacheOptions, ResponseCacheOptions, Retention
 from app.wire.template import TemplateKwargs
 from app.wire.tools import Functions, ToolChoice
 
@@ -93,7 +93,7 @@ class CreateBody(SamplingFields):
     chat_template_kwargs: TemplateKwargs = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
-    generate: Annotated[Any, AfterValidator(declining(True))] = None
+    generate: bool | None = None
     conversation: (
         Annotated[
             Annotated[Identifier, Tag("@text")] | Annotated[ConversationReference, Tag("@list")],
@@ -104,8 +104,8 @@ class CreateBody(SamplingFields):
     context_management: DeclinedList = None
     max_tool_calls: Declined = None
     moderation: Declined = None
-    prompt_cache_options: Declined = None
-    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    prompt_cache_options: ResponseCacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
     reasoning: ReasoningOptions | None = None
     access_programs: Declined = None
     image: Declined = None
@@ -114,6 +114,12 @@ class CreateBody(SamplingFields):
     def wants_logprobs(self) -> bool:
         """Whether the answer's text carries log-probabilities."""
         return self.include is not None and LOGPROBS in self.include
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is to be an answer: else the prompt is computed, and nothing more."""
+        options = self.prompt_cache_options
+        return self.generate is not False and not (options and options.prewarm)
 
     @property
     def effort_wish(self) -> tuple[str, Effort] | None:
@@ -148,8 +154,8 @@ class CompactBody(Wire):
     previous_response_id: Identifier | None = None
     instructions: str | None = None
     prompt_cache_key: CacheKey | None = None
-    prompt_cache_options: Declined = None
-    prompt_cache_retention: Annotated[Any, AfterValidator(declining("in_memory"))] = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
     service_tier: ServiceTier = None
 
     @property

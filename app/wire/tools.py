@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from app.prompt.tools import Function, Tools, is_too_deep
 from app.wire.common import Declined, DeclinedFlag, Wire
 from app.wire.errors import invalid_request
+from app.wire.prompt_cache import MarkedText
 
 MAX_FUNCTIONS = 128
 """Functions of one request, at most, as OpenAI has it."""
@@ -188,7 +189,7 @@ class FunctionCallItem(Wire):
     caller: Declined = None
 
 
-class OutputText(Wire):
+class OutputText(MarkedText):
     """A text part of a result."""
 
     type: Literal["input_text"]
