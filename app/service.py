@@ -30,6 +30,7 @@ from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
 from app.prompt.template import ChatTemplate
+from app.prompt_cache.comparison import Comparisons
 from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
@@ -121,6 +122,7 @@ def _assembled(
         ),
         max_logprob_bytes=bounds.max_logprob_bytes,
         grammars=GrammarCheck(workers),
+        comparisons=Comparisons(history, engine, workers),
     )
     return Service(
         engine=engine,

@@ -25,10 +25,13 @@ from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
 from app.prompt.template import ChatTemplate
 from app.prompt.tools import Tools
+from app.prompt_cache.comparison import Comparison, Comparisons
+from app.prompt_cache.segments import Segment, segments_of
 from app.responses.items import NamedItems
 from app.upkeep.connections import Connections
 from app.upkeep.metrics import Metrics
 from app.wire.common import Wire
+from app.wire.diagnostics import CacheDiagnostics
 from app.wire.errors import ApiError
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
@@ -69,6 +72,7 @@ class Generations:
         defaults: Defaults,
         max_logprob_bytes: int,
         grammars: GrammarCheck,
+        comparisons: Comparisons,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -84,6 +88,7 @@ class Generations:
         self._defaults = defaults
         self._logprob_room = LogprobRoom(max_logprob_bytes)
         self._grammars = grammars
+        self._comparisons = comparisons
 
     async def begin(
         self,
@@ -106,9 +111,11 @@ class Generations:
             request, named = await self._resolved(principal, request, on_socket)
             prompt = await self._prompt(principal, request, on_socket)
             asked_of = engine_request(principal, request, prompt, info, self._defaults)
+            prompt = self._described(principal, request, prompt, asked_of)
             asked = Asked(
                 request=await self._held(request, asked_of, prompt, info),
                 prompt=prompt,
+                comparison=await self._compared(request, prompt, asked_of, on_socket),
                 stop=request.sampling.stop_strings,
                 engine_kind=info.hash_extras,
                 tools=request.tools,
@@ -183,6 +190,41 @@ class Generations:
             )
             prompt = await self._prompts.next_turn(principal, request, previous)
         return replace(prompt, opened=self._template.reasoning.opened(prompt.ids))
+
+    def _described(
+        self, principal: Principal, request: GenerationRequest, prompt: Prompt, asked: EngineRequest
+    ) -> Prompt:
+        """The prompt with what later ones are compared with."""
+        if request.raw is not None:
+            return prompt
+        frame = self._template.frame(request.variables)
+        constraint = request.constraint
+        made_of: dict[Segment, object] = {
+            "key": request.sampling.prompt_cache_key or None,
+            "end_user": prompt.end_user,
+            "tools": prompt.tools,
+            "text_format": None if constraint is None else constraint.grammar,
+            "effort": [request.variables.effort, request.variables.named],
+            "effort_text": frame.before,
+            "verbosity": request.verbosity or "medium",
+            "context": prompt.context,
+            "system": prompt.system,
+        }
+        said = len(prompt.ids) - frame.num_opening
+        segments = segments_of(principal.tenant, asked, self._engine.info, said, made_of)
+        return replace(prompt, segments=segments)
+
+    async def _compared(
+        self,
+        request: GenerationRequest,
+        prompt: Prompt,
+        asked: EngineRequest,
+        on_socket: SocketHistory | None,
+    ) -> Comparison | CacheDiagnostics | None:
+        named = request.cache.compare_with
+        if named is None:
+            return None
+        return await self._comparisons.compare(named, prompt, asked, on_socket)
 
     async def _held(
         self, request: GenerationRequest, asked: EngineRequest, prompt: Prompt, info: EngineInfo

@@ -21,7 +21,9 @@ from app.generate.sifter import Sifter
 from app.prompt.conversation import Prompt
 from app.prompt.reasoning_style import Opened
 from app.prompt.tools import Tools
+from app.prompt_cache.comparison import UNAVAILABLE, Comparison
 from app.upkeep.metrics import Metrics
+from app.wire.diagnostics import CacheDiagnostics
 from app.wire.errors import ApiError, invalid_request, shutting_down
 from app.wire.events import EncodedLogprob
 from engine.api import OF_GRAMMAR, EngineRequest, PromptLogprobs, TokenDelta
@@ -40,7 +42,8 @@ class Asked:
     `engine_kind` is what tokens and KV depend on: with another engine the answer cannot go on. A
     request with `generated` tokens goes on behind them: `cached_tokens`, `cache_write_tokens` and
     `held` are then what an earlier generation of its only line was left with. `tools` may be called
-    in it. `grammar_field` has asked for the request's grammar.
+    in it. `grammar_field` has asked for the request's grammar. `comparison` is with an earlier
+    response, where one was named.
     """
 
     request: EngineRequest
@@ -52,6 +55,7 @@ class Asked:
     held: Sequence[EncodedLogprob] = ()
     tools: Tools = field(default_factory=Tools)
     grammar_field: str | None = None
+    comparison: Comparison | CacheDiagnostics | None = None
 
 
 class Generation:
@@ -101,6 +105,7 @@ class Generation:
         self.stop = asked.stop
         self.tools = asked.tools
         self._grammar_field = asked.grammar_field
+        self._comparison = asked.comparison
         self.ticket = ticket
         self.engine_kind = asked.engine_kind
         self._leaving = ExitStack()
@@ -147,6 +152,16 @@ class Generation:
     def reasoning_tokens(self) -> int:
         """Those of its output tokens that are reasoning."""
         return sum(line.num_reasoning_tokens for line in self.lines)
+
+    @property
+    def cache_diagnostics(self) -> CacheDiagnostics:
+        """Why the prompt was found in the cache, or not, once the answer has ended."""
+        comparison = self._comparison
+        if not isinstance(comparison, Comparison):
+            return comparison or UNAVAILABLE
+        if self.outcome not in ("stop", "length"):
+            return UNAVAILABLE
+        return comparison.diagnosis(len(self.request.prompt), self.cached_tokens)
 
     def end_with(self, presence: AbstractContextManager[None]) -> None:
         """Enter `presence`, and leave it at the end, when the engine no longer runs this."""

@@ -9,7 +9,7 @@ from app.generate.constraint import Constraint
 from app.prompt.tools import Message, Tools, num_characters
 from app.prompt.variables import Variables
 from app.prompt_cache.wish import CacheWish
-from app.wire.common import SamplingFields
+from app.wire.common import SamplingFields, Verbosity
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
 from engine.api import BeamParams
@@ -112,7 +112,7 @@ class GenerationRequest:
     A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
     prompt's tokens, behind the first, what `logprobs` is for the answer's. The chat template is
     told of `variables`. With 0 `max_tokens` the prompt is computed, and nothing else. `cache` is
-    what is asked of the prompt cache.
+    what is asked of the prompt cache. Of a `verbosity` no model here can be told.
     """
 
     id: str
@@ -136,6 +136,7 @@ class GenerationRequest:
     tools: Tools = field(default_factory=Tools)
     variables: Variables = field(default_factory=Variables)
     cache: CacheWish = field(default_factory=CacheWish)
+    verbosity: Verbosity = None
 
     @property
     def longest_field(self) -> str:

@@ -18,6 +18,7 @@ from app.prompt.template import ChatTemplate
 from app.prompt.tools import FunctionCall, Message, check_results
 from app.prompt.truncation import without_middle_ids
 from app.prompt.variables import Variables
+from app.prompt_cache.segments import Segments, digest
 from app.wire.errors import ContextExceeded, invalid_request
 from tenants.records import Principal, Tenant
 
@@ -36,7 +37,8 @@ class Prompt:
     the conversation have begun, and at `asides` lies what earlier answers have reasoned. `tools`
     tells which functions it describes. `opened` says how it begins the answer. So many of its ids
     lie before its last `breakpoint`. Where there is to be no answer, `said` are the ids of what is
-    said, without the beginning of one.
+    said, without the beginning of one. `context` tells what of the conversation was summed up or
+    left out, and `segments` what later prompts are compared with.
     """
 
     ids: list[int]
@@ -51,6 +53,8 @@ class Prompt:
     opened: Opened | None = None
     breakpoint: int | None = None
     said: list[int] | None = None
+    context: bytes = b""
+    segments: Segments | None = None
 
 
 class PromptBuilder:
@@ -158,9 +162,12 @@ class PromptBuilder:
             starts=begun.starts if _goes_on(messages) else [*begun.starts, len(begun.ids)],
             breakpoint=begun.breakpoint if at is None else at,
             said=await write(opens=False) if request.max_tokens == 0 else None,
+            context=_context(tenant, previous.context, items),
         )
         room = self._room(tenant, request)
-        return self._truncated(prompt, room) if request.truncates and len(ids) > room else prompt
+        if request.truncates and len(ids) > room:
+            return self._truncated(tenant, prompt, room)
+        return prompt
 
     async def _check_unchanged(
         self, principal: Principal, request: GenerationRequest, previous: Turn
@@ -205,7 +212,7 @@ class PromptBuilder:
             breakpoint=None if previous.breakpoint is None else at,
         )
 
-    def _truncated(self, prompt: Prompt, room: int) -> Prompt:
+    def _truncated(self, tenant: Tenant, prompt: Prompt, room: int) -> Prompt:
         """A later turn's prompt without so much of its middle that `room` is enough."""
         special = self._template.special_ids
         ids, starts = without_middle_ids(prompt.ids, prompt.starts, room, special)
@@ -217,6 +224,7 @@ class PromptBuilder:
             asides=[],  # they lie elsewhere then, and stay
             breakpoint=moved(prompt.breakpoint, prompt.ids, ids),
             said=said and without_middle_ids(said, prompt.starts, room, special)[0],
+            context=_context(tenant, prompt.context, (), len(prompt.ids) - len(ids)),
         )
 
     async def check_sealed(self, principal: Principal, items: Sequence[Item], field: str) -> None:
@@ -247,14 +255,20 @@ class PromptBuilder:
             tools=tools,
             variables=variables,
         )
-        ids, messages = await self._first_ids(tenant, request, messages, ask)
+        ids, left = await self._first_ids(tenant, request, messages, ask)
         render = self._template.rendering(param, tools, variables)
         return Prompt(
             ids,
             end_user=request.sampling.end_user or request.earlier.end_user,
             tools=tools.digest,
-            breakpoint=await self._template.breakpoint(tenant.id, ids, messages, render),
-            said=await ask(messages, opens=False) if request.max_tokens == 0 else None,
+            breakpoint=await self._template.breakpoint(tenant.id, ids, left, render),
+            said=await ask(left, opens=False) if request.max_tokens == 0 else None,
+            context=_context(
+                tenant,
+                b"",
+                [*request.earlier.items, *request.items],
+                len(messages) - len(left),
+            ),
         )
 
     async def _first_ids(
@@ -340,6 +354,16 @@ class PromptBuilder:
 
 def _said(items: Sequence[Item | ItemName]) -> Iterator[Message]:
     return (item for item in items if isinstance(item, dict))
+
+
+def _context(
+    tenant: Tenant, before: bytes, items: Sequence[Item | ItemName], left_out: int = 0
+) -> bytes:
+    """What tells a conversation's context from another one's; nothing where it is all there."""
+    summaries = [item.sealed for item in items if isinstance(item, SealedSummary)]
+    if not summaries and not left_out:
+        return before
+    return digest(tenant, "context", [before, summaries, left_out])
 
 
 def _goes_on(messages: Sequence[Message]) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from app.prompt.asides import Aside
 from app.prompt.sealing import PromptOrigin
 from app.prompt.tools import FunctionCall
+from app.prompt_cache.segments import Segments
 from app.wire.errors import ApiError
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
@@ -35,6 +36,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     conversation have begun, and at `asides` lies what was reasoned. `input` are the items of the
     request, as JSON. `tools` tells which functions the prompt describes. So many ids lie before the
     conversation's last `breakpoint`. What was said last may be unanswered, and the ids end with it.
+    Of `segments` and `context` see `Prompt`.
     """
 
     packed_ids: bytes
@@ -50,6 +52,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     asides: list[Aside] = []
     breakpoint: int | None = None
     is_unanswered: bool = False
+    segments: Segments | None = None
+    context: bytes = b""
 
     @property
     def calls(self) -> list[FunctionCall]:

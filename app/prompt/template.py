@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +25,7 @@ from app.prompt.tools import Function, FunctionCall, Message, Tools, num_charact
 from app.prompt.truncation import without_middle
 from app.prompt.variables import Variables
 from app.upkeep.workers import Workers
+from app.wire.common import Effort
 from app.wire.errors import ApiError, ContextExceeded, invalid_request
 
 _INLINE_CHARACTERS = 4096
@@ -39,6 +40,15 @@ _NO_TOOLS = Tools()
 _USUAL = Variables()
 Render = Callable[[Sequence[Message]], str]
 """What a template makes of messages, in its place in a conversation."""
+
+
+class Frame(NamedTuple):
+    """What a template writes around a conversation: what comes `before` it, with a short message,
+    and behind it as many tokens as begin an answer.
+    """
+
+    before: str
+    num_opening: int
 
 
 class ChatTemplate:
@@ -61,6 +71,7 @@ class ChatTemplate:
         self._context_tokens = context_tokens
         self._tool_format = tool_format
         self._reasoning_format = reasoning_format
+        self._frames: dict[Effort | None, Frame] = {}
 
     @cached_property
     def tools(self) -> ToolStyle:
@@ -237,6 +248,23 @@ class ChatTemplate:
         self.check_length(messages, param)
         render = self.later_rendering(previous, param, calls, variables, opens=opens)
         return await self._ids(tenant, messages, param, render, previous)
+
+    def frame(self, variables: Variables) -> Frame:
+        """What is written around conversations of which the template is told so."""
+        known = None if variables.named else self._frames.get(variables.effort)
+        if known is not None:
+            return known
+        asked: Message = {"role": "user", "content": "."}
+        try:
+            closed = self._render("input", (), variables, [asked], opens=False)
+            opened = self._render("input", (), variables, [asked])
+        except ApiError:  # these words alone are refused
+            closed = opened = ""
+        opening = self._texts.encode(opened.removeprefix(closed), self._context_tokens)
+        frame = Frame(closed, len(opening))
+        if not variables.named:
+            self._frames[variables.effort] = frame
+        return frame
 
     def keeps_reasoning(
         self, messages: Sequence[Message], calls: Sequence[FunctionCall], variables: Variables

@@ -28,11 +28,13 @@ class CacheWish:
 
     One that is `explicit` has nothing kept, and finds nothing, behind the last breakpoint of its
     conversation. `lease_seconds` is for how long at least it wants kept what it uses; `None` where
-    it says nothing of it.
+    it says nothing of it. It wants to know why it was found, or not, beside the response
+    `compare_with`.
     """
 
     explicit: bool = False
     lease_seconds: float | None = None
+    compare_with: str | None = None
 
 
 def cache_wish(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -77,8 +78,17 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         variables=Variables(
             body.reasoning.effort if body.reasoning else None, body.chat_template_kwargs or {}
         ),
-        cache=wish_of(body),
+        cache=replace(wish_of(body), compare_with=_compared_with(body)),
+        verbosity=body.text.verbosity if body.text else None,
     )
+
+
+def _compared_with(body: CreateBody) -> str | None:
+    """The response that a request's prompt is compared with."""
+    options = body.prompt_cache_options
+    if options is None:
+        return None
+    return options.comparison_response_id or body.previous_response_id
 
 
 def wish_of(body: CreateBody | CompactBody) -> CacheWish:
@@ -160,6 +170,7 @@ def _applied(body: CreateBody, tenant: Tenant) -> AppliedCacheOptions | UnsetTyp
     return AppliedCacheOptions(
         mode=options.mode or "implicit",
         ttl=options.ttl or DEFAULT_TTL,
+        comparison_response_id=options.comparison_response_id or UNSET,
         lease_seconds=lease_seconds(wish_of(body), tenant, 0.0),
     )
 

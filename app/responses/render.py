@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from app.generate.generation import Generation, Outcome
 from app.generate.lines import Output, OutputKind, Piece
@@ -85,6 +85,15 @@ class ResponseRenderer:
         self.pads = pads
         self.input = input
         self.logprobs = [list(of_item) for of_item in logprobs]
+
+    @property
+    def _diagnoses(self) -> bool:
+        """Whether the client asks why the prompt was found in the cache, or was not."""
+        options = self.resource.prompt_cache_options
+        if isinstance(options, UnsetType):
+            return False
+        compared = options.comparison_response_id or self.resource.previous_response_id
+        return bool(compared)
 
     @property
     def seals(self) -> bool:
@@ -170,6 +179,7 @@ class ResponseRenderer:
             incomplete_details=_details(generation.outcome) if status != "completed" else None,
             error=failure and ResponseFailure(code=failure.code, message=failure.message),
             usage=usage_of(generation),
+            prompt_cache_diagnostics=generation.cache_diagnostics if self._diagnoses else UNSET,
         )
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 

@@ -191,6 +191,8 @@ class ResponseStore:
             asides=[*prompt.asides, *(answered if said is None else ())],
             breakpoint=prompt.breakpoint,
             is_unanswered=said is not None,
+            segments=prompt.segments,
+            context=prompt.context,
         )
         if resource.store:
             await self._history.save(tenant, resource.id, turn)

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.wire.common import Tier
+from app.wire.diagnostics import CacheDiagnostics
 from app.wire.prompt_cache import CacheMode, Retention, Ttl
 
 _PADDED_BYTES = 16
@@ -143,6 +144,7 @@ class AppliedCacheOptions(Sent, kw_only=True):
 
     mode: CacheMode
     ttl: Ttl
+    comparison_response_id: str | UnsetType = UNSET
     lease_seconds: float
 
 
@@ -185,6 +187,7 @@ class ResponseResource(Sent, kw_only=True):
     prompt_cache_key: str | None
     prompt_cache_options: AppliedCacheOptions | UnsetType = UNSET
     prompt_cache_retention: Retention | UnsetType = UNSET
+    prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
 
 
 class InputPart(Sent, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from app.wire.common import Wire
+from app.wire.common import Identifier, Wire
 
 Ttl = Literal["30m", "12h"]
 Retention = Literal["in_memory", "24h"]
@@ -34,9 +34,13 @@ class CacheOptions(Wire):
 
 
 class ResponseCacheOptions(CacheOptions):
-    """The same in the Responses API; `prewarm` computes the prompt, and no answer."""
+    """The same in the Responses API; `prewarm` computes the prompt, and no answer.
+
+    The response `comparison_response_id` is what its diagnostics compare with.
+    """
 
     prewarm: bool | None = None
+    comparison_response_id: Identifier | None = None
 
 
 def marked_parts(content: object) -> list[CacheBreakpoint]:
