@@ -87,7 +87,7 @@ class StructuredBench:
         for request in requests:
             self._core.submit(request)
         count, start = 0, 0.0
-        with replaced(Follower, "fill", self._timed(Follower.fill)):
+        with replaced(Follower, "compute", self._timed(Follower.compute)):
             running: set[str] = set()
             while not self._core.is_idle:
                 deltas = self._core.step()
@@ -104,13 +104,11 @@ class StructuredBench:
             self.outputs |= dict(enumerate(written.values(), first))
         return count / seconds
 
-    def _timed(self, fill: Callable[..., str | None]) -> Callable[..., str | None]:
-        def timed(follower: Follower, words: Words, drafts: Sequence[int]) -> str | None:
+    def _timed(self, compute: Callable[[Follower, Words], None]) -> Callable[..., None]:
+        def timed(follower: Follower, words: Words) -> None:
             start = perf_counter()
-            try:
-                return fill(follower, words, drafts)
-            finally:
-                self._mask_seconds.append((perf_counter() - start) / len(words))
+            compute(follower, words)
+            self._mask_seconds.append(perf_counter() - start)
 
         return timed
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from typing import Final
 
-from engine.draft.drafter import Draft, Drafter
+from engine.draft.drafter import NO_DRAFT, Draft, Drafter
 from engine.grammar.follower import Followers
 from engine.schedule.sequence import Sequence
 
@@ -53,6 +53,8 @@ class Held:
         self._others.forget_tenant(tenant)
 
     def _held(self, sequence: Sequence, most: int, draft: Draft) -> Draft:
+        if self._followers.is_slow(sequence):
+            return NO_DRAFT  # others would wait for a mask behind each guess
         follower = self._followers.of(sequence)
         forced = follower.forced(most)
         count = follower.num_allowed(draft.token_ids)

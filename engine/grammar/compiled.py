@@ -12,7 +12,7 @@ from engine.grammar.source import LIMITS, serialized, shortened
 from engine.grammar.stack import with_deep_stack
 from engine.grammar.vocabulary import Vocabulary
 
-_MOST_MASK_SECONDS = 0.025
+_MOST_MASK_SECONDS = 0.015
 """Of a thread, for the first mask: others wait as long for each one behind it."""
 
 

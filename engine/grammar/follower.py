@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from time import thread_time
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from llguidance import LLMatcher
 
 from engine.grammar.compiled import CompiledGrammar
@@ -15,8 +16,12 @@ from engine.schedule import sequence as schedule
 
 _USUAL_SECONDS = 0.002
 """That a mask may take of a thread: most take a hundredth of it."""
+_SLOW_SECONDS = 0.005
+"""Beyond what is usual: more are no accident."""
 _MOST_UNUSUAL_SECONDS = 0.1
 """What all masks of a sequence together may take beyond that: others wait for them."""
+_MOST_DRAFT_SECONDS = 0.004
+"""That masks behind drafts may take of a thread before no more of them are found in a step."""
 
 
 class Followers:
@@ -34,14 +39,23 @@ class Followers:
         follower.advance(sequence, newest)
         return follower
 
+    def unusual_seconds(self, sequence: schedule.Sequence) -> float:
+        """What finding masks for a sequence has taken so far beyond what is usual."""
+        follower = self._followers.get(sequence)
+        return 0.0 if follower is None else follower.unusual_seconds
+
+    def is_slow(self, sequence: schedule.Sequence) -> bool:
+        """Whether others have had to wait for its masks."""
+        return self.unusual_seconds(sequence) > _SLOW_SECONDS
+
 
 class Follower:
     """A matcher that goes along with a sequence."""
 
     def __init__(self, sequence: schedule.Sequence, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
-        self._unusual = 0.0
-        """Seconds that have been taken beyond what is usual."""
+        self.unusual_seconds = 0.0
+        """What has been taken of a thread beyond what is usual."""
         self._begin(sequence)
 
     @property
@@ -55,6 +69,8 @@ class Follower:
         """Tokens that it has seen, or passed over."""
         self._newest: int | None = None
         """The last of them, if that was not known to the host yet."""
+        self._mask: Words | None = None
+        """Behind all of them, once it has been found."""
 
     def advance(self, sequence: schedule.Sequence, newest: int | None) -> None:
         """Take over what has come since, and behind what is known `newest`."""
@@ -62,6 +78,8 @@ class Follower:
         if self._newest is not None and known[self._length - 1 : self._length] != [self._newest]:
             self._begin(sequence)  # the step that drew it was undone
         tokens = known[self._length :] if newest is None else [*known[self._length :], newest]
+        if tokens:
+            self._mask = None
         if tokens and not self._matcher.is_stopped():  # a step launched ahead goes past the end
             began = thread_time()
             self._matcher.consume_tokens(tokens)
@@ -69,23 +87,36 @@ class Follower:
         self._length += len(tokens)
         self._newest = newest
 
-    def fill(self, words: Words, drafts: Sequence[int]) -> str | None:
+    def find(self) -> Words:
+        """The mask behind all tokens."""
+        if self._mask is None:
+            began = thread_time()
+            self._mask = np.empty_like(self.drawable)
+            self.compute(self._mask)
+            self._spend(began, 1)
+        return self._mask
+
+    def fill(self, words: Words, drafts: Sequence[int]) -> int:
         """Find the mask behind all tokens, and behind each of `drafts` that is allowed.
 
-        `words` is [1 + len(drafts), num_words]. Returns why it cannot go on, if so.
+        `words` is [1 + len(drafts), num_words]. Returns behind how many drafts none was looked for,
+        as those before them took too long.
         """
+        words[0] = self.find()
         began = thread_time()
-        num_right = 0
-        self._find(words[0])
+        num_right = num_late = 0
         for draft in drafts:
+            if thread_time() - began > _MOST_DRAFT_SECONDS:
+                num_late = len(drafts) - num_right
+                break
             if not self._matcher.try_consume_tokens([draft]):
                 break
             num_right += 1
-            self._find(words[num_right])
+            self.compute(words[num_right])
         if num_right:
             self._matcher.rollback(num_right)
         self._spend(began, 1 + num_right)
-        return self._failure()
+        return num_late
 
     def forced(self, most: int) -> tuple[int, ...]:
         """The next tokens, at most so many, as far as the grammar leaves no choice of them."""
@@ -112,19 +143,21 @@ class Follower:
         self._spend(began, 1)
         return count
 
-    def _spend(self, began: float, usual: int) -> None:
-        """Count what it took since then, beyond so many masks of usual ones."""
-        self._unusual += max(0.0, thread_time() - began - _USUAL_SECONDS * usual)
-
-    def _find(self, words: Words) -> None:
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-
-    def _failure(self) -> str | None:
+    def failure(self) -> str | None:
+        """Why it cannot go on, if so."""
         if self._matcher.is_error():
             reason = shortened(self._matcher.get_error())
-        elif self._unusual > _MOST_UNUSUAL_SECONDS:
+        elif self.unusual_seconds > _MOST_UNUSUAL_SECONDS:
             reason = "it takes too long to find what it allows"
         else:
             return None
         self._grammar.is_spent = True
         return f"the grammar cannot go on: {reason}"
+
+    def _spend(self, began: float, usual: int) -> None:
+        """Count what it took since then, beyond so many masks of usual ones."""
+        self.unusual_seconds += max(0.0, thread_time() - began - _USUAL_SECONDS * usual)
+
+    def compute(self, words: Words) -> None:
+        """Find one mask, behind whatever the matcher has seen."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)

@@ -26,13 +26,15 @@ if TYPE_CHECKING:  # it has no such name when it runs
 LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=500_000,
     step_lexer_fuel=50_000,
-    step_max_items=10_000,
+    step_max_items=5_000,
+    max_items_in_row=1_000,
     max_lexer_states=20_000,
     max_grammar_size=100_000,
     verbose_errors=False,
 )
 """By the library's own figures 10 ms to build a lexer, 4 ms for a mask, and 40 MB for all that is
-remembered."""
+remembered. Items of a row are looked for one by one, which takes their square: with these bounds
+9 ms at most were seen."""
 
 _MOST_CHECK_SECONDS: Final = 0.25
 """Of a thread: what a grammar may take to be compiled."""

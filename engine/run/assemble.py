@@ -23,6 +23,7 @@ from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.follower import Followers
 from engine.grammar.grammars import Grammars
+from engine.grammar.turns import Turns
 from engine.grammar.vocabulary import Vocabulary, load_vocabulary
 from engine.model.calibration import (
     MOST_KEYS,
@@ -97,7 +98,16 @@ def make_core(parts: Parts) -> EngineCore:
     row_costs = _row_costs(parts, graphs) if guesses else FREE_ROWS
     drafter = make_drafter(parts, followers)
     grammars = None if parts.vocabulary is None else Grammars(parts.vocabulary)
-    return EngineCore(parts.config, parts.info, runner, parts.costs, row_costs, drafter, grammars)
+    return EngineCore(
+        parts.config,
+        parts.info,
+        runner,
+        parts.costs,
+        row_costs,
+        drafter,
+        grammars,
+        turns=Turns(followers),
+    )
 
 
 def make_runner(

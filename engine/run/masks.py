@@ -3,7 +3,7 @@
 A mask depends on all tokens before it. Where a step is launched ahead, the newest one is drawn by
 the step before, which is waited for once this one's layers are in the device's queue: so the masks
 are found while it computes them. On a CPU, finding and computing share the cores, and nothing would
-be gained by doing both at once.
+be gained by doing both at once: `engine.grammar.turns` has found them when the step was planned.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class RowMasks:
     words: Words  # [num_masked, num_words]
     failures: dict[int, str]
     """Of the step's rows, those whose grammar allows nothing, or cannot go on: why."""
+    late: frozenset[int]
+    """Of the step's rows, those behind drafts whose masks would have taken too long."""
 
 
 class Masks:
@@ -49,6 +51,7 @@ class Masks:
             return None
         words = self._vocabulary.new_words(len(rows))
         failures: dict[int, str] = {}
+        late: set[int] = set()
         for place, row in enumerate(rows):
             draw = draws[row]
             if draw.drafts:
@@ -56,15 +59,17 @@ class Masks:
             follower = self._followers.of(draw.sequence, drawn.get(draw.sequence))
             drafts = _drafts_behind(draws, row)
             own = words[place : place + len(drafts) + 1]
-            failure = follower.fill(own, drafts)
+            num_late = follower.fill(own, drafts)
             own &= follower.drawable
-            if failure is not None:
+            end = row + len(own)
+            late.update(range(end - num_late, end))
+            if (failure := follower.failure()) is not None:
                 failures[row] = failure
         for place in np.flatnonzero(~words.any(axis=1)).tolist():
             failures.setdefault(rows[place], "the grammar allows no token of this model here")
         places = np.full(len(draws), -1)
         places[rows] = np.arange(len(rows))
-        return RowMasks(places, words, failures)
+        return RowMasks(places, words, failures, frozenset(late))
 
 
 def _drafts_behind(draws: Sequence[Draw], row: int) -> tuple[int, ...]:

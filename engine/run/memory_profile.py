@@ -143,7 +143,7 @@ def compute_largest_step(model: PagedModel, size: StepSize, longest: int) -> Non
 def _masks(rows: int, vocab_size: int) -> RowMasks:
     """Of all rows but the first: scores are copied for it."""
     words = np.full((rows - 1, -(-vocab_size // 32)), -1, np.int32)
-    return RowMasks(np.arange(-1, rows - 1), words, {})
+    return RowMasks(np.arange(-1, rows - 1), words, {}, frozenset())
 
 
 def _lengths(size: StepSize, longest: int) -> list[int]:

@@ -49,6 +49,8 @@ class Draws:
     """How many candidates each row of a beam search needs."""
     _failures: dict[int, str]
     """Why rows have no token, whatever was drawn in them."""
+    _late: frozenset[int]
+    """Rows behind drafts in which nothing could be drawn in time."""
 
     def token_ids(self) -> list[int]:
         """Wait for the tokens alone."""
@@ -71,7 +73,7 @@ class Draws:
             for k, (row, width) in enumerate(self._widths.items()):
                 best = zip(tokens[k][:width], values[k][:width], strict=True)
                 candidates[row] = list(best)
-        return Sampled(token_ids, logprobs, candidates, failures=self._failures)
+        return Sampled(token_ids, logprobs, candidates, failures=self._failures, late=self._late)
 
 
 def sample(
@@ -116,7 +118,8 @@ def sample(
     if widths:
         results += _candidates(scores, widths)
     failures = {} if masks is None else masks.failures
-    return Draws(tokens, Download.of(results), wanted, widths, failures)
+    late = frozenset[int]() if masks is None else masks.late
+    return Draws(tokens, Download.of(results), wanted, widths, failures, late)
 
 
 def _numbers(params: list[SamplingParams]) -> npt.NDArray[np.float64]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.preemption import victim_of_growth
 from engine.schedule.sequence import Sequence
+
+Turns = Callable[[list[Sequence]], list[Sequence]]
+"""Of the sequences that may decode, those that are to in the next step, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class Growth:
 
 
 class DecodePlanner:
-    """Every sequence whose prompt is computed goes on by a token, for as long as there is room."""
+    """Every sequence whose prompt is computed and whose turn it is goes on by a token, for as long
+    as there is room."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, turns: Turns = list) -> None:
         self._lifecycle = lifecycle
+        self._turns = turns
 
     def plan(self, *, may_preempt: bool) -> Growth:
         """Give every decoding sequence room for its next token, oldest first.
@@ -35,7 +41,8 @@ class DecodePlanner:
         Nobody may be preempted whose tokens are not all known.
         """
         running = self._lifecycle.running
-        decoding = [(group, sequence) for group in running.values() for sequence in group.decoding]
+        able = [sequence for group in running.values() for sequence in group.decoding]
+        decoding = [(running[sequence.request_id], sequence) for sequence in self._turns(able)]
         failed: list[Sequence] = []
         for group, sequence in decoding:
             if group.request_id not in running:

@@ -129,6 +129,8 @@ class Sampled:
     """One for each scored position of a plan's chunks, in their order."""
     failures: dict[int, str] = field(default_factory=dict)
     """By row, why no token could be drawn: a grammar is at a loss. What is drawn there is none."""
+    late: frozenset[int] = frozenset()
+    """Rows behind drafts in which no token could be drawn in time: these drafts count as wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,7 @@ class Results:
                     self._finish_prompt(sequence)
                     news.append(News(sequence))
                 else:
-                    drawn = sampled.token_ids[first:row]
-                    failures = {at - first: sampled.failures[at] for at in sampled.failures}
-                    count = self._take(group, sequence, chunk.drafts, drawn, failures)
+                    count = self._take(group, sequence, chunk.drafts, first, sampled)
                     news.append(News(sequence, range(first, first + count)))
             for sequence in dict.fromkeys((chunk.sequence, *chunk.samplers)):
                 if sequence.finish_reason is not None:
@@ -54,24 +52,24 @@ class Results:
         group: SequenceGroup,
         sequence: Sequence,
         drafts: tuple[int, ...],
-        drawn: list[int],
-        failures: dict[int, str],
+        first: int,
+        sampled: Sampled,
     ) -> int:
         """Take over the tokens drawn behind drafts that were right; returns how many.
 
-        The first one is drawn behind what is known, and each of the others behind one draft more:
-        it counts if that draft is what has been drawn. So whatever was drafted, the tokens are
-        those that one step for each would have drawn. One in whose place there is a failure ends
-        the sequence.
+        That in row `first` is drawn behind what is known, and each of the others behind one draft
+        more: it counts if that draft is what has been drawn. So whatever was drafted, the tokens
+        are those that one step for each would have drawn. One in whose place there is a failure
+        ends the sequence.
         """
         count = num_right = 0
-        for token_id, draft in zip(drawn, (*drafts, None), strict=True):
-            if count in failures:
-                sequence.fail(failures[count])
+        for row, draft in enumerate((*drafts, None), first):
+            if row in sampled.failures:
+                sequence.fail(sampled.failures[row])
                 break
-            sequence.append(token_id)
+            sequence.append(sampled.token_ids[row])
             count += 1
-            if token_id != draft:
+            if sampled.token_ids[row] != draft or row + 1 in sampled.late:
                 break
             sequence.compute(1)
             num_right += 1

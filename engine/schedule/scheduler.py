@@ -31,7 +31,7 @@ from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.accounts import Accounts
-from engine.schedule.decode import DecodePlanner
+from engine.schedule.decode import DecodePlanner, Turns
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
@@ -61,8 +61,11 @@ class Scheduler:
         rotary_switch: int | None = None,
         drafter: Drafter | None = None,
         row_costs: RowCosts = FREE_ROWS,
+        turns: Turns = list,
     ) -> None:
-        """Drafts of `drafter`, if there is one, are verified where `row_costs` let them pay."""
+        """Drafts of `drafter`, if there is one, are verified where `row_costs` let them pay. Who
+        decodes in a step is who `turns` says.
+        """
         budget, most_sequences = config.step_token_budget, config.max_running_requests
         assert budget is not None, "the loader has chosen one"
         assert most_sequences is not None, "the loader has chosen a number"
@@ -74,7 +77,7 @@ class Scheduler:
         self.pins = Pins(tiers.pool)
         fairness = make_fairness(config, prices)
         self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
-        self.decode = DecodePlanner(self.lifecycle)
+        self.decode = DecodePlanner(self.lifecycle, turns)
         self.budget = StepBudget(budget, most_sequences)
         self.pace = Pace(config.itl_target_ms / 1000, recovery.costs.compute.doubling)
         self.prefill = PrefillPlanner(self.lifecycle, self.pins, self.budget, self.pace)

@@ -34,6 +34,7 @@ from engine.grammar.grammars import Grammars
 from engine.kept.keeper import Keeper
 from engine.kept.memory import BlockMemory
 from engine.run.steps import Failure, Grouping, Runner, Steps
+from engine.schedule.decode import Turns
 from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
@@ -81,9 +82,11 @@ class EngineCore:
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
+        turns: Turns = list,
     ) -> None:
         """A `drafter` takes the place of the one that `config` asks for. Requests have grammars
-        only where there are `grammars`. `clock` tells the seconds by which leases end.
+        only where there are `grammars`, and decode in `turns`. `clock` tells the seconds by which
+        leases end.
         """
         self.info = info
         tiers = Tiers(
@@ -96,7 +99,7 @@ class EngineCore:
             drafter = PromptLookup()
         assert drafter is not None or config.speculation != "draft", "who loads the model gives it"
         self.scheduler = Scheduler(
-            tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs
+            tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs, turns
         )
         self._runner = runner
         self._grammars = grammars

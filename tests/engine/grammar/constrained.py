@@ -20,6 +20,7 @@ from engine.draft.lookup import PromptLookup
 from engine.grammar.follower import Followers
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import serialized
+from engine.grammar.turns import Turns
 from engine.grammar.vocabulary import Vocabulary
 from engine.run.assemble import Parts
 from engine.run.masks import Masks
@@ -143,7 +144,13 @@ def constraining(
     )
     grammars = Grammars(parts.vocabulary)
     return EngineCore(
-        parts.config, parts.info, runner, parts.costs, drafter=drafter, grammars=grammars
+        parts.config,
+        parts.info,
+        runner,
+        parts.costs,
+        drafter=drafter,
+        grammars=grammars,
+        turns=Turns(followers),
     )
 
 
