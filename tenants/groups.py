@@ -7,6 +7,7 @@ are kept by `SystemPrompts` under `group.owner`.
 from __future__ import annotations
 
 import builtins
+import functools
 import secrets
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, redis_keys, usage
-from tenants.at_rest.records import WrappedRecords
+from tenants.at_rest.records import WrappedRecords, unless_altered
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, StoreConflict
 from tenants.owners import clear_slot, list_records
@@ -70,10 +71,14 @@ class ShareGroups:
 
     async def list(self, after: str | None = None, limit: int | None = None) -> list[ShareGroup]:
         """Up to `limit` groups by id, from behind the id `after`."""
-        found = await list_records(
-            self._redis, redis_keys.GROUPS, lambda one: redis_keys.meta(f"@{one}"), after, limit
+        return await list_records(
+            self._redis,
+            redis_keys.GROUPS,
+            lambda one: redis_keys.meta(f"@{one}"),
+            after,
+            limit,
+            functools.partial(unless_altered, self._records.group),
         )
-        return [self._records.group(*one) for one in found]
 
     async def get(self, group_id: str) -> ShareGroup:
         """Raises `GroupNotFound`."""

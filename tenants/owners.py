@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from tenants import redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupNotFound, InvalidField, StoreError, TenantNotFound
 from tenants.records import is_id
 
+T = TypeVar("T")
 _SCAN_COUNT = 1000
 _UNBOUNDED_PAGE = 1000
 
@@ -26,15 +28,16 @@ async def list_records(
     key_of: Callable[[str], str],
     after: str | None,
     limit: int | None,
-) -> list[tuple[str, bytes]]:
-    """Up to `limit` ids and records of those in the sorted set `directory` behind the id `after`.
+    read: Callable[[str, bytes], T | None],
+) -> list[T]:
+    """What `read` makes of ids and records, those in the sorted set `directory` behind `after`.
 
-    Raises `InvalidField` ("after").
+    Up to `limit`, not counting what it makes nothing of. Raises `InvalidField` ("after").
     """
     if after is not None and not is_id(after):
         raise InvalidField("after", "no id that this list could hold")
     start = "-" if after is None else f"({after}"
-    found: list[tuple[str, bytes]] = []
+    found: list[T] = []
     while limit is None or len(found) < limit:
         count = _UNBOUNDED_PAGE if limit is None else limit - len(found)
         ids = [
@@ -47,7 +50,8 @@ async def list_records(
             break
         blobs = await redis.pipeline(*(("GET", key_of(one)) for one in ids))
         # One that was deleted a moment ago leaves a gap, which the next round fills.
-        found += [(one, blob) for one, blob in zip(ids, blobs, strict=True) if blob is not None]
+        there = ((one, blob) for one, blob in zip(ids, blobs, strict=True) if blob is not None)
+        found += [record for one, blob in there if (record := read(one, blob)) is not None]
         start = f"({ids[-1]}"
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -11,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, changes, redis_keys, usage
+from tenants.at_rest.records import unless_altered
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
@@ -106,9 +108,14 @@ class TenantStore(KeyStore):
     async def list_tenants(
         self, after: str | None = None, limit: int | None = None
     ) -> list[Tenant]:
-        """Up to `limit` tenants by id, from behind the id `after`."""
-        found = await list_records(self._redis, redis_keys.TENANTS, redis_keys.meta, after, limit)
-        return [self._records.tenant(*one) for one in found]
+        """Up to `limit` tenants by id, from behind the id `after`.
+
+        One whose secret was altered is left out, and the log says so.
+        """
+        read = functools.partial(unless_altered, self._records.tenant)
+        return await list_records(
+            self._redis, redis_keys.TENANTS, redis_keys.meta, after, limit, read
+        )
 
     async def get_tenant(self, tenant_id: str) -> Tenant:
         """Raises `TenantNotFound`."""

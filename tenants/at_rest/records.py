@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -11,9 +13,22 @@ from tenants.errors import PepperMismatch, SealBroken, SealUnknown
 from tenants.pepper import Peppers
 from tenants.records import SECRET_BYTES, FormerSecret, ShareGroup, Tenant
 
+_log = logging.getLogger(__name__)
 Record = TypeVar("Record", Tenant, ShareGroup)
 _tenant_decoder = msgspec.msgpack.Decoder(Tenant)
 _group_decoder = msgspec.msgpack.Decoder(ShareGroup)
+
+
+def unless_altered(
+    read: Callable[[str, bytes], Record], record_id: str, blob: bytes
+) -> Record | None:
+    """What `read` makes of one record of several: one that was altered is told to the log, and must
+    not keep the others from being served."""
+    try:
+        return read(record_id, blob)
+    except SealBroken as error:
+        _log.error("left out of a list: %s", error)
+        return None
 
 
 class WrappedRecords:

@@ -118,6 +118,8 @@ async def test_a_tenant_cannot_be_given_anothers_secret(
         with pytest.raises(SealBroken, match="acme"):
             await call
     assert (await room.store.get_tenant("umbra")).id == "umbra"
+    for limit in (None, 1):
+        assert [one.id for one in await room.store.list_tenants(limit=limit)] == ["umbra"]
 
 
 async def test_what_versions_in_clear_wrote_is_read_and_written_anew(
