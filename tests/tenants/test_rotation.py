@@ -223,7 +223,7 @@ async def test_nothing_is_lost_that_is_written_while_secrets_are_replaced(
     saved: list[str] = []
 
     async def traffic(worker: int) -> None:
-        for number in range(30):
+        for number in range(12):
             name = f"r_{worker}_{number}"
             await after.responses.save("acme", name, name.encode(), 60)
             saved.append(name)
@@ -239,12 +239,12 @@ async def test_nothing_is_lost_that_is_written_while_secrets_are_replaced(
     await asyncio.gather(*map(traffic, range(4)), rotate())
     assert await rotating(after, AFTER).run() == Left()
     alone = Room(link, Peppers(NEW), cache_seconds=0)
-    assert len(saved) == 120
+    assert len(saved) == 48
     for name in saved:
         assert await alone.responses.load("acme", name) == name.encode()
     talk = await _conversations(alone).load("acme", "conv_1")
     assert talk is not None
-    assert talk[REVISION_BYTES:] == b"talk" + b"." * 120
+    assert talk[REVISION_BYTES:] == b"talk" + b"." * 48
     assert len(await alone.prompts.versions("acme", "support")) == 6
 
 

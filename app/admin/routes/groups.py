@@ -93,10 +93,25 @@ async def update_group(call: Call[GroupPatch, None]) -> GroupDocument:
     return GroupDocument.of(await groups.update(call.path["group"], edit, actor=call.actor))
 
 
+@endpoint("POST", "/groups/{group}/rotate-secret", _TAG)
+async def rotate_group_secret(call: Call[None, None]) -> GroupDocument:
+    """Give a share group another namespace secret, as a tenant has one."""
+    groups = call.service.stores.groups
+    return GroupDocument.of(await groups.rotate_secret(call.path["group"], actor=call.actor))
+
+
 @endpoint("DELETE", "/groups/{group}", _TAG, status=HTTPStatus.NO_CONTENT)
 async def delete_group(call: Call[None, None]) -> None:
     """Delete a share group that has no members, with its prompts."""
     await call.service.stores.groups.delete(call.path["group"], actor=call.actor)
 
 
-ENDPOINTS = [create_group, list_groups, show_group, update_group, delete_group, list_members]
+ENDPOINTS = [
+    create_group,
+    list_groups,
+    show_group,
+    update_group,
+    rotate_group_secret,
+    delete_group,
+    list_members,
+]

@@ -118,6 +118,17 @@ async def update_tenant(call: Call[TenantPatch, None]) -> TenantDocument:
         raise clash(complaint(error)) from error
 
 
+@endpoint("POST", "/tenants/{tenant}/rotate-secret", _TAG)
+async def rotate_tenant_secret(call: Call[None, None]) -> TenantDocument:
+    """Give a tenant another namespace secret.
+
+    Nothing of it that is cached is found again. What is stored can be read as before, until the
+    command `partywall store rotate` has encrypted it again and lets go of the former secret.
+    """
+    tenants, tenant_id = call.service.stores.tenants, call.path["tenant"]
+    return TenantDocument.of(await tenants.rotate_secret(tenant_id, actor=call.actor))
+
+
 @endpoint("DELETE", "/tenants/{tenant}", _TAG)
 async def delete_tenant(call: Call[None, None]) -> DeletedTenant:
     """Delete a tenant.
@@ -167,4 +178,12 @@ def _claim(tenant: Tenant) -> int:
     return tenant.reserved_blocks + (tenant.limits.pinned_blocks or 0)
 
 
-ENDPOINTS = [create_tenant, list_tenants, show_tenant, show_limits, update_tenant, delete_tenant]
+ENDPOINTS = [
+    create_tenant,
+    list_tenants,
+    show_tenant,
+    show_limits,
+    update_tenant,
+    rotate_tenant_secret,
+    delete_tenant,
+]

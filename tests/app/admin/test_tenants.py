@@ -235,3 +235,23 @@ async def test_a_store_that_is_down_is_a_503(admin: httpx.AsyncClient, world: Wo
         answer = await admin.post("/tenants", json={"id": "nova"})
         assert problem(answer, 503)["code"] == "store_unavailable"
         assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_secret_is_replaced_until_there_are_too_many_former_ones(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    await admin.post("/groups", json={"id": "law"})
+    for path in ("/tenants/acme", "/groups/law"):
+        before = (await admin.get(path)).json()
+        for number in range(4):
+            rotated = await admin.post(f"{path}/rotate-secret")
+            assert rotated.json() == before | {"revision": before["revision"] + number + 1}
+        assert problem(await admin.post(f"{path}/rotate-secret"), 409)["code"] == "conflict"
+        assert (await admin.post(f"{path}-no/rotate-secret")).status_code == 404
+    tenant = await world.stores.tenants.get_tenant("acme")
+    secrets = {tenant.namespace_secret, *(one.secret for one in tenant.former_secrets)}
+    assert len(secrets) == 5
+    assert world.tenants["acme"].namespace_secret in secrets
+    assert tenant.namespace_secret != world.tenants["acme"].namespace_secret
+    actions = [one["action"] for one in (await admin.get("/audit")).json()["entries"]]
+    assert actions[:8] == ["group.rotate_secret"] * 4 + ["tenant.rotate_secret"] * 4
