@@ -16,6 +16,8 @@ from typing import Final
 
 _TENANTS_A_LEASE: Final = 16
 """For so many tenants with leases one more is broken at a time: looking for whose takes as long."""
+_FORMER_TENANTS: Final = 1024
+"""Tenants without leases whose counts are remembered."""
 _SPARE_ENTRIES: Final = 64
 """Of leases that are over; beyond these, and one a lease, the heap is made anew."""
 
@@ -80,6 +82,8 @@ class Leases:
         """Leased blocks that are up for eviction, and by what they are found."""
         self._idle: dict[str, None] = {}
         """Tenants that lease some of these."""
+        self._former: OrderedDict[str, None] = OrderedDict()
+        """Tenants that had leases, the ones that have had none for longest first."""
 
     @property
     def num_blocks(self) -> int:
@@ -131,6 +135,7 @@ class Leases:
             if not terms.seconds:
                 return []
             record = self._tenants[terms.tenant] = TenantLeases(since=now)
+            self._remember(terms.tenant)
         record.weight = terms.weight
         self._count(record, now)
         new = []
@@ -195,6 +200,7 @@ class Leases:
         """End a tenant's leases, and forget what is known of it."""
         freed = self.cut(tenant, 0)
         self._tenants.pop(tenant, None)
+        self._former.pop(tenant, None)
         return freed
 
     def add_idle(self, block: int, key: bytes) -> None:
@@ -223,7 +229,9 @@ class Leases:
             idle = record.leases.keys() & self._keys.keys()
             assert record.idle.keys() == idle, f"{tenant!r}: leased blocks up for eviction"
             assert (tenant in self._idle) == bool(idle), f"{tenant!r} is looked for in vain"
-        assert self._idle.keys() <= self._tenants.keys(), "a forgotten tenant has leases"
+            assert (tenant in self._former) != bool(record.leases), f"{tenant!r} is remembered"
+        remembered = self._idle.keys() | self._former.keys()
+        assert remembered <= self._tenants.keys(), "a forgotten tenant has leases"
         known = {block: set(tenants) for block, tenants in self._lessees.items()}
         assert lessees == known, "tenants and blocks disagree on leases"
         assert self._keys.keys() <= lessees.keys(), "a block is kept by nobody's lease"
@@ -237,6 +245,7 @@ class Leases:
         until = now + terms.seconds
         lease = record.leases[block] = _Lease(terms.seconds, until)
         self._lessees[block] = (*self._lessees.get(block, ()), terms.tenant)
+        self._former.pop(terms.tenant, None)
         self._num_leases += 1
         if block in self._keys:
             record.idle[block] = None
@@ -259,12 +268,20 @@ class Leases:
         del record.leases[block]
         self._num_leases -= 1
         self._withdraw(tenant, record, block)
+        if not record.leases:
+            self._remember(tenant)
         others = tuple(other for other in self._lessees[block] if other != tenant)
         if others:
             self._lessees[block] = others
             return []
         del self._lessees[block]
         return [block]
+
+    def _remember(self, tenant: str) -> None:
+        """A tenant has no leases; of such ones only the last are known."""
+        self._former[tenant] = None
+        if len(self._former) > _FORMER_TENANTS:
+            del self._tenants[self._former.popitem(last=False)[0]]
 
     def _withdraw(self, tenant: str, record: TenantLeases, block: int) -> None:
         record.idle.pop(block, None)

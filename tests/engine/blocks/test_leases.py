@@ -212,6 +212,22 @@ def test_leases_that_are_over_take_no_memory() -> None:
     assert len(pool.leases._ends) <= 64 + 2 * 31
 
 
+def test_of_tenants_without_leases_only_the_last_ones_are_remembered() -> None:
+    clock = Clock()
+    pool = BlockPool(2, "lru", clock)
+    for number in range(1100):
+        clock.now += 1.0
+        pool.lease(chain("none", 1), LeaseTerms(f"nothing {number}", 60.0))
+        leased(pool, f"prompt {number}", 1, seconds=0.5, tenant=str(number))
+    assert len(pool.leases.tenants) <= 1024 + 1
+    assert pool.leases.of("1099").block_seconds == 0
+    clock.now += 1.0
+    assert pool.leases.of("1099").block_seconds == 0.5
+    assert pool.leases.of("1000").block_seconds == 0.5
+    assert len(pool.leases.tenants) == 1024
+    assert pool.leases.of("5").block_seconds == 0, "forgotten"
+
+
 class LeasedPoolMachine(PoolMachine):
     """Tenants lease what is there, time goes by, and a plain model says who has which lease."""
 
