@@ -151,6 +151,31 @@ def test_with_nothing_else_left_the_tenant_furthest_over_its_share_loses_leases(
     assert broken == {"a": 23, "b": 5, "c": 0}
 
 
+def test_a_shorter_lease_does_not_cut_a_longer_one_short() -> None:
+    clock = Clock()
+    pool = BlockPool(40, "lru", clock)
+    kept = leased(pool, "leased", 10, seconds=60)
+    use(pool, kept, LeaseTerms("a", 5))
+    clock.now = 59.0
+    scan(pool, 100)
+    assert len(pool.find(kept)) == 10
+    use(pool, kept, LeaseTerms("a"))
+    clock.now = 64.0
+    scan(pool, 100)
+    assert not pool.find(kept), "it is renewed as it was asked for at last"
+
+
+def test_what_nobody_holds_can_be_leased_by_several() -> None:
+    pool = BlockPool(20, "lru")
+    shared = leased(pool, "shared", 10, tenant="a")
+    pool.lease(shared, LeaseTerms("b", 60))
+    pool.check()
+    pool.release(pool.allocate(15, "c"))
+    assert len(pool.find(shared)) == 5
+    assert sum(pool.leases.of(tenant).num_broken for tenant in "ab") == 10
+    pool.check()
+
+
 def test_what_two_tenants_lease_is_kept_until_neither_does() -> None:
     clock = Clock()
     pool = BlockPool(40, "lru", clock)
@@ -242,8 +267,8 @@ class LeasedPoolMachine(PoolMachine):
 
     @rule(
         tenant=st.sampled_from("abc"),
-        start=st.integers(0, 19),
-        length=st.integers(1, 8),
+        start=st.integers(0, 7),
+        length=st.integers(1, 12),
         seconds=st.sampled_from([0.0, 5.0, 20.0]),
         most=st.one_of(st.none(), st.integers(0, 6)),
         weight=st.sampled_from([0.5, 1.0]),
