@@ -24,6 +24,7 @@ from app.transport.accepting import allow_files
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
 from app.upkeep.sweeping import sweep
+from app.upkeep.webhooks import Webhook, signing_keys
 from engine.config import EngineConfig
 from engine.model.weights import ModelUnavailable, resolve_model
 from engine.serve.process import ProcessEngine
@@ -119,6 +120,17 @@ def service_prices(settings: Settings, model_id: str) -> Prices:
         raise ValueError(f"price_file: {error}") from None
 
 
+def service_webhook(settings: Settings) -> Webhook | None:
+    """Where the service tells what happens. Raises `ValueError` that says what is wrong."""
+    if settings.webhook_url is None or settings.webhook_secret_file is None:
+        return None
+    try:
+        keys = signing_keys(settings.webhook_secret_file.read_text())
+    except ValueError as error:
+        raise ValueError(f"webhook_secret_file: {error}") from None
+    return Webhook(url=settings.webhook_url, keys=keys)
+
+
 def service_bounds(settings: Settings) -> Bounds:
     """The service's part of the settings."""
     return Bounds(
@@ -168,7 +180,7 @@ async def run_service(
             resolve_model, settings.model, settings.cache_dir, progress
         )
         model_id = _model_id(settings.model, folder)
-        prices = service_prices(settings, model_id)
+        prices, webhook = service_prices(settings, model_id), service_webhook(settings)
         drafting = await asyncio.to_thread(draft_folder, settings, progress)
         progress(f"loading {settings.model}")
         engine = ProcessEngine(
@@ -204,6 +216,7 @@ async def run_service(
             settings.tool_format,
             settings.reasoning_format,
             prices,
+            webhook,
         )
         apps = (app, create_admin_app(app.state.service, admin_token))
         bounds = connection_bounds(settings)

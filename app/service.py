@@ -47,8 +47,9 @@ from app.upkeep.draining import Draining
 from app.upkeep.late_writes import LateWrites
 from app.upkeep.lease_booking import LeaseBooking
 from app.upkeep.metrics import Metrics
-from app.upkeep.supervision import Supervisor
+from app.upkeep.supervision import Loop, Supervisor
 from app.upkeep.warming import Warmer
+from app.upkeep.webhooks import Webhook, WebhookSender
 from app.upkeep.workers import Workers
 from engine.client import EngineClient
 from tenants.prices import FREE, Prices
@@ -63,9 +64,11 @@ def create_app(
     tool_format: ToolFormat = "auto",
     reasoning_format: ReasoningSetting = "auto",
     prices: Prices = FREE,
+    webhook: Webhook | None = None,
 ) -> Starlette:
     """What the tenants reach. `tool_format` is how the model writes the functions that it calls,
-    and `reasoning_format` what it reasons; `prices` are its own.
+    and `reasoning_format` what it reasons; `prices` are its own. What is in the outbox of `stores`
+    goes to `webhook`.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
@@ -75,7 +78,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with _background(service):
+        async with _background(service, webhook):
             yield
 
     return _application(service, tenant_routes(), lifespan, cors(bounds.page_origins))
@@ -184,7 +187,7 @@ def _responses(
 
 
 @contextlib.asynccontextmanager
-async def _background(service: Service) -> AsyncIterator[None]:
+async def _background(service: Service, webhook: Webhook | None) -> AsyncIterator[None]:
     """What runs beside requests does so while this is entered; then all accounts are settled."""
     stores, running = service.stores, service.supervisor.running
     heeding = (
@@ -201,6 +204,9 @@ async def _background(service: Service) -> AsyncIterator[None]:
             for one in heeding:
                 one.notice(change)
 
+    telling: dict[str, Loop] = {}
+    if webhook is not None:
+        telling["webhooks"] = WebhookSender(stores.outbox, webhook).run
     # The meter outlives the gate, which settles what has ended before it is done.
     async with running(usage=stores.usage.run):
         async with running(
@@ -212,6 +218,7 @@ async def _background(service: Service) -> AsyncIterator[None]:
             lease_booking=service.lease_booking.run,
             running=stores.running.run,
             late_writes=service.late_writes.run,
+            **telling,
         ):
             yield
             await service.responses.close()

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
@@ -58,6 +59,25 @@ def paths(text: str | None) -> list[Path]:
     return [Path(part).expanduser() for part in parts if part]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _checked_webhook(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        raise ValueError("an https:// address without a user")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ValueError("https, but to this machine")
+    return text
+
+
 Count = Annotated[int, Field(ge=1)]
 AUTO = BeforeValidator(_none_if_auto)
 _UNLIMITED = BeforeValidator(_none_if_unlimited)
@@ -70,6 +90,7 @@ Seconds = Annotated[float, Field(gt=0)]
 AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, AfterValidator(_checked_networks)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
+WebhookUrl = Annotated[str, AfterValidator(_checked_webhook)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 

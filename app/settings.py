@@ -7,7 +7,6 @@ names.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,9 @@ from app.setting_kinds import (
     Price,
     Seconds,
     Share,
+    WebhookUrl,
     check_given_file,
+    is_loopback,
     paths,
 )
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
@@ -46,6 +47,7 @@ _GIVEN_FILES = (
     "admin_token_file",
     "pepper_file",
     "price_file",
+    "webhook_secret_file",
 )
 
 
@@ -259,6 +261,12 @@ class Settings(BaseSettings):
     price_file: Location | None = Field(
         None, description="What tokens cost, by model (TOML); budgets need it."
     )
+    webhook_url: WebhookUrl | None = Field(
+        None, description="Told of budgets that are reached; https, but to this machine."
+    )
+    webhook_secret_file: Location | None = Field(
+        None, description="File with the secrets that sign it, a line each: whsec_ and base64."
+    )
     default_requests_per_minute: DefaultCount = Field(
         6000, description="Of a tenant with no limits of its own; counted in each replica."
     )
@@ -366,6 +374,8 @@ class Settings(BaseSettings):
                 raise ValueError("redis_password_file goes with redis_url")
             if urlsplit(self.redis_url).password is not None:
                 raise ValueError("redis_url has a password, and redis_password_file another")
+        if (self.webhook_url is None) != (self.webhook_secret_file is None):
+            raise ValueError("webhook_url and webhook_secret_file go together")
         budget, running = self.step_token_budget, self.max_running_requests
         if budget is not None and running is not None and running > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")
@@ -409,13 +419,13 @@ class Settings(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the tenants' port."""
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
     @property
     def exposed_hosts(self) -> list[str]:
         """Where secrets may cross a network in clear text."""
         hosts = dict.fromkeys((self.host, self.admin_host))
-        return [] if self.uses_tls else [host for host in hosts if not _is_loopback(host)]
+        return [] if self.uses_tls else [host for host in hosts if not is_loopback(host)]
 
     @property
     def resolved_admin_port(self) -> int:
@@ -423,16 +433,6 @@ class Settings(BaseSettings):
         if self.admin_port is not None:
             return self.admin_port
         return self.port + 1 if 0 < self.port < LAST_PORT else 0
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what is bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load_settings(**given: object) -> Settings:

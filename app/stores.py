@@ -20,6 +20,7 @@ from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
+from tenants.outbox import Outbox
 from tenants.pepper import Peppers, load_peppers
 from tenants.records import Principal, TenantLimits
 from tenants.running import RunningResponses
@@ -51,6 +52,7 @@ class Stores:
     rotation: Rotation
     limiter: Limiter
     budgets: Budgets
+    outbox: Outbox
     usage: UsageMeter
 
     @classmethod
@@ -62,10 +64,14 @@ class Stores:
         tenant_store: type[TenantStore] = TenantStore,
         audit_max_entries: int = MAX_ENTRIES,
         default_limits: TenantLimits = NO_LIMITS,
+        tells_budgets: bool = False,
     ) -> Stores:
-        """The stores of one service process or command."""
+        """The stores of one service process or command.
+
+        Where it `tells_budgets`, the outbox has each that is reached.
+        """
         most = default_limits.stored_bytes
-        limiter = Limiter(redis, defaults=default_limits)
+        limiter, outbox = Limiter(redis, defaults=default_limits), Outbox(redis)
         keyring = Keyring(redis, peppers)
         tenants = tenant_store(redis, peppers, audit_max_entries=audit_max_entries)
         prompts = SystemPrompts(redis, keyring, audit_max_entries=audit_max_entries)
@@ -82,7 +88,8 @@ class Stores:
             running=RunningResponses(redis, keyring),
             rotation=Rotation(redis, peppers, keyring, tenants, prompts),
             limiter=limiter,
-            budgets=Budgets(redis, limiter),
+            budgets=Budgets(redis, limiter, outbox=outbox if tells_budgets else None),
+            outbox=outbox,
             usage=UsageMeter(redis),
         )
 
@@ -124,6 +131,7 @@ async def open_stores(
             tenant_store=tenant_store,
             audit_max_entries=settings.audit_max_entries,
             default_limits=settings.default_limits,
+            tells_budgets=settings.webhook_url is not None,
         )
         await stores.tenants.check_pepper()
         yield stores

@@ -30,6 +30,13 @@ AUDIT = "pw:audit"
 """Stream: every write of an operator, see `tenants.audit`."""
 
 
+OUTBOX_DUE = "pw:outbox:{all}:due"
+"""Sorted set: ids of messages that are to be delivered, by when to try."""
+
+OUTBOX_MESSAGES = "pw:outbox:{all}:messages"
+"""Hash: id to the message, and `id:attempts` to how often it was tried."""
+
+
 def api_key(digest: bytes) -> str:
     """String: id of the tenant whose key has this digest."""
     return f"pw:key:{digest.hex()}"

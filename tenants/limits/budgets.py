@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
@@ -20,20 +21,24 @@ from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import StoreUnavailable
 from tenants.limits.limiter import LEASE_SECONDS, Limiter
 from tenants.limits.verdict import LimitExceeded
+from tenants.outbox import Outbox
 from tenants.prices import NANOS_PER_MICRO, Prices, shown
 from tenants.records import Tenant
 
 _log = logging.getLogger(__name__)
+Threshold = Literal["soft", "hard"]
+_TOLD_SECONDS = 40 * 86_400
 _SHARED_SECONDS = 60.0
 """For how long what a tenant owes for its share group's prompts is believed."""
 
-# KEYS: meta, usage, spending. ARGV: reservation, its amount, length of a lease (seconds), month
-# (YYYY-MM), what else was spent in it, hard budget (empty is none). Gives whether it is granted,
-# what was spent, and what is reserved now.
+# KEYS: meta, usage, spending, told. ARGV: reservation, its amount, length of a lease (seconds),
+# month (YYYY-MM), what else was spent in it, hard and soft budget (empty is none), seconds to
+# remember what was told (empty: nothing is). Gives whether it is granted, what was spent, what is
+# reserved now, and which budgets are to be told to be reached: each once.
 _RESERVE = Script("""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local amount, hard = tonumber(ARGV[2]), tonumber(ARGV[6])
+local amount, hard, soft = tonumber(ARGV[2]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local days = {}
 for day = 1, 31 do days[day] = string.format('%s-%02d:cost_nanos', ARGV[4], day) end
 local spent, held = tonumber(ARGV[5]), 0
@@ -45,12 +50,22 @@ for _, hold in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
   held = held + tonumber(string.match(hold, ':(%d+)$'))
 end
 local granted = not hard or spent + held + amount <= hard
-if granted and redis.call('EXISTS', KEYS[1]) == 1 then
+local there, reached = redis.call('EXISTS', KEYS[1]) == 1, {}
+local function tell(name, budget)
+  local field = ARGV[4] .. ':' .. name .. ':' .. budget
+  if redis.call('HSETNX', KEYS[4], field, 1) == 1 then reached[#reached + 1] = name end
+  redis.call('EXPIRE', KEYS[4], ARGV[8])
+end
+if there and ARGV[8] ~= '' then
+  if soft and spent >= soft then tell('soft', ARGV[7]) end
+  if not granted then tell('hard', ARGV[6]) end
+end
+if granted and there then
   redis.call('ZADD', KEYS[3], string.format('%.0f', now + 1000 * ARGV[3]), ARGV[1])
   redis.call('EXPIRE', KEYS[3], 86400)
   held = held + amount
 end
-return {granted and 1 or 0, string.format('%.0f', spent), string.format('%.0f', held)}
+return {granted and 1 or 0, string.format('%.0f', spent), string.format('%.0f', held), reached}
 """)
 
 # KEYS: spending. ARGV: length of a lease (seconds), reservations. What is not there stays away.
@@ -88,9 +103,15 @@ class Budgets:
     """
 
     def __init__(
-        self, redis: GuardedRedis, limiter: Limiter, clock: Callable[[], float] = time.time
+        self,
+        redis: GuardedRedis,
+        limiter: Limiter,
+        clock: Callable[[], float] = time.time,
+        outbox: Outbox | None = None,
     ) -> None:
+        """`outbox` is told of budgets that are reached, each once in a month."""
         self._redis = redis
+        self._outbox = outbox
         self._limiter = limiter
         self._clock = clock
         self._known: dict[str, _Known] = {}
@@ -112,12 +133,14 @@ class Budgets:
         month, hard = f"{now:%Y-%m}", _nanos(tenant.limits.hard_budget_micros)
         try:
             shared = await self._shared_cost(tenant.id, month)
-            granted, spent, held = await self._ask(hold, month, shared, hard)
+            granted, spent, held, reached = await self._ask(tenant, hold, month, shared)
         except StoreUnavailable:
             if not self._take_locally(hold, month, hard):
                 raise _exceeded(tenant, hold, prices, now) from None
             return None
         self._known[tenant.id] = _Known(month, None if hard is None else hard - spent - held)
+        for threshold in reached:
+            await self._tell(tenant, threshold, now, spent, prices)
         if not granted:
             raise _exceeded(tenant, hold, prices, now)
         soft = _nanos(tenant.limits.soft_budget_micros)
@@ -145,16 +168,49 @@ class Budgets:
             _log.debug("reservations are not renewed: %s", error)
 
     async def _ask(
-        self, hold: Hold, month: str, shared: int, hard: int | None
-    ) -> tuple[bool, int, int]:
-        tenant_id = hold.tenant_id
-        keys = [redis_keys.meta(tenant_id), redis_keys.usage(tenant_id)]
-        granted, spent, held = await self._redis.run_script(
+        self, tenant: Tenant, hold: Hold, month: str, shared: int
+    ) -> tuple[bool, int, int, list[Threshold]]:
+        budgets = map(_nanos, (tenant.limits.hard_budget_micros, tenant.limits.soft_budget_micros))
+        granted, spent, held, reached = await self._redis.run_script(
             _RESERVE,
-            [*keys, redis_keys.spending(tenant_id)],
-            [hold.name, hold.nanos, LEASE_SECONDS, month, shared, "" if hard is None else hard],
+            [
+                redis_keys.meta(tenant.id),
+                redis_keys.usage(tenant.id),
+                redis_keys.spending(tenant.id),
+                redis_keys.budget_told(tenant.id),
+            ],
+            [
+                hold.name,
+                hold.nanos,
+                LEASE_SECONDS,
+                month,
+                shared,
+                *("" if budget is None else budget for budget in budgets),
+                "" if self._outbox is None else _TOLD_SECONDS,
+            ],
         )
-        return bool(granted), int(spent), int(held)
+        return bool(granted), int(spent), int(held), [name.decode() for name in reached]
+
+    async def _tell(
+        self, tenant: Tenant, threshold: Threshold, now: datetime, spent: int, prices: Prices
+    ) -> None:
+        """Put into the outbox that a budget is reached."""
+        assert self._outbox is not None
+        micros = getattr(tenant.limits, f"{threshold}_budget_micros")
+        data = {
+            "tenant": tenant.id,
+            "threshold": threshold,
+            "month": f"{now:%Y-%m}",
+            "budget": shown(micros * NANOS_PER_MICRO),
+            "spent": shown(spent),
+            "currency": prices.currency,
+        }
+        event = {"type": "budget.reached", "timestamp": f"{now:%Y-%m-%dT%H:%M:%SZ}", "data": data}
+        name = f"budget-{tenant.id}-{now:%Y-%m}-{threshold}-{micros}"
+        try:
+            await self._outbox.put(name, msgspec.json.encode(event))
+        except StoreUnavailable as error:
+            _log.error("%s is not told: %s", name, error)
 
     async def _shared_cost(self, tenant_id: str, month: str) -> int:
         """What a tenant owes of the month for its share groups' prompts, about."""

@@ -26,6 +26,7 @@ from app.settings import Settings, load_settings
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
+from app.upkeep.webhooks import Webhook
 from app.upkeep.workers import Workers
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore
@@ -212,6 +213,7 @@ async def living(
     cache_seconds: float = CACHE_SECONDS,
     flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
     prices: Prices = FREE,
+    webhook: Webhook | None = None,
 ) -> AsyncIterator[World]:
     """A world over the store at `redis_url`; what it knows of tenants is `cache_seconds` old."""
     redis = await open_redis(redis_url, timeout_seconds=STALL_SECONDS)
@@ -219,11 +221,14 @@ async def living(
     tenant_store = TenantStore(
         redis, PEPPER, cache_seconds=cache_seconds, flush_grace_seconds=flush_grace_seconds
     )
-    stores = dataclasses.replace(Stores.over(redis, PEPPER), tenants=tenant_store)
+    stores = Stores.over(redis, PEPPER, tells_budgets=webhook is not None)
+    stores = dataclasses.replace(stores, tenants=tenant_store)
     tenants, keys = {}, {}
     for name in ("acme", "umbra"):
         tenants[name], keys[name] = await stores.tenants.create_tenant(name)
-    app = create_app(engine, stores, engine.tokenizer, MODEL, limits, prices=prices)
+    app = create_app(
+        engine, stores, engine.tokenizer, MODEL, limits, prices=prices, webhook=webhook
+    )
     admin_app = create_admin_app(app.state.service, AdminToken.of(ADMIN_TOKEN))
     async with serving(app, admin_app) as (base_url, admin_url):
         world = World(base_url, admin_url, app, engine, redis, stores, tenants, keys)
@@ -239,10 +244,19 @@ def prices() -> Prices:
 
 
 @pytest.fixture
+def webhook() -> Webhook | None:
+    return None
+
+
+@pytest.fixture
 async def world(
-    engine: ScriptedEngine, limits: Bounds, store_server: EmbeddedStore, prices: Prices
+    engine: ScriptedEngine,
+    limits: Bounds,
+    store_server: EmbeddedStore,
+    prices: Prices,
+    webhook: Webhook | None,
 ) -> AsyncIterator[World]:
-    async with living(engine, limits, store_server.url, prices=prices) as world:
+    async with living(engine, limits, store_server.url, prices=prices, webhook=webhook) as world:
         world.server_pid = store_server.server_pid
         yield world
 

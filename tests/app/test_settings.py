@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from app.commands.options import default_text
-from app.main import _model_id, connection_bounds, engine_config, service_bounds, service_prices
+from app.main import (
+    _model_id,
+    connection_bounds,
+    engine_config,
+    service_bounds,
+    service_prices,
+    service_webhook,
+)
 from app.settings import (
     Settings,
     SettingsError,
@@ -313,3 +320,22 @@ def test_prices_are_those_of_the_served_model(tmp_path: Path) -> None:
     file.write_text("currency")
     with pytest.raises(ValueError, match="price_file: "):
         service_prices(settings, "small")
+
+
+def test_a_webhook_needs_a_secret_and_a_safe_address(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
+    for url in ("https://example.com/hook", "http://127.0.0.1:9/hook", "http://[::1]/"):
+        webhook = service_webhook(load_settings(webhook_url=url, webhook_secret_file=file))
+        assert webhook is not None
+        assert (webhook.url, len(webhook.keys)) == (url, 1)
+    for url in ("http://example.com/", "ftp://example.com", "https://", "https://me@example.com"):
+        with pytest.raises(SettingsError, match="--webhook-url"):
+            load_settings(webhook_url=url, webhook_secret_file=file)
+    with pytest.raises(SettingsError, match="webhook_url and webhook_secret_file go together"):
+        load_settings(webhook_url="https://example.com")
+    file.write_text("secret")
+    settings = load_settings(webhook_url="https://example.com", webhook_secret_file=file)
+    with pytest.raises(ValueError, match="webhook_secret_file: secret 1"):
+        service_webhook(settings)
+    assert service_webhook(load_settings()) is None
