@@ -23,6 +23,7 @@ _MODULES = {
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",
     "reuse": "bench.engine.reuse",
+    "restart": "bench.engine.restart",
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",

@@ -1,0 +1,160 @@
+"""How soon a conversation goes on after a restart: with its blocks from disk, warm, and cold.
+
+Conversations are computed and pinned in an engine of a process of its own, which is then killed by
+SIGKILL, once their blocks are on disk. It comes back, and the next turn of each conversation is
+timed to its first token; so are, before the kill, the turn that finds all blocks in memory, and a
+conversation as long that nobody has seen. The three kinds take turns; conversations differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+from rich.table import Table
+
+from bench.common.machine import warn_if_busy
+from bench.registry import BenchError, Result, parameters
+from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.blocks.hashing import derive_key
+from engine.config import EngineConfig
+from engine.model.weights import DEFAULT_MODEL, resolve_model
+from engine.serve.process import ProcessEngine
+
+FIGURES: Final = {
+    "ttft_ms_cold": "time to the first token of a conversation that nobody has seen, ms, median",
+    "ttft_ms_warm": "the same of one whose blocks are in memory",
+    "ttft_ms_restart": "the same of one whose blocks are on disk, after a restart",
+    "ttft_ratio_restart_over_warm": "the median after a restart over that of warm ones",
+    "ttft_ratio_cold_over_restart": "the median of cold ones over that after a restart",
+}
+KINDS: Final = ("cold", "warm", "restart")
+_KEPT_SECONDS: Final = 0.2
+_SAVING_SECONDS: Final = 60.0
+_TURN_TOKENS: Final = 9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a conversation")
+    parser.add_argument("--conversations", type=int, default=3, help="of each kind, a restart")
+    parser.add_argument("--restarts", type=int, default=4)
+    parser.add_argument("--kv-memory-mib", type=int, default=1024)
+    parser.add_argument("--kv-dtype", default="auto", choices=["auto", "int8", "fp8"])
+    parser.add_argument("--threads", type=int, help="CPU threads of the model; one a core")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Kill and start the engine a few times."""
+    foreign = warn_if_busy()
+    with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder:
+        config = EngineConfig(
+            model_path=str(resolve_model(options.model)),
+            kv_memory_bytes=options.kv_memory_mib << 20,
+            kv_dtype=options.kv_dtype,
+            threads=options.threads,
+            speculation="lookup",
+            kept_dir=str(Path(folder, "kept")),
+            kept_bytes=1 << 40,
+            kept_seconds=_KEPT_SECONDS,
+        )
+        bed = _Bed(config, options.tokens)
+        times = asyncio.run(bed.measure(options.restarts, options.conversations))
+    middle = {kind: median(times[kind]) for kind in KINDS}
+    table = Table("", "median ms", "least", "most", title="time to the first token")
+    for kind in KINDS:
+        shown = middle[kind], min(times[kind]), max(times[kind])
+        table.add_row(kind, *(f"{1000 * value:.1f}" for value in shown))
+    figures = {f"ttft_ms_{kind}": 1000 * middle[kind] for kind in KINDS}
+    figures["ttft_ratio_restart_over_warm"] = middle["restart"] / middle["warm"]
+    figures["ttft_ratio_cold_over_restart"] = middle["cold"] / middle["restart"]
+    return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+
+
+class _Bed:
+    """An engine, and conversations with it."""
+
+    def __init__(self, config: EngineConfig, num_tokens: int) -> None:
+        self._engine = ProcessEngine(config)
+        self._num_tokens = num_tokens // config.block_size * config.block_size
+        self._draw = random.Random(0)
+        self._num_requests = 0
+
+    async def measure(self, restarts: int, conversations: int) -> dict[str, list[float]]:
+        """Times to the first token, in seconds, by kind."""
+        times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        await self._engine.start()
+        try:
+            starts = await self._engine.wait_started(0)
+            for _ in range(restarts):
+                pinned = [self._tokens() for _ in range(conversations)]
+                await self._first_token(self._tokens(16))  # whose first step takes longer
+                for prompt in pinned:
+                    times["cold"].append(await self._first_token(self._tokens()))
+                    await self._pin(prompt)
+                    times["warm"].append(await self._first_token(prompt, self._num_tokens))
+                await self._saved()
+                assert self._engine.pid is not None
+                os.kill(self._engine.pid, signal.SIGKILL)
+                starts = await self._engine.wait_started(starts)
+                await self._first_token(self._tokens(16))
+                for prompt in pinned:
+                    times["restart"].append(await self._first_token(prompt, self._num_tokens))
+        finally:
+            await self._engine.close()
+        return times
+
+    async def _first_token(self, prompt: list[int], expected: int = 0) -> float:
+        """Of a conversation's next turn, of whose tokens so many are to be found."""
+        request = self._request([*prompt, *self._tokens(_TURN_TOKENS)], max_tokens=2)
+        seconds: float | None = None
+        start = perf_counter()
+        async for delta in self._engine.generate(request):
+            if seconds is None and delta.token_ids:
+                seconds = perf_counter() - start
+                if delta.cached_tokens != expected:
+                    raise BenchError(f"{delta.cached_tokens} tokens were found, not {expected}")
+        if seconds is None:
+            raise BenchError("there was no first token")
+        return seconds
+
+    async def _pin(self, prompt: list[int]) -> None:
+        async for delta in self._engine.generate(self._request(prompt, max_tokens=0)):
+            if delta.error is not None:
+                raise BenchError(delta.error)
+
+    async def _saved(self) -> None:
+        """Return once nothing more comes to the disk."""
+        deadline, last = perf_counter() + _SAVING_SECONDS, -1
+        while perf_counter() < deadline:
+            kept = (await self._engine.stats()).kept_bytes
+            if kept and kept == last:
+                return
+            last = kept
+            await asyncio.sleep(5 * _KEPT_SECONDS)
+        raise BenchError(f"blocks were not on disk after {_SAVING_SECONDS:.0f} s")
+
+    def _request(self, prompt: list[int], max_tokens: int) -> EngineRequest:
+        self._num_requests += 1
+        name, key = f"bench-{self._num_requests}", derive_key(bytes(32), "bench restart")
+        return EngineRequest(
+            request_id=name,
+            tenant="bench",
+            prompt=prompt,
+            namespaces=Namespaces(shared_key=key, private_key=key),
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            pin=None if max_tokens else name,
+        )
+
+    def _tokens(self, count: int | None = None) -> list[int]:
+        most = self._engine.info.vocab_size
+        return [self._draw.randrange(most) for _ in range(count or self._num_tokens)]
