@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     kept_disk: ByteSize = Field(
         ByteSize(1024**3),
         description="Disk, in data_dir, for blocks that are found again after a restart: those of "
-        "pinned prompts; 0 keeps none.",
+        "pinned prompts and those that tenants lease; 0 keeps none.",
     )
     kept_interval_seconds: Seconds = Field(
         30.0, description="Between two looks for such blocks that are not on the disk yet."

@@ -44,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_bytes: int = 0
     """Host memory behind it, for evicted blocks and swapped requests; 0: none."""
     kept_dir: str | None = None
-    """Where blocks of pinned prompts are kept over a restart; `None`: nowhere."""
+    """Where pinned and leased blocks are kept over a restart; `None`: nowhere."""
     kept_bytes: int = 1 << 30
     """Of all files there, at most."""
     kept_seconds: float = 30.0

@@ -50,15 +50,15 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a file says of its blocks.
 
     `layout` identifies what computed them and how their bytes lie. `parent` is the name of the
-    block that the first one continues, the chain's block number `depth`. A `pinned` file's blocks
-    were those of a pinned prompt.
+    block that the first one continues, the chain's block number `depth`. The blocks were leased for
+    `lease_seconds` after each use; 0: they were pinned.
     """
 
     layout: bytes
     salt: bytes
     parent: bytes
     depth: int
-    pinned: bool
+    lease_seconds: float
     block_bytes: int
     names: tuple[bytes, ...]
 
@@ -173,6 +173,7 @@ def _read_prefix(read: Callable[[int], bytes]) -> tuple[Head, bytes]:
     is_sound = (
         head.block_bytes > 0
         and head.depth >= 0
+        and head.lease_seconds >= 0
         and head.names
         and len(head.parent) == NAME_BYTES
         and all(len(name) == NAME_BYTES for name in head.names)

@@ -68,6 +68,7 @@ class Keeper:
             memory,
             self._shelf,
             lambda request: scheduler.new_table(request)(),
+            scheduler.lease_terms,
             self._used,
             self._damaged,
         )
@@ -166,8 +167,9 @@ class Keeper:
     def keep(self, block: int) -> Keep | None:
         """See `engine.kept.saving.Wishes`."""
         if block in self._scheduler.pins.references:
-            return Keep(_PINNED_SECONDS, pinned=True)
-        return None
+            return Keep(_PINNED_SECONDS, 0.0)
+        lease = self._scheduler.pool.leases.longest(block)
+        return None if lease is None else Keep(*lease)
 
     def unsettled(self) -> Collection[int]:
         """See `engine.kept.saving.Wishes`."""

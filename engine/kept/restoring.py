@@ -13,13 +13,14 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Final
 
 from engine.api import EngineRequest
 from engine.blocks.hashing import block_key, parent_hash
+from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.table import BlockTable
 from engine.grammar.lanes import Lanes
@@ -59,7 +60,8 @@ class _Portion:
 class Restore:
     """A chain's blocks on their way from disk, for one tenant."""
 
-    tenant: str
+    terms: LeaseTerms
+    """Of the request that has them read."""
     hashes: list[bytes]
     """Of the chain."""
     targets: dict[int, tuple[int, Place]]
@@ -99,6 +101,7 @@ class Restorer:
         memory: BlockMemory,
         shelf: Shelf,
         new_table: Callable[[EngineRequest], BlockTable],
+        lease_terms: Callable[[EngineRequest], LeaseTerms],
         on_use: Callable[[KeptFile], None],
         on_damage: Callable[[KeptFile, Exception], None],
     ) -> None:
@@ -112,6 +115,7 @@ class Restorer:
         self._block_bytes = memory.block_bytes
         self._shelf = shelf
         self._new_table = new_table
+        self._lease_terms = lease_terms
         self._on_use = on_use
         self._on_damage = on_damage
         self._reads: Lanes[float] = Lanes(2, "kept")
@@ -174,7 +178,7 @@ class Restorer:
     def forget_tenant(self, tenant: str) -> None:
         """Let nobody find what is still to come for a tenant, for which nobody waits any more."""
         for restore in self._restores:
-            restore.is_sound = restore.is_sound and restore.tenant != tenant
+            restore.is_sound = restore.is_sound and restore.terms.tenant != tenant
         for one in self._waiting.values():
             one.is_ready |= one.request.tenant == tenant
 
@@ -219,11 +223,11 @@ class Restorer:
         spots: list[Spot],
     ) -> Restore:
         """Take blocks for what is at `spots`, number `first` of the chain on, and have it read."""
-        tenant = one.request.tenant
+        tenant, terms = one.request.tenant, self._lease_terms(one.request)
         self._pool.acquire(found)
         blocks = self._pool.allocate(len(spots), tenant)
         self._move_evicted()
-        restore = Restore(tenant, hashes, {}, found, deque(), len(spots) * self._block_bytes)
+        restore = Restore(terms, hashes, {}, found, deque(), len(spots) * self._block_bytes)
         for index, block in enumerate(blocks, first):
             restore.targets[index] = block, self._place(one, hashes, index)
         most = max(1, PORTION_BYTES // self._block_bytes)
@@ -244,7 +248,7 @@ class Restorer:
         wanted = [(spot.number, file.head.names[spot.number]) for spot in spots]
         key = restore.targets[indices.start][1].namespace_key
         work = partial(_timed_read, file, key, wanted, landing)
-        read = self._reads.submit(restore.tenant, work)
+        read = self._reads.submit(restore.terms.tenant, work)
         restore.portions.append(_Portion(file, indices, landing, read))
 
     def _take(self, restore: Restore) -> None:
@@ -280,6 +284,10 @@ class Restorer:
         for index in portion.indices:
             block, where = restore.targets[index]
             self._pool.register(block, restore.hashes[index], where)
+        # To find them is a use, from which on the leases last that they had.
+        seconds = max(portion.file.head.lease_seconds, restore.terms.seconds)
+        terms = replace(restore.terms, seconds=seconds)
+        self._pool.lease([restore.hashes[index] for index in portion.indices], terms)
         self.num_restored += count
         self._on_use(portion.file)
 

@@ -19,16 +19,17 @@ class Candidate:
     parent_hash: bytes
     namespace_key: bytes
     owner: str
-    pinned: bool
+    lease_seconds: float
+    """As in a file's head."""
     until: float
     """In seconds of the wall clock."""
 
     def may_follow(self, other: Candidate) -> bool:
         """Whether both may be in one file."""
-        return (self.namespace_key, self.owner, self.pinned) == (
+        return (self.namespace_key, self.owner, self.lease_seconds) == (
             other.namespace_key,
             other.owner,
-            other.pinned,
+            other.lease_seconds,
         )
 
 

@@ -35,7 +35,9 @@ class Keep(NamedTuple):
     """Why and for how long a block is to be kept."""
 
     seconds: float
-    pinned: bool
+    """From now on."""
+    lease_seconds: float
+    """As in a file's head."""
 
 
 class Wishes(Protocol):
@@ -161,7 +163,7 @@ class Saver:
                 parent_hash=where.parent_hash,
                 namespace_key=where.namespace_key,
                 owner=self._pool.owner_of(block),
-                pinned=keep.pinned,
+                lease_seconds=keep.lease_seconds,
                 until=until,
             )
         )
@@ -205,7 +207,7 @@ class Saver:
             salt=new_salt(),
             parent=run.parent,
             depth=run.depth,
-            pinned=run.blocks[0].pinned,
+            lease_seconds=run.blocks[0].lease_seconds,
             block_bytes=self._memory.block_bytes,
             names=tuple(one.name for one in run.blocks),
         )

@@ -349,10 +349,10 @@ class Scheduler:
             self._extras,
             request.cache.up_to if self._config.prefix_cache else 0,
             self._rotary_switch,
-            self._lease_terms(request),
+            self.lease_terms(request),
         )
 
-    def _lease_terms(self, request: EngineRequest) -> LeaseTerms:
+    def lease_terms(self, request: EngineRequest) -> LeaseTerms:
         """How a request leases what it uses."""
         share, most = request.share, int(self._config.lease_share * self.pool.num_blocks)
         if share.max_leased_blocks is not None:

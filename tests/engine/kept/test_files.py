@@ -33,7 +33,7 @@ def make_head(count: int = 3, key: bytes = KEY) -> Head:
         salt=new_salt(),
         parent=NO_PARENT,
         depth=0,
-        pinned=True,
+        lease_seconds=0.0,
         block_bytes=BLOCK_BYTES,
         names=names,
     )

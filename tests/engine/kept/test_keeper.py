@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import CachePolicy
-from engine.kept import files, restoring
+from engine.kept import files, folder, restoring, saving
 from tests.engine.kept.simulated import keeper, kept_files, pin, save, spoil, start
 from tests.engine.simulation import (
     cached_tokens,
@@ -57,6 +57,55 @@ def test_what_is_to_be_kept_is_saved_at_the_end(tmp_path: Path) -> None:
     pin(core, PROMPT)
     core.close(5.0)
     assert found(start(tmp_path)) == 4 * BLOCKS
+
+
+def test_what_a_tenant_leases_is_found_after_a_restart_and_still_leased(tmp_path: Path) -> None:
+    core = start(tmp_path)
+    core.submit(make_request("r", PROMPT, 9, cache=CachePolicy(lease_s=600.0)))
+    answer = run_to_end(core)["r"]
+    core.close(5.0)
+    core = start(tmp_path)
+    turn = [*PROMPT, *answer, *PROMPT[:5]]
+    num_blocks = (len(PROMPT) + len(answer)) // 4
+    assert found(core, turn) == 4 * num_blocks
+    assert core.stats().restored_blocks == num_blocks
+    leases = core.scheduler.pool.leases
+    assert leases.num_blocks >= num_blocks
+    left, seconds = leases.longest(next(iter(leases.blocks))) or (0.0, 0.0)
+    assert 590 < left <= seconds == 600
+
+
+def test_a_lease_that_has_run_out_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = start(tmp_path)
+    core.submit(make_request("r", PROMPT, 2, cache=CachePolicy(lease_s=600.0)))
+    run_to_end(core)
+    save(core)
+    assert len(kept_files(tmp_path)) == 1
+    later = time.time() + 601
+    monkeypatch.setattr(folder.time, "time", lambda: later)
+    core = start(tmp_path)
+    assert not kept_files(tmp_path)
+    assert found(core) == 0
+
+
+def test_a_lease_that_is_renewed_keeps_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    core = start(tmp_path, clock=lambda: passed[0])
+    core.submit(make_request("r", PROMPT, 2, cache=CachePolicy(lease_s=600.0)))
+    run_to_end(core)
+    save(core)
+    (path,) = kept_files(tmp_path)
+    until, now = path.stat().st_mtime, time.time
+    passed[0] = 300.0
+    monkeypatch.setattr(saving.time, "time", lambda: now() + 300)
+    found(core)
+    save(core)
+    core.close()
+    assert path.stat().st_mtime == pytest.approx(until + 300, abs=60)
 
 
 def test_it_is_saved_beside_steps_without_being_asked(tmp_path: Path) -> None:

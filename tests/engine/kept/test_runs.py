@@ -17,7 +17,7 @@ def block(number: int, parent: int | None, owner: str = "a", key: bytes = b"k") 
         parent_hash=ROOT if parent is None else hash_of(parent),
         namespace_key=key,
         owner=owner,
-        pinned=False,
+        lease_seconds=9.0,
         until=float(number),
     )
 

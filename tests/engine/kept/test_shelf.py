@@ -28,7 +28,7 @@ def make_file(
         salt=new_salt(),
         parent=parent,
         depth=0,
-        pinned=False,
+        lease_seconds=9.0,
         block_bytes=8,
         names=tuple(name_of(number) for number in range(first, first + count)),
     )
