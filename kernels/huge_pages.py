@@ -6,8 +6,9 @@ where the pages lie; in a virtual machine that takes it two walks through page t
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
-from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Lock
 from typing import Final
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 _HUGE_PAGE: Final = 2 << 20
 _CHUNK: Final = 16 * _HUGE_PAGE
+_POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE."""
 _LINE: Final = 64
 """Of a processor's cache, in bytes."""
 
@@ -28,6 +31,16 @@ def lazy_zeros(num_bytes: int) -> Tensor:
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     start = -memory.data_ptr() % _HUGE_PAGE
     return memory[start : start + num_bytes]
+
+
+def populate(memory: Tensor) -> None:
+    """Have the pages of `memory` ready, as they are: whoever writes there first need not wait.
+
+    A kernel that cannot (before Linux 5.14), or has no memory left, leaves them as they are.
+    """
+    start = memory.data_ptr() // PAGESIZE * PAGESIZE
+    length = memory.data_ptr() + memory.nbytes - start
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
 
 
 class Arena:

@@ -73,6 +73,9 @@ class Keeper:
             self._damaged,
         )
         self._put_on_shelf(self._folder.scan(self._layout, set()))
+        # The pool's first blocks are taken first; what is read would wait for their memory.
+        num_blocks = min(self._shelf.num_blocks, scheduler.pool.num_blocks)
+        self._disk.submit(memory.make_ready, num_blocks)
 
     def __len__(self) -> int:
         """How many requests wait."""

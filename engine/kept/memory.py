@@ -36,7 +36,7 @@ class Landing(Protocol):
 
 @runtime_checkable
 class BlockMemory(Protocol):
-    """The memory of a model's blocks. Its methods are for the engine's loop."""
+    """The memory of a model's blocks; for the engine's loop, but where any thread is named."""
 
     @property
     def block_bytes(self) -> int:
@@ -46,6 +46,10 @@ class BlockMemory(Protocol):
     @property
     def block_layout(self) -> bytes:
         """How the bytes of a block lie."""
+        ...
+
+    def make_ready(self, num_blocks: int) -> None:
+        """Let the first blocks be written without delay: for any thread, and may take seconds."""
         ...
 
     def move(self, transfers: Transfers) -> None:

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from engine.model.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Event
+from kernels.huge_pages import populate
+
+_READY_BYTES = 8 << 20
+"""Of memory that is made ready in one call of the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,13 @@ class BlockImages:
         """How the bytes of a block lie."""
         memory = self._model.memory
         return f"{list(memory.shape[1:])} {memory.dtype}".encode()
+
+    def make_ready(self, num_blocks: int) -> None:
+        """See `engine.kept.memory.BlockMemory`."""
+        if self._model.device.type == "cpu":
+            count = max(1, _READY_BYTES // self.block_bytes)
+            for first in range(0, num_blocks, count):
+                populate(self._model.rows[first : min(first + count, num_blocks)])
 
     def fetch(self, blocks: list[int]) -> FetchedImages:
         """See `engine.kept.memory.BlockMemory`."""

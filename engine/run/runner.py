@@ -113,6 +113,10 @@ class ModelRunner:
         """See `BlockMemory`."""
         return self._images.layout
 
+    def make_ready(self, num_blocks: int) -> None:
+        """See `BlockMemory`."""
+        self._images.make_ready(num_blocks)
+
     @torch.inference_mode()
     def move(self, transfers: Transfers) -> None:
         """See `BlockMemory`."""

@@ -132,6 +132,9 @@ class SimulatedRunner:
     def block_layout(self) -> bytes:
         return str(self.memory.dtype).encode()
 
+    def make_ready(self, num_blocks: int) -> None:
+        self.num_ready = num_blocks
+
     def fetch(self, blocks: list[int]) -> SimulatedImages:
         return SimulatedImages(self.memory[blocks], is_there=True)
 

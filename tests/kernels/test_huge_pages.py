@@ -61,3 +61,11 @@ def test_lazy_memory_begins_with_a_huge_page() -> None:
     assert memory.data_ptr() % (2 << 20) == 0
     assert len(memory) == 3 << 20
     assert memory[-1] == 0
+
+
+def test_memory_that_was_made_ready_holds_what_it_held() -> None:
+    memory = lazy_zeros(5 << 20)
+    memory[4097] = 7
+    huge_pages.populate(memory[4096 : 3 << 20])
+    assert memory[4097] == 7
+    assert int(memory.sum()) == 7
