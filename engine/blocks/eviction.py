@@ -158,8 +158,8 @@ class EvictionQueue:
         self._unlease(self.leases.expire(), "expired")
 
     def end_leases(self, tenant: str) -> None:
-        """End all leases of a tenant."""
-        self._unlease(self.leases.forget(tenant), "deleted")
+        """End all leases of a tenant, also on others' blocks, which may stay for all that."""
+        self._unlease(self.leases.forget(tenant))
 
     def emptied(self, block: int) -> Loss:
         """What the block held is gone. Returns why it went, if that was for its memory."""

@@ -200,6 +200,10 @@ def test_a_tenants_end_ends_its_leases_and_no_others() -> None:
     pool.check()
     assert (pool.leases.num_blocks, len(pool.find(shared)), len(pool.find(own))) == (10, 10, 0)
     assert "b" not in pool.leases.tenants
+    why: list[str] = []
+    pool.on_loss = lambda *lost: why.append(lost[-1])
+    pool.release(pool.allocate(40, "c"))
+    assert why == ["pressure"] * 10
 
 
 def test_a_reserve_keeps_leased_blocks_from_others_and_for_their_owner_to_evict() -> None:
