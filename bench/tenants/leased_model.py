@@ -72,7 +72,7 @@ class LeasedModel:
         return ratios
 
     def _load(self, systems: list[list[int]], way: str, cache: CachePolicy) -> float:
-        """Seconds that it takes to answer some questions to each tenant of this way, all at once."""
+        """Seconds that it takes to answer questions to all tenants of this way, eight at once."""
         start = perf_counter()
         for index in range(_AT_ONCE):
             tenant = f"{way} {index % _TENANTS}"
