@@ -30,7 +30,7 @@ _NOT_SERVED: Final = (500, 501)
 class Plan:
     """What is looked at, and how closely."""
 
-    words: int = 64
+    words: int = 160
     channels: Collection[str] = tuple(CHANNELS)
     samples: int = 250
     seed: int

@@ -41,7 +41,9 @@ def audit(
     ] = False,
     model: Annotated[str, typer.Option(help="Model; the first that is listed by default.")] = "",
     samples: Annotated[int, typer.Option(min=10, help="Probes on each side of each test.")] = 250,
-    words: Annotated[int, typer.Option(min=8, max=4096, help="Words of a prompt.")] = 64,
+    words: Annotated[
+        int, typer.Option(min=8, max=4096, help="Words of a prompt, about a token each.")
+    ] = 160,
     channel: Annotated[
         list[str] | None,
         typer.Option(help="Look at this channel alone; can be repeated.", metavar="NAME"),

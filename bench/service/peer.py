@@ -38,6 +38,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ready_timeout_seconds: float = 300.0
     omits: list[str] = []
     new_connections: bool = False
+    cache_salt: bool = False
+    """Whether it keeps tenants apart by that field: `bench audit` asks without and with it."""
 
     @property
     def base_url(self) -> str:

@@ -1,14 +1,16 @@
 """Whether anything that a client can see tells a tenant what its neighbour has sent.
 
 `partywall audit` on a service of the bench's own with two tenants, or on other servers as the file
-of `bench peers` describes them, whose tenants are told apart by `cache_salt` or by nothing.
+of `bench peers` describes them, whose tenants are told apart by nothing and, where
+the file says so, by `cache_salt`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +19,12 @@ from rich.table import Table
 from app.audit.audit import Plan, audit
 from app.audit.observing import CHANNELS
 from app.audit.plot import picture
-from app.audit.report import Report, table
+from app.audit.report import Report, document, table
 from app.audit.server import AuditError, Server, Tenant
 from bench.common.machine import warn_if_busy
 from bench.common.service import running_service
 from bench.registry import BenchError, Result, parameters
-from bench.service.peer import read_peers, running_peer
+from bench.service.peer import Peer, read_peers, running_peer
 from engine.model.weights import DEFAULT_MODEL
 
 _OURS: Final = "partywall"
@@ -32,29 +34,34 @@ FIGURES: Final = {
     "p_max_control": "the largest for a tenant's own requests, which must differ: near 0",
     "p_neighbour_CHANNEL": "the first of one channel: " + ", ".join(CHANNELS),
     "p_control_CHANNEL": "the second of one channel",
-    "p_..._PEER": "the same of a peer by its name in the file; with `_salted` behind that, given "
-    "a cache_salt for each tenant",
+    "p_..._PEER": "the same of a peer by its name in the file; with `_salted` behind that, told "
+    "to keep the tenants apart by cache_salt",
 }
 _SALTS: Final = ("audit-a", "audit-b")
+_UNSALTED: Final = (None, None)
+_RATE: Final = 1e6
+"""Requests a second, at most: the server is the bench's own, and nobody else waits for it."""
+_TIMEOUT_SECONDS: Final = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--samples", type=int, default=250, help="samples a side of each test")
-    parser.add_argument("--words", type=int, default=64, help="words of a prompt")
+    parser.add_argument("--words", type=int, default=160, help="words of a prompt")
     parser.add_argument("--channel", nargs="+", choices=CHANNELS, help="these alone")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model served")
     parser.add_argument("--dtype", default="auto", help="type of weights and KV cache")
     parser.add_argument("--kv-memory", default="1GiB", help="memory of the KV cache")
     parser.add_argument("--seed", type=int, default=0, help="of what is sent, and in which order")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw each audit there")
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="keep each report there, drawn and as JSON"
+    )
     parser.add_argument(
         "--peers",
         type=Path,
         metavar="FILE",
         help="audit these in place of Partywall, see bench/service/peers.example.toml",
     )
-    parser.add_argument("--salt", action="store_true", help="give peers a cache_salt a tenant")
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -69,7 +76,9 @@ def run(options: argparse.Namespace) -> Result:
             shown.title = f"audit of {name}"
             tables.append(shown)
             if options.plots is not None:
-                options.plots.joinpath(f"audit-{name}.svg").write_text(picture(report))
+                kept = options.plots / f"audit-{name}"
+                kept.with_suffix(".svg").write_text(picture(report))
+                kept.with_suffix(".json").write_text(json.dumps(document(report), indent=2) + "\n")
     except (AuditError, OSError) as error:
         raise BenchError(str(error)) from error
     return Result(parameters(options, foreign_load_percent=foreign), figures, tables)
@@ -79,33 +88,41 @@ def _reports(options: argparse.Namespace) -> Iterator[tuple[str, Report]]:
     if options.peers is not None:
         for peer in read_peers(options.peers):
             with running_peer(peer):
-                salts = _SALTS if options.salt else (None, None)
-                tenants = [Tenant(peer.api_key, salt) for salt in salts]
-                url, alone = peer.base_url, peer.new_connections
-                report = asyncio.run(_audited(url, peer.model, tenants, options, alone))
-            yield peer.name + "_salted" * options.salt, report
+                seed = options.seed
+                yield peer.name, asyncio.run(_audited_peer(peer, _UNSALTED, options, seed))
+                if peer.cache_salt:  # what it has heard is not new to it: another seed
+                    salted = _audited_peer(peer, _SALTS, options, seed + 1)
+                    yield f"{peer.name}_salted", asyncio.run(salted)
         return
     flags = ["--model", options.model, "--dtype", options.dtype, "--kv-memory", options.kv_memory]
     with running_service(flags) as service:
         tenants = [Tenant(service.create_tenant(name)) for name in ("owner", "neighbour")]
-        yield _OURS, asyncio.run(_audited(service.url, "", tenants, options))
+        server = Server(service.url, rate=_RATE, timeout_seconds=_TIMEOUT_SECONDS)
+        yield _OURS, asyncio.run(_audited(server, tenants, options, options.seed))
+
+
+async def _audited_peer(
+    peer: Peer, salts: Sequence[str | None], options: argparse.Namespace, seed: int
+) -> Report:
+    server = Server(
+        peer.base_url,
+        peer.model,
+        rate=_RATE,
+        timeout_seconds=_TIMEOUT_SECONDS,
+        new_connections=peer.new_connections,
+    )
+    return await _audited(server, [Tenant(peer.api_key, salt) for salt in salts], options, seed)
 
 
 async def _audited(
-    url: str,
-    model: str,
-    tenants: list[Tenant],
-    options: argparse.Namespace,
-    new_connections: bool = False,
+    server: Server, tenants: Sequence[Tenant], options: argparse.Namespace, seed: int
 ) -> Report:
     plan = Plan(
         samples=options.samples,
         words=options.words,
         channels=options.channel or tuple(CHANNELS),
-        seed=options.seed,
+        seed=seed,
     )
-    # The server is the bench's own: nobody else waits for it.
-    server = Server(url, model, rate=1e6, timeout_seconds=60, new_connections=new_connections)
     try:
         return await audit(server, tenants[0], tenants[1], plan)
     finally:
