@@ -1,6 +1,6 @@
 """How soon a conversation goes on after a restart: with its blocks from disk, warm, and cold.
 
-Conversations are computed and pinned in an engine of a process of its own, which is then killed by
+Conversations are computed and leased in an engine of a process of its own, which is then killed by
 SIGKILL, once their blocks are on disk. It comes back, and the next turn of each conversation is
 timed to its first token; so are, before the kill, the turn that finds all blocks in memory, and a
 conversation as long that nobody has seen. The three kinds take turns; conversations differ.
@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench.common.machine import warn_if_busy
 from bench.registry import BenchError, Result, parameters
-from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.api import CachePolicy, EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
@@ -40,6 +40,8 @@ KINDS: Final = ("cold", "warm", "restart")
 _KEPT_SECONDS: Final = 0.2
 _SAVING_SECONDS: Final = 60.0
 _TURN_TOKENS: Final = 9
+_PLAIN: Final = CachePolicy()
+_LEASE: Final = CachePolicy(lease_s=3600.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,18 +98,18 @@ class _Bed:
         try:
             starts = await self._engine.wait_started(0)
             for _ in range(restarts):
-                pinned = [self._tokens() for _ in range(conversations)]
+                leased = [self._tokens() for _ in range(conversations)]
                 await self._first_token(self._tokens(16))  # whose first step takes longer
-                for prompt in pinned:
+                for prompt in leased:
                     times["cold"].append(await self._first_token(self._tokens()))
-                    await self._pin(prompt)
+                    await self._lease(prompt)
                     times["warm"].append(await self._first_token(prompt, self._num_tokens))
                 await self._saved()
                 assert self._engine.pid is not None
                 os.kill(self._engine.pid, signal.SIGKILL)
                 starts = await self._engine.wait_started(starts)
                 await self._first_token(self._tokens(16))
-                for prompt in pinned:
+                for prompt in leased:
                     times["restart"].append(await self._first_token(prompt, self._num_tokens))
         finally:
             await self._engine.close()
@@ -127,8 +129,8 @@ class _Bed:
             raise BenchError("there was no first token")
         return seconds
 
-    async def _pin(self, prompt: list[int]) -> None:
-        async for delta in self._engine.generate(self._request(prompt, max_tokens=0)):
+    async def _lease(self, prompt: list[int]) -> None:
+        async for delta in self._engine.generate(self._request(prompt, 1, _LEASE)):
             if delta.error is not None:
                 raise BenchError(delta.error)
 
@@ -143,16 +145,18 @@ class _Bed:
             await asyncio.sleep(5 * _KEPT_SECONDS)
         raise BenchError(f"blocks were not on disk after {_SAVING_SECONDS:.0f} s")
 
-    def _request(self, prompt: list[int], max_tokens: int) -> EngineRequest:
+    def _request(
+        self, prompt: list[int], max_tokens: int, cache: CachePolicy = _PLAIN
+    ) -> EngineRequest:
         self._num_requests += 1
-        name, key = f"bench-{self._num_requests}", derive_key(bytes(32), "bench restart")
+        key = derive_key(bytes(32), "bench restart")
         return EngineRequest(
-            request_id=name,
+            request_id=f"bench-{self._num_requests}",
             tenant="bench",
             prompt=prompt,
             namespaces=Namespaces(shared_key=key, private_key=key),
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-            pin=None if max_tokens else name,
+            cache=cache,
         )
 
     def _tokens(self, count: int | None = None) -> list[int]:

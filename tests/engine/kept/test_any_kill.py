@@ -153,8 +153,9 @@ def test_what_a_killed_process_leaves_is_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_what_killed_processes_leave_is_right(tmp_path: Path) -> None:
-    rng = random.Random(7)
-    for _ in range(200):
+@pytest.mark.parametrize("seed", range(20))
+def test_what_killed_processes_leave_is_right(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(10):
         killed_writer(tmp_path, rng.uniform(0.0, 0.3))
         read_all(tmp_path)
