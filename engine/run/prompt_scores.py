@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.api import PromptLogprobs
@@ -45,7 +46,8 @@ def score(logits: Tensor, chunks: Sequence[ScheduledChunk]) -> PromptScores:
     (tokens,) = upload([np.array(following, np.int64)], logits.device)
     logprobs = logits.float().log_softmax(dim=-1)
     own = logprobs.gather(-1, tokens[:, None])
-    found = [own[:, 0], (logprobs > own).sum(-1) + 1]
+    likelier = (logprobs > own).view(torch.uint8)  # whose sums are found faster than those of bools
+    found = [own[:, 0], likelier.sum(-1, dtype=torch.int32) + 1]
     if most := max(counts):
         best = logprobs.topk(most, dim=-1)
         found += [best.indices, best.values]
