@@ -16,6 +16,7 @@ from app.prompt.breakpoints import num_common
 from app.prompt.conversation import Prompt
 from app.prompt_cache.comparison import Comparison, compared
 from app.prompt_cache.segments import segments_of
+from app.transport.bounds import Bounds
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from tests.app.conftest import CHATML, MODEL, World, byte_tokenizer
 from tests.app.pooled_engine import BLOCK_SIZE, PooledEngine
@@ -232,6 +233,19 @@ async def test_a_context_that_is_summed_up_or_cut_is_compacted(world: World, see
         assert told["details"]["changed"] == ["context_compacted"]
 
 
+async def test_a_context_that_turns_are_left_out_of_is_compacted(world: World) -> None:
+    asker = Asker(world, 0)
+    await world.limit("acme", context_tokens=600)
+    before: str | None = None
+    for _ in range(3):
+        body = {"input": asker.text(100, 100), "previous_response_id": before}
+        before = (await asker.ask(body))["id"]
+    body |= {"previous_response_id": before, "truncation": "auto", "input": asker.text(300, 300)}
+    told = (await asker.ask(body, before))["prompt_cache_diagnostics"]
+    assert (told["type"], told["reason"]) == ("cache_miss", "context_compacted")
+    assert told["comparison_reusable_tokens"] > 100
+
+
 @count(2)
 async def test_another_end_user_is_told_so_and_nothing_of_tokens(
     world: World, seeds: range
@@ -248,21 +262,40 @@ async def test_another_end_user_is_told_so_and_nothing_of_tokens(
         }
 
 
+async def flooded(asker: Asker) -> Body:
+    """The diagnostics of a prompt that another tenant's have taken the place of meanwhile."""
+    body = asker.body()
+    first = await asker.ask(body)
+    for _ in range(2):  # more than the pool holds
+        flood = {"model": MODEL, "input": asker.text(1300, 1300), "max_output_tokens": 4}
+        await asker.world.client("umbra").responses.create(**flood)
+    told = (await asker.ask(body, first["id"]))["prompt_cache_diagnostics"]
+    assert (told["type"], told["details"]["reason"]) == ("unavailable", "evicted")
+    return dict(told["details"])
+
+
 @count(1)
 async def test_what_was_evicted_is_told_with_its_reason(world: World, seeds: range) -> None:
     for seed in seeds:
-        asker = Asker(world, seed)
-        body = asker.body()
-        first = await asker.ask(body)
         began = int(time.time())
-        for _ in range(2):  # more than the pool holds
-            flood = {"model": MODEL, "input": asker.text(1300, 1300), "max_output_tokens": 4}
-            await world.client("umbra").responses.create(**flood)
-        told = (await asker.ask(body, first["id"]))["prompt_cache_diagnostics"]
-        assert told["type"] == "unavailable"
-        details = told["details"]
-        assert (details["reason"], details["evicted_by"]) == ("evicted", "pressure")
+        details = await flooded(Asker(world, seed))
+        assert details["evicted_by"] == "pressure"
         assert began - 1 <= details["evicted_at"] <= time.time()
+
+
+class TestLeases:
+    """Where whoever says nothing has a lease, which is over soon."""
+
+    @pytest.fixture
+    def limits(self) -> Bounds:
+        return Bounds(lease_seconds=1e-6)
+
+    async def test_what_was_evicted_behind_its_lease_has_expired(self, world: World) -> None:
+        assert (await flooded(Asker(world, 0)))["evicted_by"] == "expired"
+
+    async def test_what_was_leased_beyond_the_limit_goes_for_that(self, world: World) -> None:
+        await world.limit("acme", leased_blocks=0)
+        assert (await flooded(Asker(world, 0)))["evicted_by"] == "own_quota"
 
 
 async def test_a_cache_that_was_emptied_is_told(world: World, engine: Engine) -> None:
