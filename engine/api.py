@@ -252,6 +252,15 @@ class BlockFate(msgspec.Struct, frozen=True):
     why: Loss | None = None
 
 
+class ReusePoint(msgspec.Struct, frozen=True):
+    """Which part of the blocks that requests asked for a pool of so many `blocks` would have found,
+    evicting the least recently used first. An estimate, since the start.
+    """
+
+    blocks: int
+    found: float
+
+
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant's part of a snapshot. Blocks are distinct ones.
 
@@ -325,6 +334,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     restored_blocks: int = 0
     """Read from there."""
     tenants: dict[str, TenantStats] = {}
+    reuse: list[ReusePoint] = []
+    """By size of the pool, smaller and larger ones than it is."""
 
 
 class EngineError(Exception):

@@ -281,10 +281,14 @@ class BlockTable:
         self._num_sealed = 0
         self._tail = None
 
+    def sealed_hashes(self) -> list[bytes]:
+        """The hashes of the full blocks that are left findable."""
+        num_tokens = self.num_kept(self._num_sealed * self._block_size)
+        return self._hashes[: num_tokens // self._block_size]
+
     def _left(self) -> Iterator[bytes]:
         """The hashes of what is left findable."""
-        num_tokens = self.num_kept(self._num_sealed * self._block_size)
-        yield from self._hashes[: num_tokens // self._block_size]
+        yield from self.sealed_hashes()
         if self._tail is not None:
             yield self._tail
 

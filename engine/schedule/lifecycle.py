@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from engine.api import FinishReason
+from engine.blocks.reuse import ReuseCurve
 from engine.blocks.tiers import Tiers
 from engine.schedule import swapping
 from engine.schedule.accounts import Account, Accounts
@@ -49,6 +50,7 @@ class Lifecycle:
         self.num_cached_tokens = 0
         self.num_forks = 0
         self.num_copied_blocks = 0
+        self.reuse = ReuseCurve(tiers.pool.num_blocks)
 
     @property
     def num_waiting(self) -> int:
@@ -266,6 +268,8 @@ class Lifecycle:
         """Count what an admitted group shares; what it found in the cache, the first time only."""
         self.num_forks += sum(start.is_fork for start in admission.starts)
         if admission.starts[0].sequence.first_hit is None:
+            first = admission.starts[0].sequence
+            self.reuse.look_up(first.table.prefix_hashes(first.token_ids))
             self.num_cached_tokens += admission.num_cached
             self.num_host_hits += len(admission.slots)
             self.num_in_block_tokens += admission.num_in_block
@@ -304,4 +308,6 @@ class Lifecycle:
         """The one place where sequences give their blocks back."""
         self.transfers.give_back(chain.from_iterable(seq.table.blocks for seq in sequences))
         for sequence in sequences:
+            # As in the pool, the beginning is the last to become the least recently used.
+            self.reuse.touch(reversed(sequence.table.sealed_hashes()))
             sequence.table.release()

@@ -217,6 +217,7 @@ class EngineCore:
             kept_bytes=0 if self._keeper is None else self._keeper.num_bytes,
             restored_blocks=0 if self._keeper is None else self._keeper.num_restored,
             tenants=tenants,
+            reuse=list(lifecycle.reuse.points()),
         )
 
     def forget_tenant(self, tenant: str) -> None:

@@ -1,4 +1,6 @@
-"""`/admin/live`: what this replica is doing right now, by tenant."""
+"""`/admin/live`: what this replica is doing right now, by tenant; `/admin/cache`: how it would do
+with another size of KV cache.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +81,38 @@ async def show_live(call: Call[None, None]) -> Live:
     )
 
 
+class PoolSize(Document):
+    """A pool as large as this, with the least recently used block evicted first."""
+
+    blocks: int
+    found: float = Field(
+        description="Estimate: which part of the full blocks that prompts consist of, and that may "
+        "be found, it would have found since the engine's start."
+    )
+
+
+class CacheSizes(Document):
+    """What pools of other sizes would have found."""
+
+    block_size: int = Field(description="Tokens in a block.")
+    blocks: int = Field(description="Those of this replica's pool.")
+    sizes: list[PoolSize]
+
+
+@endpoint("GET", "/cache", "Live view")
+async def show_cache(call: Call[None, None]) -> CacheSizes:
+    """Show what a larger or smaller KV cache would have found, of all tenants together.
+
+    A sample of the blocks is watched for how many others are used before they are used again.
+    """
+    info, stats = call.service.engine.info, await call.service.engine.stats()
+    return CacheSizes(
+        block_size=info.block_size,
+        blocks=stats.blocks_total,
+        sizes=[PoolSize(blocks=one.blocks, found=one.found) for one in stats.reuse],
+    )
+
+
 def _engine(stats: EngineStats) -> LiveEngine:
     return LiveEngine(
         running=stats.running,
@@ -111,4 +145,4 @@ async def _engine_stats(service: Service) -> EngineStats | None:
         return None
 
 
-ENDPOINTS = [show_live]
+ENDPOINTS = [show_live, show_cache]

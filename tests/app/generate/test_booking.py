@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import date
 
+import httpx
 import pytest
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ from engine.api import (
 )
 from tenants.records import ShareGroup
 from tests.app.conftest import MODEL, World
-from tests.app.pooled_engine import PooledEngine
+from tests.app.pooled_engine import BLOCK_SIZE, NUM_BLOCKS, PooledEngine
 
 LAW = "You are the lawyer of all of us, and of nobody else. " * 6
 GROUP = ShareGroup(id="law", name="law", namespace_secret=b"s" * 32, created_at=0.0)
@@ -143,3 +144,15 @@ def test_only_whole_blocks_that_the_group_can_find_are_the_groups() -> None:
     assert tokens(request(key, 47), None) is None
     scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
     assert tokens(request(key, 47, sampling=scored)) is None
+
+
+async def test_an_operator_sees_what_other_sizes_of_cache_would_have_found(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    for _ in range(2):
+        await ask(world, "acme", "hello")
+    seen = (await admin.get("/cache")).json()
+    assert (seen["block_size"], seen["blocks"]) == (BLOCK_SIZE, NUM_BLOCKS)
+    by_size = {one["blocks"]: one["found"] for one in seen["sizes"]}
+    assert list(by_size) == [40, 80, 160, 320, 640, 1280, 2560]
+    assert by_size[160] == by_size[2560] == 0.5
