@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Final
 
 from bench.registry import BenchError
-from bench.tenants.leases import LEASE, draw_prompt, finish, flood, request
+from bench.tenants.leased_load import LEASE, draw_prompt, finish, flood, request
 from engine.api import CachePolicy, EngineRequest
 from engine.config import EngineConfig
 from engine.run.assemble import load_core
