@@ -111,7 +111,7 @@ class Generations:
             request, named = await self._resolved(principal, request, on_socket)
             prompt = await self._prompt(principal, request, on_socket)
             asked_of = engine_request(principal, request, prompt, info, self._defaults)
-            prompt = self._described(principal, request, prompt, asked_of)
+            prompt = self._described(principal, request, prompt, asked_of, info)
             asked = Asked(
                 request=await self._held(request, asked_of, prompt, info),
                 prompt=prompt,
@@ -192,7 +192,12 @@ class Generations:
         return replace(prompt, opened=self._template.reasoning.opened(prompt.ids))
 
     def _described(
-        self, principal: Principal, request: GenerationRequest, prompt: Prompt, asked: EngineRequest
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        prompt: Prompt,
+        asked: EngineRequest,
+        info: EngineInfo,
     ) -> Prompt:
         """The prompt with what later ones are compared with."""
         if request.raw is not None:
@@ -211,7 +216,7 @@ class Generations:
             "system": prompt.system,
         }
         said = len(prompt.ids) - frame.num_opening
-        segments = segments_of(principal.tenant, asked, self._engine.info, said, made_of)
+        segments = segments_of(principal.tenant, asked, info, said, made_of)
         return replace(prompt, segments=segments)
 
     async def _compared(
