@@ -51,6 +51,7 @@ _OF_PEERS: Final = {
 }
 _OF_HOSTILE: Final = {
     "hostile_stall_ms_max": "how much longer a neighbour's stream was held up than usual, at most",
+    "plain_stall_ms_max": "the same beside as many requests that mean no harm",
     "hostile_gap_ms_usual": "between two deltas of that stream before, ms: median",
     "hostile_gap_ms_max_calm": "the same: the longest",
 }

@@ -1,4 +1,7 @@
-"""Hostile grammars over HTTP: how long they hold up a neighbour's stream, and how they end."""
+"""Hostile grammars over HTTP: how long they hold up a neighbour's stream, and how they end.
+
+As many requests with a plain one are sent before them: what these hold up is what any load does.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,37 @@ from engine.api import Grammar
 _AT_ONCE: Final = 8
 _CALM_SECONDS: Final = 3.0
 _PATIENCE_SECONDS: Final = 120.0
+_PLAIN: Final = Grammar(kind="regex", source="[a-z ]{400}")
 _WORDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
 def attack(options: argparse.Namespace) -> tuple[dict[str, float], list[Table]]:
     """Send `options.hostile` grammars, several at once, beside a stream of another tenant.
 
-    Raises `BenchError` where the stream does not go on, or a request has no answer.
+    Before them, as many plain ones of a third tenant. Raises `BenchError` where the stream does
+    not go on, or a request has no answer.
     """
     flags = ["--model", options.model, "--dtype", options.dtype, "--quantize", options.quantize]
     with running_service(flags) as service:
         neighbour = _Neighbour(service, service.create_tenant("neighbour"))
         time.sleep(_CALM_SECONDS)
         calm = neighbour.gaps(0.0)
+        key = service.create_tenant("guest")
         began = time.monotonic()
-        answers = _send(service, service.create_tenant("attacker"), options.hostile)
+        _send(service, key, [_PLAIN] * options.hostile)
+        busy = neighbour.gaps(began)
+        grammars = [grammar for _, grammar in hostile_grammars(options.hostile)]
+        key = service.create_tenant("attacker")
+        began = time.monotonic()
+        answers = _send(service, key, grammars)
         gaps = neighbour.gaps(began)
         neighbour.close()
-    if not (calm and gaps):
+    if not (calm and busy and gaps):
         raise BenchError("the neighbour's stream does not go on")
     usual = median(calm)
     figures = {
         "hostile_stall_ms_max": (max(gaps) - usual) * 1000,
+        "plain_stall_ms_max": (max(busy) - usual) * 1000,
         "hostile_gap_ms_usual": usual * 1000,
         "hostile_gap_ms_max_calm": max(calm) * 1000,
     }
@@ -99,8 +111,8 @@ class _Neighbour:
                             arrivals.append(time.monotonic())
 
 
-def _send(service: Service, api_key: str, count: int) -> Counter[str]:
-    """How so many are answered: by status, and where that is 200 by what ended them."""
+def _send(service: Service, api_key: str, grammars: list[Grammar]) -> Counter[str]:
+    """How requests with these are answered: by status, and where that is 200 by what ended them."""
     model = served_model(service.url, api_key)
     with _client(service, api_key) as client, ThreadPoolExecutor(_AT_ONCE) as threads:
 
@@ -117,7 +129,7 @@ def _send(service: Service, api_key: str, count: int) -> Counter[str]:
             return f"ended by {answer.json()['choices'][0]['finish_reason']}"
 
         try:
-            return Counter(threads.map(post, (one for _, one in hostile_grammars(count))))
+            return Counter(threads.map(post, grammars))
         except httpx.HTTPError as error:
             raise BenchError(f"a hostile request has no answer: {error!r}") from error
 
