@@ -17,7 +17,6 @@ from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.grammar.follower import Follower
 from engine.grammar.grammars import Grammars
-from engine.grammar.vocabulary import Words
 from engine.run.assemble import load_parts, make_core
 
 _PROMPT_TOKENS: Final = 64
@@ -104,10 +103,10 @@ class StructuredBench:
             self.outputs |= dict(enumerate(written.values(), first))
         return count / seconds
 
-    def _timed(self, compute: Callable[[Follower, Words], None]) -> Callable[..., None]:
-        def timed(follower: Follower, words: Words) -> None:
+    def _timed(self, compute: Callable[[Follower, int], None]) -> Callable[..., None]:
+        def timed(follower: Follower, address: int) -> None:
             start = perf_counter()
-            compute(follower, words)
+            compute(follower, address)
             self._mask_seconds.append(perf_counter() - start)
 
         return timed

@@ -53,9 +53,9 @@ class Held:
         self._others.forget_tenant(tenant)
 
     def _held(self, sequence: Sequence, most: int, draft: Draft) -> Draft:
-        if self._followers.is_slow(sequence):
-            return NO_DRAFT  # others would wait for a mask behind each guess
         follower = self._followers.of(sequence)
+        if follower.is_slow:
+            return NO_DRAFT  # others would wait for a mask behind each guess
         forced = follower.forced(most)
         count = follower.num_allowed(draft.token_ids)
         tokens = draft.token_ids[:count]

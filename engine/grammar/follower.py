@@ -39,14 +39,9 @@ class Followers:
         follower.advance(sequence, newest)
         return follower
 
-    def unusual_seconds(self, sequence: schedule.Sequence) -> float:
-        """What finding masks for a sequence has taken so far beyond what is usual."""
-        follower = self._followers.get(sequence)
-        return 0.0 if follower is None else follower.unusual_seconds
-
-    def is_slow(self, sequence: schedule.Sequence) -> bool:
-        """Whether others have had to wait for its masks."""
-        return self.unusual_seconds(sequence) > _SLOW_SECONDS
+    def known(self, sequence: schedule.Sequence) -> Follower | None:
+        """The same where there is one, behind what it has seen so far."""
+        return self._followers.get(sequence)
 
 
 class Follower:
@@ -56,7 +51,14 @@ class Follower:
         self._grammar = grammar
         self.unusual_seconds = 0.0
         """What has been taken of a thread beyond what is usual."""
+        self._mask = np.empty_like(grammar.drawable)
+        self._address: int = self._mask.ctypes.data
         self._begin(sequence)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether others have had to wait for its masks."""
+        return self.unusual_seconds > _SLOW_SECONDS
 
     @property
     def drawable(self) -> Words:
@@ -69,8 +71,8 @@ class Follower:
         """Tokens that it has seen, or passed over."""
         self._newest: int | None = None
         """The last of them, if that was not known to the host yet."""
-        self._mask: Words | None = None
-        """Behind all of them, once it has been found."""
+        self._is_found = False
+        """Whether the mask is the one behind all of them."""
 
     def advance(self, sequence: schedule.Sequence, newest: int | None) -> None:
         """Take over what has come since, and behind what is known `newest`."""
@@ -79,7 +81,7 @@ class Follower:
             self._begin(sequence)  # the step that drew it was undone
         tokens = known[self._length :] if newest is None else [*known[self._length :], newest]
         if tokens:
-            self._mask = None
+            self._is_found = False
         if tokens and not self._matcher.is_stopped():  # a step launched ahead goes past the end
             began = thread_time()
             self._matcher.consume_tokens(tokens)
@@ -89,11 +91,11 @@ class Follower:
 
     def find(self) -> Words:
         """The mask behind all tokens."""
-        if self._mask is None:
+        if not self._is_found:
             began = thread_time()
-            self._mask = np.empty_like(self.drawable)
-            self.compute(self._mask)
+            self.compute(self._address)
             self._spend(began, 1)
+            self._is_found = True
         return self._mask
 
     def fill(self, words: Words, drafts: Sequence[int]) -> int:
@@ -103,7 +105,9 @@ class Follower:
         as those before them took too long.
         """
         words[0] = self.find()
-        began = thread_time()
+        if not drafts:
+            return 0
+        began, address = thread_time(), words.ctypes.data
         num_right = num_late = 0
         for draft in drafts:
             if thread_time() - began > _MOST_DRAFT_SECONDS:
@@ -112,7 +116,7 @@ class Follower:
             if not self._matcher.try_consume_tokens([draft]):
                 break
             num_right += 1
-            self.compute(words[num_right])
+            self.compute(address + num_right * self._mask.nbytes)
         if num_right:
             self._matcher.rollback(num_right)
         self._spend(began, 1 + num_right)
@@ -158,6 +162,6 @@ class Follower:
         """Count what it took since then, beyond so many masks of usual ones."""
         self.unusual_seconds += max(0.0, thread_time() - began - _USUAL_SECONDS * usual)
 
-    def compute(self, words: Words) -> None:
-        """Find one mask, behind whatever the matcher has seen."""
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    def compute(self, address: int) -> None:
+        """Find the mask behind all that the matcher has seen; there is room for it at `address`."""
+        self._matcher.unsafe_compute_mask_ptr(address, self._mask.nbytes)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from engine.grammar.follower import Followers
+from engine.grammar.follower import Follower, Followers
 from engine.schedule.sequence import Sequence
 
 _MOST_STEP_SECONDS: Final = 0.005
@@ -33,20 +33,29 @@ class Turns:
 
     def _waiting(self, held: list[Sequence]) -> Iterator[Sequence]:
         left = _MOST_STEP_SECONDS
-        for sequence in self._in_order(held):
+        for sequence, known in self._in_order(held):
             if sequence.num_drawn:  # its newest token is not known, and its mask found by the step
-                if self._followers.is_slow(sequence):
+                if known is not None and known.is_slow:
                     yield sequence
             elif left < 0:
                 yield sequence
             else:
-                left += self._followers.unusual_seconds(sequence)
-                self._followers.of(sequence).find()
-                left -= self._followers.unusual_seconds(sequence)
+                before = 0.0 if known is None else known.unusual_seconds
+                follower = self._followers.of(sequence)
+                follower.find()
+                left -= follower.unusual_seconds - before
 
-    def _in_order(self, held: list[Sequence]) -> Iterable[Sequence]:
-        own = {sequence: self._followers.unusual_seconds(sequence) for sequence in held}
+    def _in_order(self, held: list[Sequence]) -> list[tuple[Sequence, Follower | None]]:
+        pairs = [(sequence, self._followers.known(sequence)) for sequence in held]
+        if not any(known is not None and known.unusual_seconds for _, known in pairs):
+            return pairs
         tenants: defaultdict[str, float] = defaultdict(float)
-        for sequence, seconds in own.items():
-            tenants[sequence.request.tenant] += seconds
-        return sorted(held, key=lambda one: (tenants[one.request.tenant], own[one]))
+        for sequence, known in pairs:
+            tenants[sequence.request.tenant] += known.unusual_seconds if known else 0.0
+        return sorted(
+            pairs,
+            key=lambda pair: (
+                tenants[pair[0].request.tenant],
+                pair[1].unusual_seconds if pair[1] else 0.0,
+            ),
+        )

@@ -9,7 +9,6 @@ import pytest
 from engine.api import EngineRequest, Grammar
 from engine.grammar import follower
 from engine.grammar.follower import Follower
-from engine.grammar.vocabulary import Words
 from engine.run.assemble import Parts
 from tests.engine.draft.test_models import Hindsight
 from tests.engine.grammar.constrained import PICK, VOCAB, constraining, save, start
@@ -36,8 +35,8 @@ def slow_masks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
     def install(seconds: Seconds) -> None:
         now, compute = [0.0], Follower.compute
 
-        def timed(self: Follower, words: Words) -> None:
-            compute(self, words)
+        def timed(self: Follower, address: int) -> None:
+            compute(self, address)
             now[0] += seconds(self)
 
         monkeypatch.setattr(follower, "thread_time", lambda: now[0])
