@@ -50,8 +50,8 @@ def _serve(settings: Settings) -> None:
         print(f"{line} ...", flush=True)
 
     def welcome(what: Welcome) -> None:
-        _write_ready_file(what, settings)
         print(_welcome_text(what, settings), flush=True)
+        _write_ready_file(what, settings)
 
     if settings.ready_file is not None:
         settings.ready_file.unlink(missing_ok=True)

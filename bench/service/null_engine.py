@@ -131,7 +131,8 @@ class NullEngine:
 
 
 def _stats(running: int) -> EngineStats:
-    zeros = dict.fromkeys(set(EngineStats.__struct_fields__) - {"tenants"}, 0)
+    fields = msgspec.structs.fields(EngineStats)
+    zeros = {one.name: 0 for one in fields if one.required}
     return msgspec.convert(zeros | {"running": running}, EngineStats)
 
 
