@@ -44,7 +44,7 @@ class LeasedModel:
         `BenchError` if a prompt is not found whole.
         """
         for prompt in self._prompts:
-            self._core.submit(self._ask(prompt, "leased", 1, LEASE))
+            self._core.submit(self._ask(self._next_turn(prompt), "leased", 1, LEASE))
             finish(self._core)
         leased: list[float] = []
         warm: list[float] = []
@@ -59,32 +59,34 @@ class LeasedModel:
     def throughput_ratios(self, rounds: int) -> list[float]:
         """Output tokens a second with leases over those without, of each round.
 
-        The ways take turns in being first; a round before them warms up.
+        Both are asked the same, since how many tokens a step yields depends on what is said. They
+        take turns in being first; a round before them warms up.
         """
         systems = [draw_prompt(self._draw, _SYSTEM_TOKENS) for _ in range(_TENANTS)]
         ratios: list[float] = []
         ways = {"with": LEASE, "without": CachePolicy()}
         for number in range(rounds + 1):
             order = list(ways) if number % 2 else list(ways)[::-1]
-            seconds = {way: self._load(systems, way, ways[way]) for way in order}
+            prompts = [self._next_turn(systems[index % _TENANTS]) for index in range(_AT_ONCE)]
+            seconds = {way: self._load(prompts, way, ways[way]) for way in order}
             if number:
                 ratios.append(seconds["without"] / seconds["with"])
         return ratios
 
-    def _load(self, systems: list[list[int]], way: str, cache: CachePolicy) -> float:
-        """Seconds that it takes to answer questions to all tenants of this way, eight at once."""
+    def _load(self, prompts: list[list[int]], way: str, cache: CachePolicy) -> float:
+        """Seconds that it takes to answer all prompts at once, of this way's tenants in turn."""
         start = perf_counter()
-        for index in range(_AT_ONCE):
+        for index, prompt in enumerate(prompts):
             tenant = f"{way} {index % _TENANTS}"
-            system = systems[index % _TENANTS]
-            self._core.submit(self._ask(system, tenant, _OUTPUT_TOKENS, cache))
+            self._core.submit(self._ask(prompt, tenant, _OUTPUT_TOKENS, cache))
         finish(self._core)
         return perf_counter() - start
 
     def _first_token(self, prompt: list[int]) -> float:
         """Seconds from a request behind `prompt` to its first token."""
         start = perf_counter()
-        deltas = self._core.submit(self._ask(prompt, "leased", 1, CachePolicy(up_to=len(prompt))))
+        once = CachePolicy(up_to=len(prompt))
+        deltas = self._core.submit(self._ask(self._next_turn(prompt), "leased", 1, once))
         while not deltas:
             deltas = self._core.step()
         seconds = perf_counter() - start
@@ -93,8 +95,11 @@ class LeasedModel:
         finish(self._core)
         return seconds
 
+    def _next_turn(self, prompt: list[int]) -> list[int]:
+        """A prompt with a question behind it that was never asked."""
+        return [*prompt, *draw_prompt(self._draw, _QUESTION_TOKENS)]
+
     def _ask(
         self, prompt: list[int], tenant: str, output: int, cache: CachePolicy
     ) -> EngineRequest:
-        question = draw_prompt(self._draw, _QUESTION_TOKENS)
-        return request(next(self._names), tenant, [*prompt, *question], output, cache)
+        return request(next(self._names), tenant, prompt, output, cache)
