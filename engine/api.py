@@ -127,7 +127,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     With a `grammar` only tokens are drawn that one of its outputs may go on with, and end tokens
     only behind a whole one. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
     pool until `unpin`. Of a tenant's requests, those of higher `priority` are served first; between
-    tenants it says nothing.
+    tenants it says nothing. What it leaves in the cache is told under the name of its
+    `conversation`, if it has one (`EngineClient.chains`).
     """
 
     request_id: str
@@ -146,6 +147,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache: CachePolicy = CachePolicy()
     pin: str | None = None
     priority: int = 0
+    conversation: str | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -250,6 +252,44 @@ class BlockFate(msgspec.Struct, frozen=True):
     state: Literal["present", "evicted", "unknown"]
     seconds_ago: float = 0.0
     why: Loss | None = None
+
+
+class ChainState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's conversation, or a registered prompt in its requests, has in the cache now.
+
+    Tokens are those of full blocks: `tokens` were left by the last request, the first
+    `shared_tokens` of them in the shared namespace, as the registered prompt whose last block has
+    the hash `prompt` (empty: none). The first `found_tokens` of them would be found, `host_tokens`
+    of these in the host tier; the tenant leases `leased_tokens`, the last ones for `lease_seconds`
+    more. The last block found on the device is held by so many sequences and pins: `references`.
+    Of the conversation's `requests`, `hits` have found something behind the prompt; of those under
+    the prompt, all of it. It was begun, and used last, so many seconds ago: `age_seconds`,
+    `idle_seconds`. What has a higher `number` was used later.
+    """
+
+    number: int
+    conversation: str | None
+    """`None`: it is the registered prompt's."""
+    prompt: bytes
+    tokens: int
+    shared_tokens: int
+    found_tokens: int
+    host_tokens: int
+    references: int
+    leased_tokens: int
+    lease_seconds: float
+    age_seconds: float
+    idle_seconds: float
+    requests: int
+    hits: int
+
+
+class ChainPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a tenant's chains, the last used ones first."""
+
+    chains: list[ChainState]
+    next: int | None = None
+    """There may be more, used before this number."""
 
 
 class ReusePoint(msgspec.Struct, frozen=True):

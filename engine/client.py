@@ -7,6 +7,7 @@ from typing import Protocol
 
 from engine.api import (
     BlockFate,
+    ChainPage,
     EngineError,
     EngineInfo,
     EngineRequest,
@@ -82,6 +83,14 @@ class EngineClient(Protocol):
 
         A round trip through the engine loop. Raises `EngineUnavailable` without an answer, and
         `ValueError` for more hashes than the longest context has blocks.
+        """
+        ...
+
+    async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
+        """Some of what a tenant's conversations and registered prompts have in the cache: those
+        used before number `before`, if it is given.
+
+        A round trip through the engine loop. Raises `EngineUnavailable` without an answer.
         """
         ...
 

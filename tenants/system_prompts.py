@@ -233,6 +233,15 @@ class SystemPrompts:
         ours = [index for index in indexes if index.version == prompt.version]
         return max(ours, key=lambda index: index.warmed_at, default=None)
 
+    async def indexes(self, owner: str, engine: str) -> builtins.list[PromptIndex]:
+        """Of all versions of an owner's prompts that this kind of engine has computed, by name."""
+        names = sorted(await self._redis.execute("HKEYS", redis_keys.prompts(owner)))
+        found = await self._redis.pipeline(
+            *(("HVALS", redis_keys.prompt_index(owner, name.decode())) for name in names)
+        )
+        indexes = [_index_decoder.decode(blob) for blobs in found for blob in blobs]
+        return [index for index in indexes if index.engine == engine]
+
     async def _read_head(self, owner: str, name: str) -> tuple[bytes | None, _Head | None]:
         if not is_owner(owner):
             raise not_found(owner)

@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.commands.admin_client import (
+    DEFAULT_ADMIN_URL,
+    AdminTokenOption,
+    AdminUrl,
+    read_admin,
+)
 from app.commands.errors import CommandError
 from app.commands.options import settings_command
 from app.commands.store import (
@@ -129,6 +135,29 @@ def rotate_secret(tenant: TenantId, yes: Confirmed = False, **given: Any) -> Non
     print(f"new namespace secret of tenant {tenant}; now encrypt again: partywall store rotate")
 
 
+@app.command("cache")
+def cache(
+    tenant: TenantId,
+    admin_token: AdminTokenOption,
+    url: AdminUrl = DEFAULT_ADMIN_URL,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, at most.")] = 20,
+    after: Annotated[
+        int | None, typer.Option(min=1, help="Go on where an earlier page has ended.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a tenant has in the cache of a running service, the last used first."""
+    document = read_admin(url, admin_token, f"tenants/{tenant}/cache", limit=limit, after=after)
+    if as_json:
+        print_json(document)
+        return
+    print_table([_chain(one) for one in document["chains"]], "nothing of it is in the cache")
+    if document["next"] is not None:
+        print(f"... more: --after {document['next']}")
+    print()
+    print_table(document["days"], f"tenant {tenant} has used nothing in the last days")
+
+
 @app.command("delete")
 @settings_command(STORE_FIELDS)
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
@@ -143,6 +172,24 @@ def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **
     else:
         print(f"deleted tenant {tenant}")
         print_table(days, "it has used nothing")
+
+
+def _chain(chain: dict[str, Any]) -> dict[str, Any]:
+    """What a table shows of a conversation, or of a registered prompt."""
+    prompt = chain["prompt"]
+    return {
+        "conversation": chain["conversation"],
+        "prompt": prompt and f"{prompt['owner']}/{prompt['name']} {prompt['version']}",
+        "tokens": chain["tokens"],
+        "found": chain["found_tokens"],
+        "leased": chain["leased_tokens"],
+        "lease_s": round(chain["lease_seconds"]),
+        "references": chain["references"],
+        "requests": chain["requests"],
+        "hits": chain["hits"],
+        "idle_s": round(chain["idle_seconds"]),
+        "age_s": round(chain["age_seconds"]),
+    }
 
 
 def _document(tenant: Tenant) -> dict[str, Any]:

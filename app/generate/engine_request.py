@@ -73,6 +73,7 @@ def engine_request(
         num_sequences=candidates.num_sequences,
         beam=candidates.beam,
         priority=_PRIORITIES[request.sampling.tier],
+        conversation=request.conversation_id or request.id,
     )
     check_request(asked, info)
     return asked

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from engine.api import FinishReason
+from engine.blocks.chains import Chains
 from engine.blocks.reuse import ReuseCurve
 from engine.blocks.tiers import Tiers
 from engine.schedule import swapping
@@ -51,6 +52,7 @@ class Lifecycle:
         self.num_forks = 0
         self.num_copied_blocks = 0
         self.reuse = ReuseCurve(tiers.pool.num_blocks)
+        self.chains = Chains(tiers)
 
     @property
     def num_waiting(self) -> int:
@@ -231,6 +233,8 @@ class Lifecycle:
         ended = group.finish(reason, error)
         del self.live[group.request_id]
         if group.request_id in self.running:
+            first = group.sequences[0]
+            self.chains.note(group.request, first.table.sealed_hashes(), first.first_hit or 0)
             self._stop(group)
         else:
             self.accounts.leave(group)

@@ -199,6 +199,7 @@ class Scheduler:
         self.pool.forget_owner(tenant, keep=self.pins.references)
         self.tiers.host.forget_owner(tenant)
         self.accounts.forget(tenant)
+        self.lifecycle.chains.forget(tenant)
 
     def unsettled(self) -> set[int]:
         """The blocks that can be found already, and that are yet to be computed."""
@@ -266,6 +267,7 @@ class Scheduler:
         """
         self.pool.check()
         self.tiers.host.check()
+        self.lifecycle.chains.check()
         transfers = self.lifecycle.transfers
         blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
         blocks.update(self.tiers.incoming)

@@ -41,7 +41,9 @@ from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
 from engine.serve.messages import (
     Abort,
+    AskChains,
     AskFates,
+    ChainsReply,
     Deltas,
     FatesReply,
     ForgetOthers,
@@ -396,6 +398,9 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
             elif isinstance(message, AskFates):
                 fates = core.scheduler.tiers.fates(message.hashes)
                 socket.send(encode(FatesReply(message.ask_id, fates)))
+            elif isinstance(message, AskChains):
+                page = core.scheduler.lifecycle.chains.page(message.tenant, message.before)
+                socket.send(encode(ChainsReply(message.ask_id, page)))
             elif isinstance(message, Probe):
                 socket.send(encode(ProbeReply(message.probe_id, core.stats())))
             else:

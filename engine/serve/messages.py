@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import BlockFate, EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.api import BlockFate, ChainPage, EngineInfo, EngineRequest, EngineStats, TokenDelta
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -51,6 +51,14 @@ class AskFates(msgspec.Struct, frozen=True, tag=True):
     hashes: list[bytes]
 
 
+class AskChains(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `ChainsReply`, from inside the loop, what of a tenant's is in the cache."""
+
+    ask_id: int
+    tenant: str
+    before: int | None = None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End every request and leave the loop."""
 
@@ -93,8 +101,17 @@ class FatesReply(msgspec.Struct, frozen=True, tag=True):
     fates: list[BlockFate]
 
 
-ToEngine = Submit | Abort | Unpin | ForgetTenant | ForgetOthers | Probe | AskFates | Shutdown
-FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply
+class ChainsReply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AskChains`."""
+
+    ask_id: int
+    page: ChainPage
+
+
+ToEngine = (
+    Submit | Abort | Unpin | ForgetTenant | ForgetOthers | Probe | AskFates | AskChains | Shutdown
+)
+FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply | ChainsReply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

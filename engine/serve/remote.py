@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from engine.api import (
     BlockFate,
+    ChainPage,
     EngineError,
     EngineInfo,
     EngineRequest,
@@ -30,7 +31,9 @@ from engine.serve.answers import Answers
 from engine.serve.entrance import TRIAL_SECONDS, Entrance
 from engine.serve.messages import (
     Abort,
+    AskChains,
     AskFates,
+    ChainsReply,
     Deltas,
     Failed,
     FatesReply,
@@ -112,6 +115,7 @@ class RemoteEngine:
         """Messages from all engines."""
         self._probes = Answers[EngineStats]()
         self._fates = Answers[list[BlockFate]]()
+        self._chains = Answers[ChainPage]()
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -205,6 +209,14 @@ class RemoteEngine:
             raise ValueError(f"hashes: there may be {most}, not {len(hashes)}")
         number = next(self._numbers)
         return await self._fates.ask(number, lambda: self._send(AskFates(number, list(hashes))))
+
+    async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
+        """See `EngineClient.chains`."""
+        if self._info is None:
+            raise EngineUnavailable("the engine is not running")
+        number = next(self._numbers)
+        question = AskChains(number, tenant, before)
+        return await self._chains.ask(number, lambda: self._send(question))
 
     async def _open(self) -> None:
         """Launch an engine and wait until it is ready."""
@@ -369,6 +381,8 @@ class RemoteEngine:
                 self._probes.take(message.probe_id, message.stats)
             elif isinstance(message, FatesReply):
                 self._fates.take(message.ask_id, message.fates)
+            elif isinstance(message, ChainsReply):
+                self._chains.take(message.ask_id, message.page)
 
     def _send(self, message: ToEngine) -> None:
         # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
@@ -389,6 +403,7 @@ class RemoteEngine:
         self._info = None
         self._probes.fail("the engine died")
         self._fates.fail("the engine died")
+        self._chains.fail("the engine died")
 
     def _close_socket(self) -> None:
         if self._socket is not None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.api import (
     BlockFate,
+    ChainPage,
     EngineInfo,
     EngineRequest,
     EngineStats,
@@ -127,6 +128,11 @@ class ScriptedEngine:
         if self.down:
             raise EngineUnavailable("down")
         return [BlockFate("present" if one in self.cached else "unknown") for one in hashes]
+
+    async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
+        if self.down:
+            raise EngineUnavailable("down")
+        return ChainPage(chains=[])
 
     async def stats(self) -> EngineStats:
         if self.down:

@@ -1,0 +1,151 @@
+"""`/admin/tenants/{tenant}/cache`: what a tenant has in the cache, by conversation and prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Final
+
+import msgspec
+from pydantic import Field
+
+from app.admin.declaration import endpoint
+from app.admin.documents import Document
+from app.admin.endpoint import Call
+from app.admin.lists import Next, PageSize, Query, page
+from app.context import Service
+from engine.api import ChainState
+from tenants.prompt_index import engine_fingerprint
+from tenants.records import Tenant
+from tenants.usage import DayUsage
+
+_DAYS: Final = 31
+
+
+class CacheQuery(Query):
+    """A page of what is in the cache."""
+
+    limit: PageSize = 100
+    after: Annotated[int | None, Field(ge=1, description="What was used before that.")] = None
+
+
+class CachedPrompt(Document):
+    """A registered prompt."""
+
+    owner: str = Field(description="A tenant's id, or '@' and a share group's.")
+    name: str
+    version: int
+
+
+class Cached(Document):
+    """What a conversation's last request has left, or what requests have used of a registered
+    prompt; tokens are those of full blocks.
+    """
+
+    conversation: str | None = Field(
+        description="A conversation's id, or that of the last response or completion in one that "
+        "has none; null: it is a registered prompt's."
+    )
+    prompt: CachedPrompt | None = Field(
+        description="The registered prompt that it begins with, unless that was deleted."
+    )
+    tokens: int
+    shared_tokens: int = Field(description="Of these: the registered prompt's.")
+    found_tokens: int = Field(description="Of these: still found.")
+    host_tokens: int = Field(description="Of those found: in host memory.")
+    references: int = Field(description="Running sequences and pins that hold the last block.")
+    leased_tokens: int = Field(description="Those that the tenant leases.")
+    lease_seconds: float = Field(description="How long the longest of these leases still lasts.")
+    age_seconds: float = Field(description="Since the end of the first request.")
+    idle_seconds: float = Field(description="Since the end of the last one.")
+    requests: int
+    hits: int = Field(
+        description="Requests that found all of the registered prompt; of a conversation: "
+        "something behind it."
+    )
+
+
+class CacheDay(Document):
+    """What a tenant's requests found on one day (UTC), over all replicas."""
+
+    day: date
+    prompt_tokens: int
+    cached_tokens: int
+    hit_ratio: float | None = Field(description="One over the other.")
+
+    @classmethod
+    def of(cls, usage: DayUsage) -> CacheDay:
+        """A day of the tenant's usage."""
+        asked, found = usage.prompt_tokens, usage.cached_tokens
+        ratio = found / asked if asked else None
+        return cls(day=usage.day, prompt_tokens=asked, cached_tokens=found, hit_ratio=ratio)
+
+
+class TenantCache(Document):
+    """What a tenant has in this replica's cache, the last used first, and what it found by day."""
+
+    tenant: str
+    block_size: int = Field(description="Tokens in a block.")
+    chains: list[Cached]
+    next: Next
+    days: list[CacheDay]
+
+
+@endpoint("GET", "/tenants/{tenant}/cache", "Live view")
+async def show_tenant_cache(call: Call[None, CacheQuery]) -> TenantCache:
+    """Show what a tenant has in this replica's cache.
+
+    By conversation and by registered prompt, its own and those of its share group that it has used,
+    as far as this replica remembers their last use. And which part of its prompts' tokens was found
+    on each of the last 31 days.
+    """
+    service, query = call.service, call.query
+    tenant = await service.stores.tenants.get_tenant(call.path["tenant"])
+    found = await _chains(service, tenant.id, query.after, query.limit + 1)
+    chains, after = page(found, query.limit, lambda chain: chain.number)
+    prompts = await _prompts(service, tenant) if any(one.prompt for one in chains) else {}
+    today = datetime.now(UTC).date()
+    days = await service.stores.usage.read(tenant.id, today - timedelta(_DAYS - 1), today)
+    return TenantCache(
+        tenant=tenant.id,
+        block_size=service.engine.info.block_size,
+        chains=[_cached(chain, prompts.get(chain.prompt)) for chain in chains],
+        next=after,
+        days=[CacheDay.of(day) for day in days],
+    )
+
+
+async def _chains(
+    service: Service, tenant_id: str, before: int | None, count: int
+) -> list[ChainState]:
+    """So many of a tenant's chains that were used before that number, or all; in several turns of
+    the engine, which looks at a part of them at a time.
+    """
+    found: list[ChainState] = []
+    while True:
+        part = await service.engine.chains(tenant_id, before)
+        found += part.chains
+        before = part.next
+        if before is None or len(found) >= count:
+            return found[:count]
+
+
+async def _prompts(service: Service, tenant: Tenant) -> dict[bytes, CachedPrompt]:
+    """The registered prompts that a tenant may use, by the hash of their last full block."""
+    engine = engine_fingerprint(service.engine.info)
+    owners = [tenant.id] if tenant.share_group is None else [f"@{tenant.share_group}", tenant.id]
+    return {
+        index.block_hashes[-1]: CachedPrompt(owner=owner, name=index.name, version=index.version)
+        for owner in owners
+        for index in await service.stores.prompts.indexes(owner, engine)
+        if index.block_hashes
+    }
+
+
+def _cached(chain: ChainState, prompt: CachedPrompt | None) -> Cached:
+    fields: Mapping[str, object] = msgspec.structs.asdict(chain)
+    told = {name: fields[name] for name in Cached.model_fields if name != "prompt"}
+    return Cached.model_validate({**told, "prompt": prompt})
+
+
+ENDPOINTS = [show_tenant_cache]
