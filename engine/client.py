@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from engine.api import (
@@ -70,10 +70,18 @@ class EngineClient(Protocol):
         """Drop a deleted tenant's pins and cached blocks, and whatever else is known of it."""
         ...
 
-    async def forget_others(self, tenants: Collection[str]) -> None:
-        """Remove what is kept on disk for all but these, who may be found in the cache.
+    async def forget_others(self, tenants: Mapping[str, str]) -> None:
+        """Remove what is kept on disk for all but these, each with what tells its namespaces'
+        secret from former ones.
 
-        The others were deleted, or their cache was switched off, while no engine could be told.
+        The others were deleted, or their cache was switched off, while no engine could be told; or
+        they had another secret.
+        """
+        ...
+
+    async def keep_under(self, tenant: str, secret: str) -> None:
+        """What `forget_others` tells, of one tenant: what is kept of it under another secret is
+        removed.
         """
         ...
 

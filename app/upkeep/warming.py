@@ -15,10 +15,10 @@ import time
 from dataclasses import dataclass
 
 from app.generate.booking import Booking, Used
-from app.generate.engine_request import tenant_share
 from app.prompt.system_prompts import RegisteredPrompts
+from app.upkeep.cached_owners import Owner, Secrets, all_secrets
 from app.wire.errors import ApiError
-from engine.api import EngineRequest, Namespaces, SamplingParams, TenantShare
+from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.client import EngineClient, EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
     GroupNotFound,
@@ -29,7 +29,7 @@ from tenants.errors import (
 )
 from tenants.groups import ShareGroups
 from tenants.prompt_index import index_prompt
-from tenants.records import Change, PromptIndex, ShareGroup, SystemPrompt, Tenant
+from tenants.records import Change, PromptIndex, SystemPrompt
 from tenants.store import TenantStore
 from tenants.system_prompts import SystemPrompts
 
@@ -38,19 +38,10 @@ _RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class _Owner:
-    """A tenant or a share group, as far as its prompts are concerned."""
-
-    id: str
-    namespace_key: bytes
-    share: TenantShare
-
-
-@dataclass(frozen=True)
 class _State:
     """What the engine was asked to hold of one prompt, and which engine: they are counted."""
 
-    owner: _Owner
+    owner: Owner
     version: int
     pinned: bool
     engine: int
@@ -82,6 +73,8 @@ class Warmer:
         # By owner and name: what has been done, and which pins the engine may hold.
         self._warm: dict[tuple[str, str], _State] = {}
         self._pinned: set[tuple[str, str]] = set()
+        # By owner: the secrets under which the engine may have something of it.
+        self._secrets: dict[str, Secrets] = {}
         self._engine_starts = 0
 
     def notice(self, change: Change) -> None:
@@ -136,8 +129,9 @@ class Warmer:
                 raise
             self._stale.update(tenant.id for tenant in tenants)
             self._stale.update(group.owner for group in groups)
-            cached = [tenant.id for tenant in tenants if tenant.cache == "on"]
-            await self._engine.forget_others([*cached, *(group.owner for group in groups)])
+            now = all_secrets(tenants, groups)
+            await self._engine.forget_others({one: now[one].told_apart for one in now})
+            self._secrets = now | self._secrets
             self._stale.update(owner for owner, _ in (*self._warm, *self._pinned))
         while self._stale:
             owner_id = min(self._stale)
@@ -151,10 +145,14 @@ class Warmer:
     async def _refresh(self, owner_id: str) -> None:
         """Unpin what an owner has no more, and warm what it has new."""
         registered: dict[str, _State] = {}
+        found: Owner | None = None
         with contextlib.suppress(TenantNotFound, GroupNotFound, InvalidField):
             found = await self._owner(owner_id)
+            await self._heed_secrets(found)
             for prompt in await self._prompts.list(owner_id):
                 registered[prompt.name] = self._state(found, prompt)
+        if found is None:
+            self._secrets.pop(owner_id, None)
         known = {name for owner, name in (*self._warm, *self._pinned) if owner == owner_id}
         for name in known - registered.keys():
             async with self._one_by_one:
@@ -163,6 +161,22 @@ class Warmer:
         for name, state in registered.items():
             if self._warm.get((owner_id, name)) != state:
                 await self._try_to_compute(state, name)
+
+    async def _heed_secrets(self, owner: Owner) -> None:
+        """Have the engine forget what it has under former secrets of an owner's.
+
+        Some of what members of a group have computed is the group's, and its end with it.
+        """
+        before, now = self._secrets.get(owner.id), owner.secrets
+        if before is not None and now.replace(before):
+            await self._engine.forget_tenant(owner.id)
+            for known in [known for known in self._warm if known[0] == owner.id]:
+                del self._warm[known]
+            if owner.id.startswith("@"):
+                self._stale.update(await self._groups.members(owner.id.removeprefix("@")))
+        if before != now:
+            await self._engine.keep_under(owner.id, now.told_apart)
+        self._secrets[owner.id] = now
 
     async def _try_to_compute(self, state: _State, name: str) -> None:
         """Compute a prompt; one that has no room is left alone until something changes."""
@@ -177,7 +191,7 @@ class Warmer:
             self._warm[owner_id, name] = state
             _log.warning("prompt %s of %s stays cold: %s", name, owner_id, error)
 
-    async def _compute(self, owner: _Owner, name: str) -> PromptIndex:
+    async def _compute(self, owner: Owner, name: str) -> PromptIndex:
         """Compute one prompt in its owner's namespace, and save the index of its blocks."""
         async with self._one_by_one:
             prompt = await self._prompts.get(owner.id, name)
@@ -212,7 +226,7 @@ class Warmer:
                 )
                 self._booking.warming(request.tenant, used)
 
-    def _state(self, owner: _Owner, prompt: SystemPrompt) -> _State:
+    def _state(self, owner: Owner, prompt: SystemPrompt) -> _State:
         return _State(owner, prompt.version, prompt.pinned, self._engine_starts)
 
     async def _unpin(self, owner_id: str, name: str) -> None:
@@ -220,28 +234,24 @@ class Warmer:
             self._pinned.remove((owner_id, name))
             await self._engine.unpin(_pin(owner_id, name))
 
-    async def _owner(self, owner: str) -> _Owner:
+    async def _owner(self, owner: str) -> Owner:
         if owner.startswith("@"):
-            return _group_owner(await self._groups.get(owner.removeprefix("@")))
+            return Owner.group(await self._groups.get(owner.removeprefix("@")))
         tenant = await self._tenants.get_tenant(owner)
         if tenant.cache == "off":
             raise InvalidField("cache", "is off for this tenant: nothing of it stays in memory")
-        return _tenant_owner(tenant)
-
-
-def _tenant_owner(tenant: Tenant) -> _Owner:
-    return _Owner(tenant.id, tenant.namespace_key, tenant_share(tenant))
-
-
-def _group_owner(group: ShareGroup) -> _Owner:
-    return _Owner(group.owner, group.namespace_key, TenantShare())
+        group = None
+        if tenant.share_group is not None:
+            with contextlib.suppress(GroupNotFound):
+                group = await self._groups.get(tenant.share_group)
+        return Owner.tenant(tenant, group)
 
 
 def _pin(owner: str, name: str) -> str:
     return f"{owner}/{name}"
 
 
-def _warming_request(owner: _Owner, prompt: SystemPrompt, prefix: list[int]) -> EngineRequest:
+def _warming_request(owner: Owner, prompt: SystemPrompt, prefix: list[int]) -> EngineRequest:
     return EngineRequest(
         request_id=f"warm_{secrets.token_hex(8)}",
         tenant=owner.id,

@@ -62,11 +62,15 @@ class Folder:
         self.root = root
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
+        self.secrets: dict[str, str] = {}
+        """By owner, what tells its namespaces' secret from former ones, where that is known."""
         self._secret = self._load_secret()
 
     def of_owner(self, owner: str) -> str:
-        """The name of an owner's folder."""
-        return blake2b(owner.encode(), key=self._secret, digest_size=16).hexdigest()
+        """The name of an owner's folder, which has another one under another secret."""
+        parts = (owner.encode(), self.secrets.get(owner, "").encode())
+        data = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        return blake2b(data, key=self._secret, digest_size=16).hexdigest()
 
     def new_path(self, owner: str, salt: bytes) -> Path:
         """Of a file of the owner whose folder has that name. Raises `OSError`."""

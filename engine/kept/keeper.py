@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -150,11 +150,22 @@ class Keeper:
                 self._entering[name] = Entering(request, one.grammar)
         self._remove_owner(self._folder.of_owner(tenant))
 
-    def forget_others(self, tenants: Collection[str]) -> None:
-        """Remove the files of all but these, who were forgotten while nobody could be told."""
+    def forget_others(self, tenants: Mapping[str, str]) -> None:
+        """Remove the files of all but these, who were forgotten while nobody could be told.
+
+        With each, what tells its namespaces' secret from former ones: those files go, too.
+        """
+        self._folder.secrets = dict(tenants)
         known = {self._folder.of_owner(tenant) for tenant in tenants}
         for owner in self._shelf.owners - known:
             self._remove_owner(owner)
+
+    def keep_under(self, tenant: str, secret: str) -> None:
+        """Remove a tenant's files under another secret than this."""
+        before = self._folder.of_owner(tenant)
+        self._folder.secrets[tenant] = secret
+        if self._folder.of_owner(tenant) != before:
+            self._remove_owner(before)
 
     def close(self, patience_seconds: float) -> None:
         """Save what there is time for, and let go of everything."""

@@ -217,7 +217,9 @@ class Saver:
             if not writing.is_wanted:
                 self._writing = None
             elif writing.fetched.is_there:
-                work = partial(_write_down, self._folder, writing.run, writing.head)
+                # Of now: who is forgotten from here on has it removed behind this.
+                owner = self._folder.of_owner(writing.run.blocks[0].owner)
+                work = partial(_write_down, self._folder, owner, writing.run, writing.head)
                 writing.written = self._disk.submit(work, writing.fetched.images)
         elif writing.written.done():
             self._writing = None
@@ -235,9 +237,11 @@ class Saver:
         self._disk.submit(mark, [(file.path, file.used, file.until) for file in files])
 
 
-def _write_down(folder: Folder, run: Run, head: Head, images: list[memoryview]) -> KeptFile:
-    """Write a file. Raises `OSError`."""
+def _write_down(
+    folder: Folder, owner: str, run: Run, head: Head, images: list[memoryview]
+) -> KeptFile:
+    """Write a file into the folder of that name. Raises `OSError`."""
     first, now = run.blocks[0], time.time()
-    path = folder.new_path(folder.of_owner(first.owner), head.salt)
+    path = folder.new_path(owner, head.salt)
     size = write_file(path, head, first.namespace_key, images, (now, run.until))
     return KeptFile(path, head, disk_bytes(size), now, run.until)

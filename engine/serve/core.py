@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ from engine.serve.messages import (
     FatesReply,
     ForgetOthers,
     ForgetTenant,
+    KeepUnder,
     Probe,
     ProbeReply,
     Ready,
@@ -230,10 +231,15 @@ class EngineCore:
         if self._keeper is not None:
             self._keeper.forget_tenant(tenant)
 
-    def forget_others(self, tenants: Collection[str]) -> None:
+    def forget_others(self, tenants: Mapping[str, str]) -> None:
         """See `EngineClient.forget_others`."""
         if self._keeper is not None:
             self._keeper.forget_others(tenants)
+
+    def keep_under(self, tenant: str, secret: str) -> None:
+        """See `EngineClient.keep_under`."""
+        if self._keeper is not None:
+            self._keeper.keep_under(tenant, secret)
 
     def close(self, patience_seconds: float = 0.0) -> None:
         """Save what is to be kept, as far as there is time. No step is to follow."""
@@ -395,6 +401,8 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
                 core.forget_tenant(message.tenant)
             elif isinstance(message, ForgetOthers):
                 core.forget_others(message.tenants)
+            elif isinstance(message, KeepUnder):
+                core.keep_under(message.tenant, message.secret)
             elif isinstance(message, AskFates):
                 fates = core.scheduler.tiers.fates(message.hashes)
                 socket.send(encode(FatesReply(message.ask_id, fates)))

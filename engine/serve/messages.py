@@ -33,9 +33,16 @@ class ForgetTenant(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetOthers(msgspec.Struct, frozen=True, tag=True):
-    """Remove what is kept on disk for all but these tenants."""
+    """Remove what is kept on disk for all but these tenants, with these secrets."""
 
-    tenants: list[str]
+    tenants: dict[str, str]
+
+
+class KeepUnder(msgspec.Struct, frozen=True, tag=True):
+    """Remove what is kept on disk for this tenant with another secret."""
+
+    tenant: str
+    secret: str
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +116,16 @@ class ChainsReply(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Submit | Abort | Unpin | ForgetTenant | ForgetOthers | Probe | AskFates | AskChains | Shutdown
+    Submit
+    | Abort
+    | Unpin
+    | ForgetTenant
+    | ForgetOthers
+    | KeepUnder
+    | Probe
+    | AskFates
+    | AskChains
+    | Shutdown
 )
 FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply | ChainsReply
 

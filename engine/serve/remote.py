@@ -9,7 +9,7 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +40,7 @@ from engine.serve.messages import (
     ForgetOthers,
     ForgetTenant,
     FromEngine,
+    KeepUnder,
     Loading,
     Probe,
     ProbeReply,
@@ -191,9 +192,13 @@ class RemoteEngine:
         """See `EngineClient.forget_tenant`."""
         self._send_if_running(ForgetTenant(tenant))
 
-    async def forget_others(self, tenants: Collection[str]) -> None:
+    async def forget_others(self, tenants: Mapping[str, str]) -> None:
         """See `EngineClient.forget_others`."""
-        self._send_if_running(ForgetOthers(list(tenants)))
+        self._send_if_running(ForgetOthers(dict(tenants)))
+
+    async def keep_under(self, tenant: str, secret: str) -> None:
+        """See `EngineClient.keep_under`."""
+        self._send_if_running(KeepUnder(tenant, secret))
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""

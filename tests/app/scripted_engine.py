@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
@@ -60,8 +60,8 @@ class ScriptedEngine:
         self.aborted_lines: list[tuple[str, int]] = []
         # Who computed each block, and what each pin holds.
         self.cached: dict[bytes, str] = {}
-        self.known: set[str] = set()
-        """Who may have files, by what it was told last."""
+        self.known: dict[str, str] = {}
+        """Who may have files, and under which secret, by what it was told last."""
         self.pins: dict[str, tuple[str, list[bytes]]] = {}
         self.forgotten: list[str] = []
         self._started = asyncio.Condition()
@@ -116,8 +116,11 @@ class ScriptedEngine:
     async def unpin(self, pin: str) -> None:
         self.pins.pop(pin, None)
 
-    async def forget_others(self, tenants: Collection[str]) -> None:
-        self.known = set(tenants)
+    async def forget_others(self, tenants: Mapping[str, str]) -> None:
+        self.known = dict(tenants)
+
+    async def keep_under(self, tenant: str, secret: str) -> None:
+        self.known[tenant] = secret
 
     async def forget_tenant(self, tenant: str) -> None:
         self.forgotten.append(tenant)

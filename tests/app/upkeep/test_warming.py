@@ -129,7 +129,52 @@ async def test_an_engine_that_starts_is_told_whose_files_may_stay(backstage: Bac
     await backstage.stores.groups.create("resellers")
     await tenants.update_tenant("umbra", lambda one: replace(one, cache="off"))
     await engine.restart()
-    await eventually(lambda: engine.known == {"acme", "@resellers"})
+    await eventually(lambda: engine.known.keys() == {"acme", "@resellers"})
+
+
+async def test_what_lies_under_a_former_secret_is_forgotten(backstage: Backstage) -> None:
+    stores, engine = backstage.stores, backstage.engine
+    await stores.prompts.put("acme", "law", LAW)
+    await stores.prompts.put("umbra", "tax", TAX)
+    await stores.prompts.set_pinned("acme", "law", True)
+    await eventually(lambda: backstage.pinned("acme/law") is not None)
+    await eventually(lambda: backstage.warmed(TAX) == 1)
+    before, warmed = dict(engine.known), backstage.warmed(LAW)
+    await stores.tenants.rotate_secret("acme")
+    await eventually(lambda: engine.known.get("acme") != before["acme"])
+    await eventually(lambda: backstage.warmed(LAW) > warmed)
+    assert engine.forgotten == ["acme"]
+    assert engine.known["umbra"] == before["umbra"]
+    assert backstage.warmed(TAX) == 1
+    await eventually(lambda: backstage.pinned("acme/law") is not None)
+
+
+async def test_a_groups_former_secret_takes_what_its_members_have_cached(
+    backstage: Backstage,
+) -> None:
+    stores, engine = backstage.stores, backstage.engine
+    await stores.groups.create("resellers")
+    await stores.tenants.update_tenant("acme", lambda one: replace(one, share_group="resellers"))
+    for owner, name, text in (("@resellers", "law", LAW), ("acme", "tax", TAX)):
+        await stores.prompts.put(owner, name, text)
+    await eventually(lambda: backstage.warmed(LAW) == backstage.warmed(TAX) == 1)
+    before = dict(engine.known)
+    assert before.keys() == {"acme", "umbra", "@resellers"}
+    await stores.groups.rotate_secret("resellers")
+    await eventually(lambda: backstage.warmed(LAW) == backstage.warmed(TAX) == 2)
+    assert engine.forgotten == ["@resellers", "acme"]
+    assert engine.known["umbra"] == before["umbra"]
+    assert engine.known["acme"] != before["acme"]
+
+
+async def test_who_joins_a_group_keeps_what_is_in_memory(backstage: Backstage) -> None:
+    stores, engine = backstage.stores, backstage.engine
+    await eventually(lambda: len(engine.known) == 2)
+    before = dict(engine.known)
+    await stores.groups.create("resellers")
+    await stores.tenants.update_tenant("acme", lambda one: replace(one, share_group="resellers"))
+    await eventually(lambda: engine.known.get("acme") != before["acme"])
+    assert engine.forgotten == []
 
 
 async def test_a_pinned_prompt_stays_until_it_is_unpinned(backstage: Backstage) -> None:

@@ -209,39 +209,6 @@ def test_deleting_a_tenant_removes_its_files(tmp_path: Path) -> None:
     assert found(core, tenant="b") == 4 * BLOCKS
 
 
-def test_a_tenant_that_is_deleted_after_a_restart_has_no_files_either(tmp_path: Path) -> None:
-    core = start(tmp_path)
-    pin(core, PROMPT)
-    save(core)
-    core = start(tmp_path)
-    core.forget_tenant("a")
-    core.close(5.0)
-    assert not kept_files(tmp_path)
-
-
-def test_who_is_forgotten_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
-    core = start(tmp_path)
-    pin(core, PROMPT)
-    save(core)
-    core = start(tmp_path)
-    core.submit(make_request("r", PROMPT, 6))
-    core.forget_tenant("a")
-    assert run_to_end(core)["r"] == expected_output(PROMPT, 6)
-    assert found(core, name="later") == 0
-
-
-def test_files_of_tenants_that_are_no_more_are_removed(tmp_path: Path) -> None:
-    core = start(tmp_path)
-    pin(core, PROMPT)
-    pin(core, PROMPT, "b")
-    save(core)
-    core = start(tmp_path)
-    keeper(core).forget_others(["b", "c"])
-    core.close(5.0)
-    assert len(kept_files(tmp_path)) == 1
-    assert found(start(tmp_path), tenant="b") == 4 * BLOCKS
-
-
 def test_an_aborted_request_waits_no_more(tmp_path: Path) -> None:
     core = start(tmp_path)
     pin(core, PROMPT)
