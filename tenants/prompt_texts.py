@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tenants import redis_keys
+from tenants.at_rest.contents import decoded
 from tenants.at_rest.keyring import Keyring, Namespace
 from tenants.connection import Command, GuardedRedis
 from tenants.owners import not_found
@@ -18,9 +19,6 @@ class PromptText(msgspec.Struct, frozen=True):
 
     text: str
     created_at: float
-
-
-_decoder = msgspec.msgpack.Decoder(PromptText)
 
 
 class PromptTexts:
@@ -110,7 +108,7 @@ class PromptTexts:
     async def _opened(self, owner: str, name: str, version: int, blob: bytes) -> PromptText | None:
         place = redis_keys.prompt(owner, name)
         content = await self._keyring.open(owner, blob, place, str(version))
-        return None if content is None else _decoder.decode(content)
+        return None if content is None else decoded(content, PromptText, f"{place} {version}")
 
     async def _namespace(self, owner: str) -> Namespace:
         namespace = await self._keyring.of(owner)

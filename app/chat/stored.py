@@ -16,6 +16,7 @@ from app.upkeep.workers import Workers
 from app.wire.chat import ChatBody, ChatCompletion, ChatMessage
 from app.wire.errors import completion_not_found, invalid_request
 from app.wire.events import encode_json
+from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
@@ -88,9 +89,7 @@ class StoredCompletions:
     async def load(self, tenant_id: str, completion_id: str) -> StoredCompletion:
         """A tenant's completion. Raises `ApiError` 404, and `StoreUnavailable`."""
         blob = await self._stored.load(tenant_id, completion_id)
-        if blob is None:
-            raise completion_not_found(completion_id)
-        return _decode(blob)
+        return _read(completion_id, b"" if blob is None else blob[REVISION_BYTES:])
 
     async def update(
         self, tenant: Tenant, completion_id: str, metadata: dict[str, str]
@@ -102,7 +101,7 @@ class StoredCompletions:
         kept_at = (await self.load(tenant.id, completion_id)).kept_at
 
         def edit(content: bytes) -> bytes:
-            old = msgspec.msgpack.decode(content, type=StoredCompletion)
+            old = _read(completion_id, content)
             return msgspec.msgpack.encode(msgspec.structs.replace(old, metadata=metadata))
 
         limit = tenant.limits.stored_bytes
@@ -114,9 +113,7 @@ class StoredCompletions:
             raise invalid_request(str(error), "metadata") from error
         except StoreConflict as error:
             raise StoreUnavailable(str(error)) from error
-        if blob is None:
-            raise completion_not_found(completion_id)
-        return _decode(blob)
+        return _read(completion_id, b"" if blob is None else blob[REVISION_BYTES:])
 
     async def delete(self, tenant_id: str, completion_id: str) -> None:
         """Forget a completion. Raises what `load` raises."""
@@ -138,8 +135,9 @@ class StoredCompletions:
             if not batch:
                 return None if batch is None else (found, False)
             after, _ = batch[-1]
-            for _, blob in batch:
-                kept = None if blob is None else _decode(blob)
+            for completion_id, blob in batch:
+                content = b"" if blob is None else blob[REVISION_BYTES:]
+                kept = _decoded(completion_id, content)
                 if kept is None or not wanted.matches(kept):
                     continue
                 if len(found) == limit or sum(map(_length, found)) > _PAGE_BYTES:
@@ -154,8 +152,16 @@ class StoredCompletions:
             _log.warning("chat completion %s is not kept: %s", completion_id, error)
 
 
-def _decode(blob: bytes) -> StoredCompletion:
-    return msgspec.msgpack.decode(blob[REVISION_BYTES:], type=StoredCompletion)
+def _read(completion_id: str, content: bytes) -> StoredCompletion:
+    """Raises `ApiError` 404 for nothing, and for what is no completion."""
+    kept = _decoded(completion_id, content)
+    if kept is None:
+        raise completion_not_found(completion_id)
+    return kept
+
+
+def _decoded(completion_id: str, content: bytes) -> StoredCompletion | None:
+    return decoded(content, StoredCompletion, completion_id) if content else None
 
 
 def _length(document: msgspec.Raw) -> int:

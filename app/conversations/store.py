@@ -21,6 +21,7 @@ from app.wire.errors import (
     conversation_not_found,
     invalid_request,
 )
+from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
@@ -142,10 +143,11 @@ class ConversationStore:
                 self._forget(key)
 
     async def _edit(self, key: Key, tenant: Tenant, change: Edit) -> Conversation:
-        def edit(content: bytes) -> bytes:
-            return msgspec.msgpack.encode(change(_decode(content)))
-
         tenant_id, conversation_id = key
+
+        def edit(content: bytes) -> bytes:
+            return msgspec.msgpack.encode(change(_read(conversation_id, content)))
+
         limit = tenant.limits.stored_bytes
         blob = await self._stored.edit(tenant_id, conversation_id, edit, self._ttl_seconds, limit)
         if blob is None:
@@ -168,7 +170,7 @@ class ConversationStore:
             raise StoreUnavailable(str(error)) from error
 
     def _seen(self, key: Key, blob: bytes) -> Conversation:
-        conversation = _decode(blob[REVISION_BYTES:])
+        conversation = _read(key[1], blob[REVISION_BYTES:])
         self._remember(key, _Known(blob[:REVISION_BYTES], conversation))
         return conversation
 
@@ -184,5 +186,9 @@ class ConversationStore:
         self._known_bytes -= 0 if known is None else known.conversation.num_bytes
 
 
-def _decode(content: bytes) -> Conversation:
-    return msgspec.msgpack.decode(content, type=Conversation)
+def _read(conversation_id: str, content: bytes) -> Conversation:
+    """Raises `ApiError` 404 for what is no conversation."""
+    conversation = decoded(content, Conversation, conversation_id)
+    if conversation is None:
+        raise conversation_not_found(conversation_id)
+    return conversation

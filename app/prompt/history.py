@@ -17,6 +17,7 @@ from app.prompt.sealing import PromptOrigin
 from app.prompt.tools import FunctionCall
 from app.prompt_cache.segments import Segments
 from app.wire.errors import ApiError
+from tenants.at_rest.contents import decoded
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
 from tenants.stored_objects import StoredObjects
@@ -120,8 +121,9 @@ class History:
         blob = await self._stored.load(tenant_id, response_id)
         if blob is None:
             return None
-        turn = msgspec.msgpack.decode(blob, type=Turn)
-        self._remember(key, turn)
+        turn = decoded(blob, Turn, response_id)
+        if turn is not None:
+            self._remember(key, turn)
         return turn
 
     async def continued(

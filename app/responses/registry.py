@@ -204,8 +204,10 @@ class Responses:
             if await self._store.runs_elsewhere(tenant.id, response_id):
                 raise response_runs_elsewhere(response_id)
             raise response_not_found(response_id)
+        suspended = SuspendedRun.decode(response_id, blob)
+        if suspended is None:
+            raise response_not_found(response_id)
         try:
-            suspended = SuspendedRun.decode(blob)
             if suspended.engine != self._engine.info.hash_extras:
                 raise response_not_found(response_id)
             check_position(after, len(suspended.events))

@@ -93,14 +93,14 @@ class ResponseStore:
         Raises `ApiError` 404 and `StoreUnavailable`.
         """
         try:
-            running = await self._running.find(tenant_id, response_id)
+            running = await self._find_running(tenant_id, response_id)
         except StoreUnavailable:
             running = None  # what has ended may be known here
         return running or await self._finished(tenant_id, response_id)
 
     async def runs_elsewhere(self, tenant_id: str, response_id: str) -> bool:
         """Whether a response runs in another process. Raises `StoreUnavailable`."""
-        return await self._running.find(tenant_id, response_id) is not None
+        return await self._find_running(tenant_id, response_id) is not None
 
     async def cancel_elsewhere(
         self, tenant_id: str, response_id: str, patience_seconds: float
@@ -110,7 +110,7 @@ class ResponseStore:
         One that runs nowhere is returned unchanged where it was cancelled. Raises what `load`
         raises, and `ApiError` 400 for one that has come to another end.
         """
-        running = await self._running.find(tenant_id, response_id)
+        running = await self._find_running(tenant_id, response_id)
         if running is None:
             response = await self._finished(tenant_id, response_id)
             _check_cancelled(response)
@@ -118,7 +118,7 @@ class ResponseStore:
         await self._running.ask_to_cancel(tenant_id, response_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
-                while await self._running.find(tenant_id, response_id) is not None:  # noqa: ASYNC110
+                while await self._find_running(tenant_id, response_id) is not None:  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)
                 # An earlier end of it, before it was gone on with, may be remembered here.
                 self._history.forget(tenant_id, response_id)
@@ -155,6 +155,15 @@ class ResponseStore:
         """
         suspended = await self.take_suspended(tenant_id, response_id)
         return await self._history.delete(tenant_id, response_id) or suspended is not None
+
+    async def _find_running(self, tenant_id: str, response_id: str) -> bytes | None:
+        """A response that runs in any process, as JSON. Raises `StoreUnavailable`."""
+        record = await self._running.find(tenant_id, response_id)
+        try:
+            return None if record is None else bytes(msgspec.json.decode(record, type=msgspec.Raw))
+        except (msgspec.DecodeError, ValueError) as error:
+            _log.error("a stored record is not read: %s runs as no JSON: %s", response_id, error)
+            return None
 
     async def _finished(self, tenant_id: str, response_id: str) -> bytes:
         turn = await self._history.load(tenant_id, response_id)

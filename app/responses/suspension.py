@@ -14,6 +14,7 @@ from app.prompt.tools import Tools
 from app.responses.render import ResponseRenderer
 from app.wire.events import EncodedLogprob, ResponseResource
 from engine.api import EngineRequest
+from tenants.at_rest.contents import decoded
 from tenants.records import Tenant
 
 
@@ -64,9 +65,9 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def decode(cls, blob: bytes) -> SuspendedRun:
-        """What `encode` made."""
-        return msgspec.msgpack.decode(blob, type=cls)
+    def decode(cls, response_id: str, blob: bytes) -> SuspendedRun | None:
+        """What `encode` made of that response; `None` for what it did not make."""
+        return decoded(blob, cls, response_id)
 
     @property
     def asked(self) -> Asked:

@@ -55,11 +55,12 @@ class WrappedRecords:
 
     def tenant(self, tenant_id: str, blob: bytes) -> Tenant:
         """The tenant that is stored under this id."""
-        return self._unwrapped(tenant_id, _tenant_decoder.decode(blob))
+        return self._unwrapped(tenant_id, _decoded(_tenant_decoder, tenant_id, blob))
 
     def group(self, group_id: str, blob: bytes) -> ShareGroup:
         """The share group that is stored under this id."""
-        return self._unwrapped(f"@{group_id}", _group_decoder.decode(blob))
+        owner = f"@{group_id}"
+        return self._unwrapped(owner, _decoded(_group_decoder, owner, blob))
 
     def of_owner(self, owner: str, blob: bytes) -> Tenant | ShareGroup:
         """The tenant, or the group, that is stored under this owner's name."""
@@ -93,3 +94,10 @@ class WrappedRecords:
         )
         secret = unwrapped(record.namespace_secret)
         return replace(record, namespace_secret=secret, former_secrets=former)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Record], owner: str, blob: bytes) -> Record:
+    try:
+        return decoder.decode(blob)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise SealBroken((owner,)) from error

@@ -224,3 +224,49 @@ async def test_streams_and_conversations_go_on_while_all_secrets_are_replaced(
     assert used == new.user_key(user) != before.user_key(user)
     hidden(world, dump(store))
     await operator.close()
+
+
+async def test_a_record_in_the_place_of_another_kinds_is_not_found(
+    world: World, store: EmbeddedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = await session(world)
+    keys = {kind: f"pw:{{acme}}:{kind}:{one}" for kind, one in kept.items()}
+    keys["prompt"] = "pw:{acme}:prompt:support"
+    with redis.Redis.from_url(store.url) as raw:
+        texts = raw.hgetall(keys["prompt"])
+        records = {kind: raw.get(keys[kind]) for kind in kept} | {"prompt": texts[b"1"]}
+        for kind in kept:
+            for other in records.keys() - {kind}:
+                raw.set(keys[kind], records[other], keepttl=True)
+                raw.hset(keys["prompt"], "1", records[kind])
+                await check_unreadable(world, kept)
+                assert "a stored record is not read" in caplog.text
+                caplog.clear()
+            raw.set(keys[kind], records[kind], keepttl=True)
+        raw.set(f"pw:{{acme}}:running:{kept['response']}", records["conversation"], ex=60)
+        await check_known(world, kept)
+
+
+async def check_unreadable(world: World, kept: dict[str, str]) -> None:
+    """That each thing is read, or is as good as gone; one of them at least is."""
+    world.app.state.service.history.forget("acme", kept["response"])
+    headers, admin = world.headers(), {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    body = {"model": MODEL, "input": "and?"}
+    async with httpx.AsyncClient(base_url=world.base_url, trust_env=False, headers=headers) as user:
+        answers = [
+            await user.get(f"/v1/responses/{kept['response']}"),
+            await user.post(
+                "/v1/responses", json=body | {"previous_response_id": kept["response"]}
+            ),
+            await user.get(f"/v1/conversations/{kept['conversation']}"),
+            await user.post("/v1/responses", json=body | {"conversation": kept["conversation"]}),
+            await user.get(f"/v1/chat/completions/{kept['completion']}"),
+        ]
+        listed = await user.get("/v1/chat/completions")
+        prompt = await user.get(
+            f"{world.admin_url}/admin/tenants/acme/prompts/support", headers=admin
+        )
+    statuses = {answer.status_code for answer in answers}
+    assert statuses & {400, 404}
+    assert statuses <= {200, 400, 404}
+    assert (listed.status_code, prompt.status_code) == (200, 404)
