@@ -6,12 +6,14 @@ a wrong block shows at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,28 +109,57 @@ def test_no_block_is_ever_wrong_in_long_lives(tmp_path: Path, seed: int) -> None
         life.die()
 
 
-WRITER = """
-import random, sys
+WRITERS = """
+import os, random, sys
 from pathlib import Path
 from tests.engine.kept.simulated import start, pin, save
 from tests.engine.simulation import random_prompt
-core = start(Path(sys.argv[1]), num_blocks=512)
-print("ready", flush=True)
-for count in range(40):
-    pin(core, random_prompt(random.Random(count), 60 + count))
-    save(core)
+for folder in sys.stdin:
+    if not os.fork():
+        core = start(Path(folder.strip()), num_blocks=512)
+        print(os.getpid(), flush=True)
+        for count in range(40):
+            pin(core, random_prompt(random.Random(count), 60 + count))
+            save(core)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
+"""Forks a process for each folder that it is told: one that keeps blocks there."""
 
 
-def killed_writer(folder: Path, after_seconds: float) -> None:
-    """A process that keeps blocks, killed in the middle of it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"ready\n"
+class Writers:
+    """Processes that keep blocks, killed in the middle of it."""
+
+    def __init__(self) -> None:
+        command, pipe = [sys.executable, "-c", WRITERS], subprocess.PIPE
+        self._forks = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self.num_killed = 0
+
+    def kill_one(self, folder: Path, after_seconds: float) -> None:
+        """Have one write for so long, unless it comes to its end before."""
+        assert self._forks.stdin is not None
+        print(folder, file=self._forks.stdin, flush=True)
+        writer = self._read()
         time.sleep(after_seconds)
-        writer.send_signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has come to its end
+            os.kill(writer, signal.SIGKILL)
+        status = self._read()
+        assert status in (0, -signal.SIGKILL)
+        self.num_killed += status != 0
+
+    def close(self) -> None:
+        self._forks.communicate()
+
+    def _read(self) -> int:
+        assert self._forks.stdout is not None
+        return int(self._forks.stdout.readline())
+
+
+@pytest.fixture
+def writers() -> Iterator[Writers]:
+    writers = Writers()
+    yield writers
+    writers.close()
 
 
 def read_all(folder: Path) -> int:
@@ -147,15 +178,21 @@ def read_all(folder: Path) -> int:
     return core.stats().restored_blocks
 
 
-def test_what_a_killed_process_leaves_is_right(tmp_path: Path) -> None:
-    killed_writer(tmp_path, 0.15)
+def test_what_killed_processes_leave_is_right(tmp_path: Path, writers: Writers) -> None:
+    for seconds in (0.0, 0.02, 0.05, 0.1, 0.15):
+        writers.kill_one(tmp_path, seconds)
     assert read_all(tmp_path) > 0
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(20))
-def test_what_killed_processes_leave_is_right(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(10):
-        killed_writer(tmp_path, rng.uniform(0.0, 0.3))
-        read_all(tmp_path)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_two_hundred_killed_processes_leave_is_right(
+    tmp_path: Path, writers: Writers, seed: int
+) -> None:
+    rng, num_cut_off = random.Random(seed), 0
+    while writers.num_killed < 50:
+        folder = tmp_path / f"{writers.num_killed // 10}"
+        writers.kill_one(folder, rng.uniform(0.0, 0.3))
+        num_cut_off += len(list(folder.glob("*/*.part")))
+        read_all(folder)
+    assert num_cut_off, "no file was being written when its writer was killed"
