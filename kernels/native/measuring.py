@@ -8,6 +8,8 @@ So whatever a machine has is tried on shapes of a small model.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from heapq import nsmallest
+from itertools import chain
 from statistics import geometric_mean
 from time import perf_counter, thread_time
 from typing import Final, TypeVar
@@ -25,7 +27,10 @@ _ROWS: Final = (1, 8, 32, 128)
 _TILED_QUERIES: Final = 256
 _TILED_CONTEXTS: Final = (1024, 4096)
 """Of several tiles of any size; where fewer keys are attended to, products take the time."""
-_REPEATS: Final = 7
+_REPEATS: Final = range(7, 29)
+"""Until the fewest seconds were met three times: else they may all have been disturbed."""
+_SPREAD: Final = 1.03
+"""By so much these may differ."""
 _MARGIN: Final = 1.05
 """By so much a way must be faster than one before it: between equals noise does not choose."""
 _TILES_MARGIN: Final = 1.02
@@ -99,9 +104,14 @@ def _times(
     examples: Sequence[Callable[[], object]],
     clock: Callable[[], float],
 ) -> dict[Way, float]:
-    """The mean of the fewest seconds of all examples, by way; taken in turns."""
+    """The mean of the fewest seconds of all examples, by way; taken in turns.
+
+    While another process computes, too, it takes several times as long, up to half a second.
+    """
     seconds: dict[Way, list[list[float]]] = {way: [[] for _ in examples] for way in ways}
-    for _ in range(_REPEATS):
+    for repeat in range(_REPEATS.stop):
+        if repeat >= _REPEATS.start and all(map(_is_settled, chain(*seconds.values()))):
+            break
         for way in ways:
             use(way)
             for compute, taken in zip(examples, seconds[way], strict=True):
@@ -109,6 +119,12 @@ def _times(
                 compute()
                 taken.append(clock() - start)
     return {way: geometric_mean(map(min, seconds[way])) for way in ways}
+
+
+def _is_settled(seconds: list[float]) -> bool:
+    """Whether the fewest seconds are no accident."""
+    fewest, _, third = nsmallest(3, seconds)
+    return third <= _SPREAD * fewest
 
 
 def _examples(kind: Kind) -> list[Callable[[], object]]:

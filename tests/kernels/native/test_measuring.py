@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,37 @@ def test_the_fastest_path_is_chosen(
     monkeypatch.setattr(paths, "available", lambda kind: list(seconds))
     monkeypatch.setattr(measuring, "_times", lambda ways, use, examples, clock: seconds)
     assert measuring.fastest_paths() == dict.fromkeys(paths.KINDS, best)
+
+
+class Computation:
+    """One that takes simulated time, and more of it while another process computes, too."""
+
+    def __init__(self, num_disturbed: int) -> None:
+        self.rng = random.Random(0)
+        self.now, self.num_runs, self.num_disturbed = 0.0, 0, num_disturbed
+        self.way = "slow"
+
+    def __call__(self) -> None:
+        is_disturbed = self.num_runs < self.num_disturbed and self.way == "fast"
+        factor = self.rng.uniform(1.5, 4.0) if is_disturbed else self.rng.uniform(1.0, 1.01)
+        self.now += factor * {"fast": 1.0, "slow": 1.3}[self.way]
+        self.num_runs += 1
+
+    def use(self, way: str) -> None:
+        self.way = way
+
+
+@pytest.mark.parametrize(("num_disturbed", "num_runs"), [(0, 14), (16, 22)])
+def test_what_was_disturbed_is_timed_more_often(num_disturbed: int, num_runs: int) -> None:
+    compute, ways = Computation(num_disturbed), ["slow", "fast"]
+    chosen = measuring._fastest(ways, compute.use, [compute], lambda: compute.now)
+    assert (chosen, compute.num_runs) == ("fast", num_runs)
+
+
+def test_what_never_settles_is_timed_for_so_long_only() -> None:
+    compute = Computation(10**6)
+    measuring._fastest(["slow", "fast"], compute.use, [compute], lambda: compute.now)
+    assert compute.num_runs == 2 * measuring._REPEATS.stop
 
 
 @pytest.mark.parametrize(
