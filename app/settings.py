@@ -151,7 +151,8 @@ class Settings(BaseSettings):
     )
     batch_invariant: bool = Field(
         False,
-        description="Results do not depend on what else is computed. Turns grouping off; slower.",
+        description="Results do not depend on what else is computed, bit for bit; prompts take a "
+        "little longer, and on a GPU blocks are not grouped.",
     )
     lease_share: Share = Field(
         0.25,

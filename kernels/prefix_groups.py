@@ -8,7 +8,7 @@ Hydragen (arXiv 2402.05099). A rule says which of them pay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,8 @@ class GroupingRule:
     least_members: int = 2
     least_saved_keys: int = 0
     """Keys that are not read again, for each member."""
+    whole: int = 1
+    """Keys: runs begin and end at multiples of it."""
 
     def pays(self, num_members: int, num_reads: int, num_keys: int) -> bool:
         """Whether to group a run of `num_keys` that otherwise is read `num_reads` times."""
@@ -39,14 +41,21 @@ class GroupingRule:
         return num_members >= self.least_members and saved >= enough
 
 
+_NATIVE_SPLIT = 256
+"""`PW_SPLIT` of native/attention.h: keys of which a row has one part of its result."""
+
 # Measured: two members are even at a run of 200 to 250 keys, sixteen at one of 130.
 _NATIVE_RULE = GroupingRule(least_saved_keys=128)
 # Estimated: to a GPU, whose time is bytes, a part is as much as some ten keys, and an item more.
 _GPU_RULE = GroupingRule(least_saved_keys=64)
 
 
-def rule_for(device: torch.device) -> GroupingRule | None:
-    """What pays on `device`; `None` where attention reads nothing once for several sequences."""
+def rule_for(device: torch.device, *, batch_invariant: bool = False) -> GroupingRule | None:
+    """What pays on `device`; `None` where attention reads nothing once for several sequences, or
+    could not do so with the same bits.
+    """
+    if batch_invariant:
+        return replace(_NATIVE_RULE, whole=_NATIVE_SPLIT) if default(device) == "native" else None
     return {"triton": _GPU_RULE, "native": _NATIVE_RULE, "reference": None}[default(device)]
 
 
@@ -220,7 +229,7 @@ def _runs(
         first, last, begin = pending.pop()
         depth = min(common[first : last - 1])
         cuts = [place + 1 for place in range(first, last - 1) if common[place] == depth]
-        end = depth * block_size
+        end = depth * block_size // rule.whole * rule.whole
         if rule.pays(last - first, len(cuts) + 1, end - begin):
             runs.append((begin, end, first, last))
             begin = end

@@ -58,7 +58,8 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     groups: PrefixGroups | None = None
-    batch_invariant: bool = False  # a row's result must not depend on the others; no groups then
+    batch_invariant: bool = False
+    """A row's result must not depend on the others: groups are of whole splits then, or none."""
     chunks: tuple[Chunk, ...] | None = None
     """Every sequence with several queries, for the host to plan by. `None` where nobody said: then
     whoever plans reads the tensors, and waits for the device."""

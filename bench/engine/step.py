@@ -13,21 +13,23 @@ tokens in one way: greedily and in others, in turns, behind pieces of a real tex
 computed. A ratio is the median over the rounds.
 
 With `--kv` they are whole decode steps and prefill chunks of engines over the same weights, with KV
-caches of several types, in turns.
+caches of several types, in turns; with `--invariant` those of the default mode and the
+batch-invariant one, on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rich.table import Table
 
 from bench.common.machine import warn_if_busy
-from bench.registry import Result, parameters
+from bench.registry import BenchError, Result, parameters
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.run.threads import thread_environment
@@ -35,6 +37,8 @@ from engine.run.threads import thread_environment
 if TYPE_CHECKING:
     from bench.engine.step_cases import StepBench
     from kernels.kv_format import KvDtype
+
+_Kind = TypeVar("_Kind", bound=str)
 
 PARTS: Final = {
     "plan": "the scheduler plans",
@@ -86,6 +90,17 @@ FIGURES: Final = (
         if kind != "greedy"
     }
     | {
+        f"invariant_over_default_{case}": f"{what}, batch-invariant: over the default"
+        for case, what in [
+            *((f"{batch}", f"decode step, batch {batch}") for batch in BATCHES),
+            *(
+                (f"shared_{batch}", f"decode step, batch {batch}, one context")
+                for batch in BATCHES[1:]
+            ),
+            ("prefill", "step of one prefill chunk"),
+        ]
+    }
+    | {
         f"{kind}_kv_over_auto_{case}": f"{what}, KV cache in {kind}: over one in the weights' type"
         for case, what in [
             *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
@@ -112,6 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole = parser.add_mutually_exclusive_group()
     whole.add_argument("--kv", action="store_true", help="whole steps by the type of the KV cache")
     whole.add_argument(
+        "--invariant", action="store_true", help="whole steps by default and batch-invariant"
+    )
+    whole.add_argument(
         "--sampling", action="store_true", help="whole steps by the way in which tokens are chosen"
     )
 
@@ -129,13 +147,14 @@ def run(options: argparse.Namespace) -> Result:
         dtype=options.dtype,
         quantize=options.quantize,
         threads=options.threads,
-        prefix_cache=False,
     )
     with StepBench(config, options.steps, PARTS) as bench:
         if options.sampling:
             figures, table = _sampling(bench, options, Path(config.model_path))
         elif options.kv:
             figures, table = _kv(bench, options)
+        elif options.invariant:
+            figures, table = _invariant(bench, options)
         else:
             figures, table = _parts(bench, options)
     reported = parameters(
@@ -209,17 +228,43 @@ def _kv(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float]
     }
     cases["prefill"] = bench.prefill_by_cache(options.chunk, options.context, KV_DTYPES)
     table = Table("KV cache", *cases, title="a whole step, us (and over that of the weights' type)")
-    figures = {}
-    for kind in KV_DTYPES:
+    ratios = _compare(table, KV_DTYPES, cases)
+    return {f"{kind}_kv_over_auto_{case}": ratio for (kind, case), ratio in ratios.items()}, table
+
+
+def _invariant(bench: StepBench, options: argparse.Namespace) -> tuple[dict[str, float], Table]:
+    if bench.info.device != "cpu":
+        raise BenchError("--invariant: on a GPU the two modes have products of their own")
+    batches = options.batches or BATCHES
+    cases = {
+        str(batch): bench.decode_by_mode(batch, options.context, shared=False) for batch in batches
+    }
+    cases |= {
+        f"shared_{batch}": bench.decode_by_mode(batch, options.context, shared=True)
+        for batch in batches
+        if batch > 1
+    }
+    cases["prefill"] = bench.prefill_by_mode(options.chunk, options.context)
+    table = Table("mode", *cases, title="a whole step, us (and over that of the default)")
+    ratios = _compare(table, ("default", "invariant"), cases)
+    return {f"{kind}_over_default_{case}": ratio for (kind, case), ratio in ratios.items()}, table
+
+
+def _compare(
+    table: Table, kinds: Sequence[_Kind], cases: Mapping[str, Mapping[_Kind, Sequence[float]]]
+) -> dict[tuple[_Kind, str], float]:
+    """Fill `table` with what steps of each kind take; the ratios to those of the first kind."""
+    ratios = {}
+    for kind in kinds:
         cells = []
         for case, seconds in cases.items():
-            pairs = zip(seconds[kind], seconds["auto"], strict=True)
+            pairs = zip(seconds[kind], seconds[kinds[0]], strict=True)
             ratio = median(one / plain for one, plain in pairs)
             cells.append(f"{1e6 * median(seconds[kind]):,.0f} ({ratio:.3f})")
-            if kind != "auto":
-                figures[f"{kind}_kv_over_auto_{case}"] = ratio
+            if kind != kinds[0]:
+                ratios[kind, case] = ratio
         table.add_row(kind, *cells)
-    return figures, table
+    return ratios
 
 
 def _table(cases: dict[str, dict[str, float]]) -> Table:

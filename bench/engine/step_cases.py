@@ -37,6 +37,7 @@ from engine.serve.core import EngineCore
 from kernels.kv_format import KvDtype
 
 Step = TypeVar("Step")
+_Kind = TypeVar("_Kind", bound=str)
 
 _WARM_UP_STEPS: Final = 2
 _PROMPT_BUDGET: Final = 512
@@ -120,25 +121,59 @@ class StepBench:
         self, chunk: int, context: int, kinds: Iterable[KvDtype]
     ) -> dict[KvDtype, list[float]]:
         """Seconds of whole steps of `chunk` tokens of a prompt, the first behind `context`."""
+        return self._in_turns(
+            {kind: self._prefilling(self._over(kind), chunk, context) for kind in kinds}
+        )
+
+    def decode_by_mode(self, batch: int, context: int, *, shared: bool) -> dict[str, list[float]]:
+        """Seconds of whole decode steps behind a context that is `shared`, or each sequence's own:
+        as by default, and batch-invariant, in turns.
+        """
+        return self._in_turns(
+            {
+                mode: self._decoding(model, batch, context, shared=shared)
+                for mode, model in self._modes().items()
+            }
+        )
+
+    def prefill_by_mode(self, chunk: int, context: int) -> dict[str, list[float]]:
+        """The same for steps of `chunk` tokens of a prompt, the first behind `context`."""
+        return self._in_turns(
+            {mode: self._prefilling(model, chunk, context) for mode, model in self._modes().items()}
+        )
+
+    def _modes(self) -> dict[str, PagedModel]:
+        """The same products: on a CPU they are invariant in both modes."""
+        return {
+            mode: PagedModel(
+                self._model.weights,
+                self._config.block_size,
+                self._config.kv_dtype,
+                batch_invariant=mode == "invariant",
+            )
+            for mode in ("default", "invariant")
+        }
+
+    def _prefilling(
+        self, model: PagedModel, chunk: int, context: int
+    ) -> tuple[EngineCore, _Runner]:
+        """An engine that is about to compute chunks behind `context`, and its runner."""
         before = context // chunk
         length = (before + self._num_turns) * chunk + 1
-        engines = {}
-        for kind in kinds:
-            core, runner = self._core(self._over(kind), 1, length + 1, chunk)
-            core.submit(_request("prompt", _prompt(length), 1))
-            for _ in range(before):
-                core.step()
-            engines[kind] = core, runner
-        return self._in_turns(engines)
+        core, runner = self._core(model, 1, length + 1, chunk)
+        core.submit(_request("prompt", _prompt(length), 1))
+        for _ in range(before):
+            core.step()
+        return core, runner
 
     @property
     def _num_turns(self) -> int:
         return self._num_steps + _WARM_UP_STEPS
 
     def _in_turns(
-        self, engines: Mapping[KvDtype, tuple[EngineCore, _Runner]]
-    ) -> dict[KvDtype, list[float]]:
-        taken: dict[KvDtype, list[float]] = {kind: [] for kind in engines}
+        self, engines: Mapping[_Kind, tuple[EngineCore, _Runner]]
+    ) -> dict[_Kind, list[float]]:
+        taken: dict[_Kind, list[float]] = {kind: [] for kind in engines}
         for _ in range(self._num_turns):
             for kind, (core, runner) in engines.items():
                 runner.computes = True
@@ -149,12 +184,20 @@ class StepBench:
         """The model's weights over a KV cache of that type."""
         return PagedModel(self._model.weights, self._config.block_size, kind)
 
-    def _decoding(self, model: PagedModel, batch: int, context: int) -> tuple[EngineCore, _Runner]:
-        """An engine in which `batch` sequences are about to decode, and its runner."""
-        output = 2 * self._num_turns + 1
-        core, runner = self._core(model, batch, context + output, batch * context)
+    def _decoding(
+        self, model: PagedModel, batch: int, context: int, *, shared: bool = False
+    ) -> tuple[EngineCore, _Runner]:
+        """An engine in which `batch` sequences are about to decode, and its runner; behind the same
+        blocks if the context is `shared`.
+        """
+        output = 2 * self._num_turns + 2
+        core, runner = self._core(
+            model, batch, context + output, batch * context, prefix_cache=shared
+        )
         for number in range(batch):
             core.submit(_request(str(number), _prompt(context), output))
+            if shared and not number:
+                core.step()  # the others find it
         core.step()
         if len(core.scheduler.running) != batch:
             raise BenchError("the requests do not all fit in one step")
@@ -213,7 +256,7 @@ class StepBench:
         return self._measured(core, runner, (length - 1) // chunk)
 
     def _core(
-        self, model: PagedModel, batch: int, tokens: int, budget: int
+        self, model: PagedModel, batch: int, tokens: int, budget: int, *, prefix_cache: bool = False
     ) -> tuple[EngineCore, _Runner]:
         """An engine with memory for `batch` sequences of `tokens`, touched as in use."""
         if tokens > self.info.max_context_tokens:
@@ -228,6 +271,7 @@ class StepBench:
             step_token_budget=max(batch, budget),
             itl_target_ms=0.0,
             speculation="off",
+            prefix_cache=prefix_cache,
         )
         info = msgspec.structs.replace(self.info, num_blocks=num_blocks, num_host_blocks=0)
         runner = _Runner(ModelRunner(model))

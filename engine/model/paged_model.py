@@ -22,6 +22,7 @@ from engine.model.fused_layers import FusedDecoder
 from engine.run.batch import Batch, token_by_token
 from engine.run.staging import upload
 from kernels.attention import prepare
+from kernels.backends import default
 from kernels.huge_pages import lazy_zeros
 from kernels.kv_format import KvDtype, row_size, storage_dtype
 from kernels.types import AttentionShape
@@ -187,12 +188,11 @@ class PagedModel:
 
     def arranged(self, batch: Batch) -> Batch:
         """A batch as it is computed where results must not depend on batch-mates."""
-        if self.batch_invariant and self.device.type == "cpu":
+        if not self.batch_invariant:
+            return batch
+        if default(self.device) == "reference":
             return token_by_token(batch)
-        if self.batch_invariant:
-            attention = replace(batch.attention, batch_invariant=True)
-            return replace(batch, attention=attention)
-        return batch
+        return replace(batch, attention=replace(batch.attention, batch_invariant=True))
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

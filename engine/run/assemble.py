@@ -116,7 +116,7 @@ def make_runner(
     """What computes steps: on a GPU ahead of the host, and decode steps by replaying graphs."""
     config = parts.config
     costs = parts.costs if parts.info.num_host_blocks else None
-    grouping = _may_group(config)
+    grouping = config.prefix_grouping
     masks = None if parts.vocabulary is None else Masks(parts.vocabulary, followers)
     if parts.model.device.type != "cuda":
         return ModelRunner(parts.model, costs, grouping, masks=masks), None
@@ -238,7 +238,7 @@ def _graphs(
         model.block_size,
         null_block,
         max_context,
-        has_groups=_may_group(config),
+        has_groups=config.prefix_grouping and not config.batch_invariant,
         has_lengths=model.weights.rotary_switch is not None,
     )
     graphs = partial(DecodeGraphs, model.forward, padder, model.device, record)
@@ -257,10 +257,6 @@ def _pieces(
         return None
     pieces = partial(PieceGraphs, model, decoder, null_block, _step_size(config).tokens, record)
     return pieces() if memory is None else pieces(memory.used, int(memory.total * _GRAPHS_SHARE))
-
-
-def _may_group(config: EngineConfig) -> bool:
-    return config.prefix_grouping and not config.batch_invariant
 
 
 def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> Parts:

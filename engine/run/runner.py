@@ -87,7 +87,8 @@ class ModelRunner:
         self._copies = BlockCopies(model, queues)
         self._images = BlockImages(model, self._copies)
         self._costs = costs
-        rule = rule_for(model.device) if prefix_grouping else None
+        invariant = model.batch_invariant
+        rule = rule_for(model.device, batch_invariant=invariant) if prefix_grouping else None
         self._batches = BatchBuilder(model.block_size, _HOST, rule, model.weights.rotary_switch)
         self._graphs = graphs
         self._pieces = pieces

@@ -79,7 +79,7 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static void cut_run(const pw_attention *call, pw_run *run, bool split) {
     const int64_t oldest = run->first_position - call->window + 1;
     const int64_t begin = call->window > 0 ? most(run->begin, oldest) : run->begin;
-    run->split = split ? PW_SPLIT : most(run->end, 1);
+    run->split = split || call->is_invariant ? PW_SPLIT : most(run->end, 1);
     run->first_split = begin / run->split;
     run->num_splits = begin < run->end ? ceiling(run->end, run->split) - run->first_split : 0;
 }
@@ -116,7 +116,7 @@ static pw_item item_of(const pw_attention *call, const pw_run *run, int64_t inde
     const int64_t oldest = run->first_position + item.row / group - call->window + 1;
     const int64_t newest = run->first_position + (item.row + item.num_rows - 1) / group;
     item.begin = most(run->begin, split * run->split);
-    if (call->window > 0) {
+    if (call->window > 0 && !call->is_invariant) {
         item.begin = most(item.begin, oldest);
     }
     item.end = least(least(run->end, (split + 1) * run->split), newest + 1);

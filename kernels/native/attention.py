@@ -15,7 +15,7 @@ from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The library's numbers of the element types that it computes with."""
 
-_CALL = Struct("=11q16q2d")
+_CALL = Struct("=11q17q2d")
 """`pw_attention` of `native/attention.h`, field by field."""
 
 _WRITE = Struct("=4q4q4q6q")
@@ -113,6 +113,7 @@ def pack_call(
         sliding_window or 0,
         TYPES[dtype],
         holds_codes(kv, dtype),
+        batch.batch_invariant,
         scale,
         softcap or 0.0,
     )

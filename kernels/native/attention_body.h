@@ -147,6 +147,12 @@ static void scale_rows(const pw_attention *call, int64_t shift, const int64_t *o
     }
 }
 
+/* Whether rows are too few to pack keys for, or are to be attended to as if they were. */
+static inline bool is_few(const pw_item *item) {
+    const bool few = item->num_rows < MANY || item->call->is_invariant;
+    return few && item->end - item->begin <= PW_SPLIT;
+}
+
 /* The weight of each part, in statistics[part][1]; returns their total. */
 static float merge_weights(float *const *statistics, int64_t count) {
     float highest = -INFINITY, total = 0.0f;

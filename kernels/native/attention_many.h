@@ -185,8 +185,7 @@ static inline __attribute__((always_inline)) void TYPED(attend_many)(const pw_it
 }
 
 static void TYPED(attend)(const pw_item *item, float *scratch) {
-    if (item->num_rows < MANY && item->call->head_dim % LANES == 0 &&
-        item->end - item->begin <= PW_SPLIT) {
+    if (is_few(item) && item->call->head_dim % LANES == 0) {
         TYPED(attend_few)(item, scratch);
     } else {
         TYPED(attend_many)(item, scratch, PW_BY_FLOATS);

@@ -148,13 +148,12 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
 }
 
 static void attend_pairs(const pw_item *item, float *scratch) {
-    const bool is_few = item->num_rows < MANY && item->end - item->begin <= PW_SPLIT;
-    if (is_few && item->call->head_dim % PAIRED == 0) {
+    if (is_few(item) && item->call->head_dim % PAIRED == 0) {
         (item->call->is_quantized ? attend_few_codes : attend_few_pairs)(item, scratch);
         return;
     }
     const pw_path path = pw_attention_path();
-    if (is_few || path == PW_BY_FLOATS) {
+    if (is_few(item) || path == PW_BY_FLOATS) {
         attend_bf16(item, scratch);
         return;
     }

@@ -88,6 +88,23 @@ def test_caches_in_8_bits_are_compared_with_plain_ones(
     assert min(found.values()) > 0
 
 
+def test_the_invariant_mode_is_compared_with_the_default(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "figures.json"
+    given = ["step", "--invariant", "--model", str(model), "--json", str(out), "--threads", "1"]
+    given += ["--context", "32", "--chunk", "16", "--steps", "2", "--batches", "1", "8"]
+    monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
+    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
+    assert cli.main() == 0
+    found: dict[str, float] = json.loads(out.read_text())["figures"]
+    cases = ("1", "8", "shared_8", "prefill")
+    assert found.keys() == {f"invariant_over_default_{case}" for case in cases}
+    assert found.keys() <= step.FIGURES.keys()
+    assert min(found.values()) > 0
+
+
 def test_a_model_that_is_not_fused_shows_its_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,11 +96,11 @@ def test_groups_are_the_shared_runs_that_comparing_all_beginnings_finds(batch: B
 
 
 @settings(max_examples=scaled(150))
-@given(batches(), st.integers(2, 4), st.integers(0, 10))
+@given(batches(), st.integers(2, 4), st.integers(0, 10), st.sampled_from([1, BLOCK_SIZE, 6]))
 def test_every_key_is_read_once_and_in_order_whatever_the_rule(
-    batch: Batch, least_members: int, least_saved_keys: int
+    batch: Batch, least_members: int, least_saved_keys: int, whole: int
 ) -> None:
-    rule = GroupingRule(least_members, least_saved_keys)
+    rule = GroupingRule(least_members, least_saved_keys, whole)
     groups = batch.find(rule)
     if groups is None:
         return
@@ -112,7 +112,8 @@ def test_every_key_is_read_once_and_in_order_whatever_the_rule(
         assert members == sorted(set(members))
         assert len(members) >= least_members
         assert (len(members) - 1) * (end - begin) >= least_saved_keys * len(members)
-        blocks = batch.tables[members, begin // BLOCK_SIZE : end // BLOCK_SIZE]
+        assert begin % whole == end % whole == 0
+        blocks = batch.tables[members, begin // BLOCK_SIZE : -(-end // BLOCK_SIZE)]
         assert (blocks == blocks[0]).all()
         for row in members:
             assert reached[row] == begin < end <= len(batch.shareable(row)) * BLOCK_SIZE

@@ -4,6 +4,7 @@ beside other sequences, in chunks of any length, and by any number of threads.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +15,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.api import EngineRequest
+from engine.api import CachePolicy, EngineRequest
 from engine.config import EngineConfig
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
-from engine.run.assemble import load_parts
+from engine.run.assemble import load_core, load_parts
 from engine.run.batch import pack
 from engine.run.runner import AheadRunner
 from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore
 from kernels.native import library
+from kernels.prefix_groups import GroupFinder, HostGroups, Integers, rule_for
+from kernels.types import PrefixGroups
 from tests.engine.model.test_model import FAMILIES, SMALL
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end
 
@@ -99,6 +102,90 @@ def test_a_token_has_the_same_bits_alone_and_among_others(model: PagedModel, lev
         together = logits(model, [7, 16, 64, 1, 100, 112], [1, 90, 1, 40, 17, 2])
         assert torch.equal(together, alone)
     assert torch.equal(logits(model, [1] * LENGTH), alone)
+
+
+def test_a_token_has_the_same_bits_in_a_group(model: PagedModel, level: None) -> None:
+    """Three sequences behind more shared blocks than a split has keys, and one of its own."""
+    library.set_threads(2)
+    shared = LENGTH // BLOCK_SIZE * BLOCK_SIZE
+    prompts = [
+        random_prompt(random.Random(0), LENGTH)[:shared] + random_prompt(random.Random(row), 12)
+        for row in range(3)
+    ]
+    tables = [[*range(1, NUM_BLOCKS), NUM_BLOCKS + row] for row in range(3)]
+    finder = GroupFinder(BLOCK_SIZE, rule_for(model.device, batch_invariant=True))
+    found: list[HostGroups | None] = []
+
+    def group(tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
+        found.append(finder.find(tables, counts, contexts))
+        return None if found[-1] is None else found[-1].to(model.device)
+
+    last = shared + 11
+    for tokens, table in zip(prompts, tables, strict=True):
+        model.forward(pack([(tokens, 0, last, table)], [0], BLOCK_SIZE, model.device))
+    parts = [(tokens, last, 1, table) for tokens, table in zip(prompts, tables, strict=True)]
+    alone = [model.forward(pack([part], [0], BLOCK_SIZE, model.device)) for part in parts]
+    together = model.forward(pack(parts, [0, 1, 2], BLOCK_SIZE, model.device, group))
+    assert torch.equal(together, torch.cat(alone))
+    [groups] = found
+    assert groups is not None
+    assert groups.private_starts.tolist() == 3 * [256]
+
+
+def test_answers_have_the_same_bits_however_their_prompts_came_to_the_cache(
+    tmp_path: Path,
+) -> None:
+    """Cold, from the cache, in chunks, among siblings in a group, and from disk."""
+    shape = AutoConfig.for_model("llama", **(SMALL | WIDE))
+    AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "model"
+    )
+    rng = random.Random(4)
+    system = random_prompt(rng, 400)
+    prompts = [system + random_prompt(rng, 10) for _ in range(4)]
+
+    def core_of(**options: object) -> EngineCore:
+        config = EngineConfig(
+            model_path=str(tmp_path / "model"),
+            device="cpu",
+            dtype="bfloat16",
+            batch_invariant=True,
+            kv_memory_bytes=8 << 20,
+            **options,  # type: ignore[arg-type]
+        )
+        return load_core(config)
+
+    def answers(core: EngineCore, count: int) -> list[list[tuple[list[int], list[float]]]]:
+        """Tokens and their log-probabilities."""
+        names = [str(next(numbers)) for _ in range(count)]
+        for name, prompt in zip(names, prompts, strict=False):
+            request = make_request(name, prompt, cache=CachePolicy(lease_s=60.0))
+            params = msgspec.structs.replace(request.sampling, max_tokens=8, logprobs=0)
+            core.submit(msgspec.structs.replace(request, sampling=params))
+        found: dict[str, list[tuple[list[int], list[float]]]] = {name: [] for name in names}
+        while not core.is_idle:
+            for delta in core.step():
+                scores = [one.logprob for one in delta.logprobs or []]
+                found[delta.request_id].append((delta.token_ids, scores))
+        core.scheduler.pool.check()
+        return list(found.values())
+
+    numbers = itertools.count()
+    kept = str(tmp_path / "kept")
+    core = core_of(kept_dir=kept, kept_seconds=3600.0)
+    [cold] = answers(core, 1)
+    assert answers(core, 1) == [cold]
+    assert core.stats().cached_tokens > len(system)
+    among = answers(core, 4)
+    assert among[0] == cold
+    assert core.stats().spared_keys > 0
+    core.close(patience_seconds=10.0)
+    restored = core_of(kept_dir=kept, kept_seconds=3600.0)
+    assert answers(restored, 4) == among
+    assert restored.stats().restored_blocks >= len(system) // BLOCK_SIZE
+    restored.close()
+    chunked = core_of(step_token_budget=37, prefix_grouping=False, prefix_cache=False)
+    assert answers(chunked, 4) == among
 
 
 def sampled_requests() -> list[EngineRequest]:

@@ -34,7 +34,7 @@ COUNT = 20
 @pytest.fixture(autouse=True)
 def _short_runs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = GroupingRule(least_saved_keys=2)
-    monkeypatch.setattr("engine.run.runner.rule_for", lambda device: rule)
+    monkeypatch.setattr("engine.run.runner.rule_for", lambda device, batch_invariant: rule)
 
 
 def make_core(
