@@ -1,0 +1,194 @@
+"""Which replica takes a request: the one where it, and those behind it, wait least for tokens.
+
+A request costs what is left of its prompt to compute, and waits for the prompts before it; both are
+seconds, by the replica's own cost model. Its cached prefix makes one replica cheaper than others
+until that one's queue costs more: then the prefix is computed a second time, and from then on has
+two homes. That is how a prompt spreads which is too hot for one replica.
+
+What is computed twice is paid for by the requests behind it, too, and takes the place of other
+prefixes. So the seconds that are left to compute weigh more than those of waiting.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, Literal, Protocol
+
+from app.cluster.in_flight import InFlight
+
+Why = Literal["cached", "spread", "two_choices", "sticky"]
+
+WORK_WEIGHT: Final = 2.0
+"""What a second of computing counts, where a second of waiting counts 1."""
+STALE_SECONDS: Final = 2.0
+"""A replica that has said nothing for so long is not believed any more."""
+FULL_SHARE: Final = 0.02
+"""Of free blocks: with less, a request would wait for the end of others."""
+EQUAL_SECONDS: Final = 0.005
+"""Replicas whose scores differ by no more are equally good."""
+
+
+class Depths(Protocol):
+    """Who holds what: `app.cluster.index`, or nothing at all where there are no events.
+
+    Nothing is said of a replica whose events have not been heard for a while.
+    """
+
+    def depths(self, hashes: Sequence[bytes]) -> Mapping[int, int]:
+        """Replicas, and how many leading blocks of this chain each of them holds, if any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What a replica that takes requests has last said of itself."""
+
+    queue_seconds: float
+    """Left to compute of the prompts that it has accepted."""
+    kv_free_share: float
+    """Part of its blocks that no request holds, cached ones among them: 0 ... 1."""
+    prefill_tokens_per_s: float
+    """Of a prompt, beside what it decodes."""
+    age_s: float
+    """How long ago it said so."""
+
+    def __post_init__(self) -> None:
+        if not self.prefill_tokens_per_s > 0:
+            raise ValueError("prefill_tokens_per_s: must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica for a request, and what is expected of it there."""
+
+    replica: int
+    cached_tokens: int
+    """Of the prompt, that will not have to be computed."""
+    prefill_seconds: float
+    """For the others."""
+    why: Why
+    """`cached`: no other has more of it. `spread`: none has any, or to wait where there is more of
+    it costs more. `two_choices`: no replica has said anything for a while. `sticky`: nobody is
+    known to have any of it, but its conversation was there."""
+
+
+class Router:
+    """Chooses replicas for the requests of one front door.
+
+    A replica is offered to it (in `loads`) from when it is warm until it is to take no more.
+    """
+
+    def __init__(self, index: Depths, block_size: int, seed: int = 0) -> None:
+        """`seed` draws the two replicas that are compared where nothing is known of any."""
+        self._index = index
+        self._block_size = block_size
+        self._draw = random.Random(seed)
+        self._in_flight = InFlight()
+
+    def choose(
+        self,
+        hashes: Sequence[bytes],
+        prompt_tokens: int,
+        loads: Mapping[int, ReplicaLoad],
+        now: float,
+        home: int | None = None,
+    ) -> Choice:
+        """A replica of `loads` for a prompt whose full blocks have these hashes.
+
+        `home` is where the response was made that it continues, if that is known. Raises
+        `ValueError` where there are no replicas.
+        """
+        if not loads:
+            raise ValueError("loads: there is no replica")
+        known = {replica: load for replica, load in loads.items() if load.age_s <= STALE_SECONDS}
+        if not known:
+            return self._blindly(prompt_tokens, loads, home)
+        roomy = {one: load for one, load in known.items() if load.kv_free_share >= FULL_SHARE}
+        return self._by_score(hashes, prompt_tokens, roomy or known, now, home)
+
+    def routed(self, request_id: str, choice: Choice, hashes: Sequence[bytes], now: float) -> None:
+        """The request is on its way: its blocks will be there, and it is waited for.
+
+        Raises `ValueError` for an id that is under way.
+        """
+        self._in_flight.add(request_id, choice.replica, hashes, choice.prefill_seconds, now)
+
+    def finished(self, request_id: str) -> None:
+        """The request is over, for whatever reason."""
+        self._in_flight.remove(request_id)
+
+    def gone(self, replica: int) -> list[str]:
+        """The replica is no more; returns the requests that were under way there."""
+        return self._in_flight.drop(replica)
+
+    def _by_score(
+        self,
+        hashes: Sequence[bytes],
+        prompt_tokens: int,
+        loads: Mapping[int, ReplicaLoad],
+        now: float,
+        home: int | None,
+    ) -> Choice:
+        depths = self._depths(hashes)
+        deepest = max(depths.get(replica, 0) for replica in loads)
+        choices: dict[int, Choice] = {}
+        scores: dict[int, float] = {}
+        for replica, load in loads.items():
+            depth = depths.get(replica, 0)
+            # The last token is always computed: what follows it is drawn from its row.
+            cached = min(depth * self._block_size, prompt_tokens - 1)
+            prefill = (prompt_tokens - cached) / load.prefill_tokens_per_s
+            why: Why = "cached" if depth and depth == deepest else "spread"
+            if replica == home and not deepest:
+                why = "sticky"
+            choices[replica] = Choice(replica, cached, prefill, why)
+            # A home of which nothing is known may well have all of it.
+            work = 0.0 if why == "sticky" else prefill
+            scores[replica] = self._queue_seconds(replica, load, now) + WORK_WEIGHT * work
+        least = min(scores.values()) + EQUAL_SECONDS
+        equal = [choices[replica] for replica, score in scores.items() if score <= least]
+        most = max(choice.cached_tokens for choice in equal)
+        best = [choice.replica for choice in equal if choice.cached_tokens == most]
+        # What no replica has may be asked for at several doors at once: let them agree.
+        next_block = hashes[min(deepest, len(hashes) - 1)] if hashes else b""
+        return choices[ranked(next_block, best)[0]]
+
+    def _depths(self, hashes: Sequence[bytes]) -> dict[int, int]:
+        """How many leading blocks each replica has or will have."""
+        depths = dict(self._index.depths(hashes))
+        for replica, depth in self._in_flight.depths(hashes):
+            depths[replica] = max(depth, depths.get(replica, 0))
+        return depths
+
+    def _queue_seconds(self, replica: int, load: ReplicaLoad, now: float) -> float:
+        """What it has said, and was sent by this door since, but for what it has computed since."""
+        sent = self._in_flight.seconds_since(replica, now - load.age_s)
+        return max(0.0, load.queue_seconds + sent - load.age_s)
+
+    def _blindly(
+        self, prompt_tokens: int, loads: Mapping[int, ReplicaLoad], home: int | None
+    ) -> Choice:
+        """The better of two replicas by what this door has sent them (Mitzenmacher, 2001)."""
+        if home is not None and home in loads:
+            chosen, why = home, "sticky"
+        else:
+            two = self._draw.sample(sorted(loads), min(2, len(loads)))
+            chosen, why = min(two, key=self._in_flight.num_requests), "two_choices"
+        seconds = prompt_tokens / loads[chosen].prefill_tokens_per_s
+        return Choice(chosen, 0, seconds, why)
+
+
+def ranked(key: bytes, replicas: Iterable[int]) -> list[int]:
+    """`replicas` in an order of preference that every front door finds for `key`.
+
+    Who comes or goes changes nobody else's place (rendezvous hashing: Thaler and Ravishankar,
+    IEEE/ACM Transactions on Networking 1998).
+    """
+
+    def weight(replica: int) -> bytes:
+        return blake2b(key, digest_size=8, salt=replica.to_bytes(16)).digest()
+
+    return sorted(replicas, key=weight)
