@@ -5,24 +5,33 @@ seconds, by the replica's own cost model. Its cached prefix makes one replica ch
 until that one's queue costs more: then the prefix is computed a second time, and from then on has
 two homes. That is how a prompt spreads which is too hot for one replica.
 
-What is computed twice is paid for by the requests behind it, too, and takes the place of other
-prefixes. So the seconds that are left to compute weigh more than those of waiting.
+Three more costs keep the caches worth together what one large cache would be:
+
+- What is computed is waited for by all requests behind it, so its seconds weigh more than those of
+  waiting. Hence a conversation hardly ever moves.
+- Less of it where many prompts share what is computed once more: that is an investment. How many
+  do is counted where prompts part.
+- Whatever is computed evicts something. A replica that has computed more than its share, of late,
+  evicts what is younger, and costs more.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Literal, Protocol
 
 from app.cluster.in_flight import InFlight
+from app.cluster.placements import Placements
 
 Why = Literal["cached", "spread", "two_choices", "sticky"]
 
-WORK_WEIGHT: Final = 2.0
-"""What a second of computing counts, where a second of waiting counts 1."""
+WORK_WEIGHT: Final = 7.0
+"""What a second of computing costs those behind it, where a second of waiting counts 1."""
+CROWDING_WEIGHT: Final = 2.0
+"""What it costs to have computed twice one's share, in what a request takes to compute."""
 STALE_SECONDS: Final = 2.0
 """A replica that has said nothing for so long is not believed any more."""
 FULL_SHARE: Final = 0.02
@@ -73,6 +82,17 @@ class Choice:
     """`cached`: no other has more of it. `spread`: none has any, or to wait where there is more of
     it costs more. `two_choices`: no replica has said anything for a while. `sticky`: nobody is
     known to have any of it, but its conversation was there."""
+    known_blocks: int = 0
+    """Leading blocks that some replica has or will have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What is to be computed."""
+
+    hashes: Sequence[bytes]
+    num_tokens: int
+    home: int | None
 
 
 class Router:
@@ -87,6 +107,7 @@ class Router:
         self._block_size = block_size
         self._draw = random.Random(seed)
         self._in_flight = InFlight()
+        self._placements = Placements()
 
     def choose(
         self,
@@ -103,11 +124,12 @@ class Router:
         """
         if not loads:
             raise ValueError("loads: there is no replica")
+        prompt = _Prompt(hashes, prompt_tokens, home)
         known = {replica: load for replica, load in loads.items() if load.age_s <= STALE_SECONDS}
         if not known:
-            return self._blindly(prompt_tokens, loads, home)
+            return self._blindly(prompt, loads)
         roomy = {one: load for one, load in known.items() if load.kv_free_share >= FULL_SHARE}
-        return self._by_score(hashes, prompt_tokens, roomy or known, now, home)
+        return self._by_score(prompt, roomy or known, now)
 
     def routed(self, request_id: str, choice: Choice, hashes: Sequence[bytes], now: float) -> None:
         """The request is on its way: its blocks will be there, and it is waited for.
@@ -115,6 +137,8 @@ class Router:
         Raises `ValueError` for an id that is under way.
         """
         self._in_flight.add(request_id, choice.replica, hashes, choice.prefill_seconds, now)
+        branch = _branch(hashes, choice.known_blocks)
+        self._placements.add(choice.replica, choice.prefill_seconds, branch)
 
     def finished(self, request_id: str) -> None:
         """The request is over, for whatever reason."""
@@ -122,39 +146,49 @@ class Router:
 
     def gone(self, replica: int) -> list[str]:
         """The replica is no more; returns the requests that were under way there."""
+        self._placements.drop(replica)
         return self._in_flight.drop(replica)
 
-    def _by_score(
-        self,
-        hashes: Sequence[bytes],
-        prompt_tokens: int,
-        loads: Mapping[int, ReplicaLoad],
-        now: float,
-        home: int | None,
-    ) -> Choice:
-        depths = self._depths(hashes)
-        deepest = max(depths.get(replica, 0) for replica in loads)
+    def _by_score(self, prompt: _Prompt, loads: Mapping[int, ReplicaLoad], now: float) -> Choice:
+        depths = self._depths(prompt.hashes)
+        known = max(depths.get(replica, 0) for replica in loads)
+        branch = _branch(prompt.hashes, known)
+        crowding = self._placements.crowding(loads)
         choices: dict[int, Choice] = {}
         scores: dict[int, float] = {}
         for replica, load in loads.items():
             depth = depths.get(replica, 0)
-            # The last token is always computed: what follows it is drawn from its row.
-            cached = min(depth * self._block_size, prompt_tokens - 1)
-            prefill = (prompt_tokens - cached) / load.prefill_tokens_per_s
-            why: Why = "cached" if depth and depth == deepest else "spread"
-            if replica == home and not deepest:
-                why = "sticky"
-            choices[replica] = Choice(replica, cached, prefill, why)
+            choice = self._choice(prompt, replica, load, depth, known)
+            again = (known - depth) * self._block_size / load.prefill_tokens_per_s
             # A home of which nothing is known may well have all of it.
-            work = 0.0 if why == "sticky" else prefill
-            scores[replica] = self._queue_seconds(replica, load, now) + WORK_WEIGHT * work
+            own = 0.0 if choice.why == "sticky" else choice.prefill_seconds
+            # Who computes a shared prefix once more does it for all who share it.
+            lasting = own - again + again / self._placements.sharers(branch)
+            scores[replica] = (
+                self._queue_seconds(replica, load, now)
+                + own
+                + WORK_WEIGHT * lasting
+                + CROWDING_WEIGHT * crowding[replica]
+            )
+            choices[replica] = choice
         least = min(scores.values()) + EQUAL_SECONDS
         equal = [choices[replica] for replica, score in scores.items() if score <= least]
         most = max(choice.cached_tokens for choice in equal)
         best = [choice.replica for choice in equal if choice.cached_tokens == most]
         # What no replica has may be asked for at several doors at once: let them agree.
-        next_block = hashes[min(deepest, len(hashes) - 1)] if hashes else b""
-        return choices[ranked(next_block, best)[0]]
+        new = prompt.hashes[min(known, len(prompt.hashes) - 1)] if prompt.hashes else b""
+        return choices[ranked(new, best)[0]]
+
+    def _choice(
+        self, prompt: _Prompt, replica: int, load: ReplicaLoad, depth: int, known: int
+    ) -> Choice:
+        # The last token is always computed: what follows it is drawn from its row.
+        cached = min(depth * self._block_size, prompt.num_tokens - 1)
+        seconds = (prompt.num_tokens - cached) / load.prefill_tokens_per_s
+        why: Why = "cached" if depth and depth == known else "spread"
+        if replica == prompt.home and not known:
+            why = "sticky"
+        return Choice(replica, cached, seconds, why, known)
 
     def _depths(self, hashes: Sequence[bytes]) -> dict[int, int]:
         """How many leading blocks each replica has or will have."""
@@ -168,17 +202,19 @@ class Router:
         sent = self._in_flight.seconds_since(replica, now - load.age_s)
         return max(0.0, load.queue_seconds + sent - load.age_s)
 
-    def _blindly(
-        self, prompt_tokens: int, loads: Mapping[int, ReplicaLoad], home: int | None
-    ) -> Choice:
+    def _blindly(self, prompt: _Prompt, loads: Mapping[int, ReplicaLoad]) -> Choice:
         """The better of two replicas by what this door has sent them (Mitzenmacher, 2001)."""
-        if home is not None and home in loads:
-            chosen, why = home, "sticky"
-        else:
-            two = self._draw.sample(sorted(loads), min(2, len(loads)))
-            chosen, why = min(two, key=self._in_flight.num_requests), "two_choices"
-        seconds = prompt_tokens / loads[chosen].prefill_tokens_per_s
-        return Choice(chosen, 0, seconds, why)
+        if prompt.home is not None and prompt.home in loads:
+            return self._choice(prompt, prompt.home, loads[prompt.home], 0, 0)
+        two = self._draw.sample(sorted(loads), min(2, len(loads)))
+        chosen = min(two, key=self._in_flight.num_requests)
+        choice = self._choice(prompt, chosen, loads[chosen], 0, 0)
+        return replace(choice, why="two_choices")
+
+
+def _branch(hashes: Sequence[bytes], known_blocks: int) -> bytes | None:
+    """The last block that some replica has."""
+    return hashes[known_blocks - 1] if known_blocks else None
 
 
 def ranked(key: bytes, replicas: Iterable[int]) -> list[int]:

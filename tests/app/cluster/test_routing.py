@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from app.cluster.in_flight import InFlight
+from app.cluster.placements import Placements
 from app.cluster.routing import Choice, ReplicaLoad, Router, ranked
 
 BLOCK = 16
@@ -64,13 +66,61 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert choice.cached_tokens == LONG * BLOCK - 1
 
 
-def test_a_hot_prompt_spreads_once_waiting_costs_more_than_computing_it_again() -> None:
+def test_a_prompt_spreads_once_waiting_costs_more_than_computing_it_again() -> None:
     prompt = chain("hot")
     router = Router(Held({0: prompt}), BLOCK)
-    assert choose(router, prompt, idle() | {0: load(queue=1.5)}).replica == 0
-    spread = choose(router, prompt, idle() | {0: load(queue=4.0)})
+    assert choose(router, prompt, idle() | {0: load(queue=4.0)}).replica == 0
+    spread = choose(router, prompt, idle() | {0: load(queue=12.0)})
     assert spread.replica != 0
     assert (spread.cached_tokens, spread.why) == (0, "spread")
+
+
+def test_a_prompt_that_many_share_spreads_sooner_than_a_conversation() -> None:
+    shared = chain("system")
+    router = Router(Held({0: shared}), BLOCK)
+    loads = idle() | {0: load(queue=3.0)}
+    for number in range(8):  # while they are few, they wait
+        asked = chain(f"user {number}", 2, behind=shared)
+        choice = choose(router, asked, loads)
+        assert choice.replica == 0 or number > 1
+        router.routed(str(number), replace(choice, replica=0), asked, now=9.0)
+        router.finished(str(number))
+    assert choose(router, chain("new user", 2, behind=shared), loads).replica != 0
+    alone = chain("alone", LONG)
+    router = Router(Held({0: alone}), BLOCK)
+    assert choose(router, chain("turn", 2, behind=alone), loads).replica == 0
+
+
+def test_who_has_computed_more_than_its_share_gets_less_that_is_new() -> None:
+    router = Router(Held({0: chain("system", 4)}), BLOCK)
+    for number in range(1000):
+        choice = Choice(0, 0, 1.0, "cached")
+        router.routed(str(number), choice, chain(str(number)), now=9.0)
+        router.finished(str(number))
+    assert choose(router, chain("new", behind=chain("system", 4)), idle()).replica != 0
+    router.gone(0)
+    assert choose(router, chain("new", behind=chain("system", 4)), idle()).replica == 0
+
+
+def test_what_was_placed_long_ago_counts_little() -> None:
+    placements = Placements()
+    placements.add(0, 5.0, None)
+    for _ in range(30_000):
+        placements.add(1, 2.0, None)
+    # All requests took 2 s; had replica 0 done as much as 1, the mean would be 4.
+    assert placements.crowding([0, 1]) == pytest.approx({0: -2.0, 1: 2.0}, rel=0.01)
+    assert placements.crowding([2, 3]) == {2: 0.0, 3: 0.0}
+
+
+def test_only_the_latest_branches_are_counted() -> None:
+    placements = Placements()
+    for number in range(10_000):
+        placements.add(0, 1.0, str(number).encode())
+        placements.add(0, 1.0, b"hot")
+    assert placements.sharers(b"hot") == 10_001
+    assert placements.sharers(b"1") == 1
+    assert placements.sharers(None) == 1
+    assert len(placements._branches) <= 4096
 
 
 def test_a_prefix_counts_from_when_it_is_sent() -> None:
