@@ -116,7 +116,7 @@ from tests.engine.kept.simulated import start, pin, save
 from tests.engine.simulation import random_prompt
 for folder in sys.stdin:
     if not os.fork():
-        core = start(Path(folder.strip()), num_blocks=512)
+        core = start(Path(folder.strip()), num_blocks=1024)
         print(os.getpid(), flush=True)
         for count in range(40):
             pin(core, random_prompt(random.Random(count), 60 + count))
