@@ -8,7 +8,7 @@ order in which blocks are evicted is in `engine.blocks.eviction`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -19,7 +19,7 @@ _TENANTS_A_LEASE: Final = 16
 _FORMER_TENANTS: Final = 1024
 """Tenants without leases whose counts are remembered."""
 _SPARE_ENTRIES: Final = 64
-"""Of leases that are over; beyond these, and one a lease, the heap is made anew."""
+"""Ends of leases that are over; beyond these, and one a lease, the heap is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class LeaseTerms:
 class _Lease:
     seconds: float
     until: float
-    entry: int = 0
-    """Where it is in the heap of ends, at a time no later than it ends."""
+    entry: int
+    """Which one of the heap of ends it is in, at a time no later than it ends."""
 
 
 @dataclass(slots=True)
@@ -74,8 +74,10 @@ class Leases:
         self._clock = clock
         self._tenants: dict[str, TenantLeases] = {}
         self._lessees: dict[int, tuple[str, ...]] = {}
-        self._ends: list[tuple[float, int, str, int]] = []
-        """A heap of (when to look at it, entry, tenant, block), also of leases that are over."""
+        self._ends: list[tuple[float, int, str, list[int]]] = []
+        """A heap of (when to look at them, entry, tenant, blocks), also of leases that are over."""
+        self._num_noted = 0
+        """Blocks in it."""
         self._entries = count()
         self._num_leases = 0
         self._keys: dict[int, bytes] = {}
@@ -147,7 +149,9 @@ class Leases:
             self._remember(terms.tenant)
         record.weight = terms.weight
         self._count(record, now)
-        new = []
+        begun: list[int] = []
+        new: list[int] = []
+        until, entry, alone = now + terms.seconds, next(self._entries), (terms.tenant,)
         for block in blocks:
             lease = record.leases.get(block)
             if lease is not None:
@@ -155,9 +159,19 @@ class Leases:
                 lease.until = max(lease.until, now + lease.seconds)
                 record.leases.move_to_end(block)
             elif terms.seconds:
-                if block not in self._lessees:
+                record.leases[block] = _Lease(terms.seconds, until, entry)
+                begun.append(block)
+                others = self._lessees.get(block)
+                if others is None:
                     new.append(block)
-                self._begin(record, block, terms, now)
+                    self._lessees[block] = alone
+                else:
+                    self._lessees[block] = others + alone
+                    self._expose(terms.tenant, record, block)
+        if begun:
+            self._former.pop(terms.tenant, None)
+            self._num_leases += len(begun)
+            self._note(until, entry, terms.tenant, begun)
         return new
 
     def expire(self) -> list[int]:
@@ -165,15 +179,23 @@ class Leases:
         freed: list[int] = []
         now = self._clock()
         while self._ends and self._ends[0][0] <= now:
-            _, entry, tenant, block = heappop(self._ends)
+            _, entry, tenant, blocks = heappop(self._ends)
+            self._num_noted -= len(blocks)
             record = self._tenants.get(tenant)
-            lease = None if record is None else record.leases.get(block)
-            if record is None or lease is None or lease.entry != entry:
+            if record is None:
                 continue
-            if lease.until > now:
-                self._note(lease, tenant, block)
-            else:
-                freed += self._end(tenant, record, block, lease.until)
+            renewed: dict[float, list[int]] = {}
+            for block in self._running(record, entry, blocks):
+                lease = record.leases[block]
+                if lease.until > now:
+                    renewed.setdefault(lease.until, []).append(block)
+                else:
+                    freed += self._end(tenant, record, block, lease.until)
+            for until, left in renewed.items():
+                again = next(self._entries)
+                for block in left:
+                    record.leases[block].entry = again
+                self._note(until, again, tenant, left)
         return freed
 
     def cut(self, tenant: str, most: int | None) -> list[int]:
@@ -228,12 +250,14 @@ class Leases:
     def check(self) -> None:
         """Verify the books in linear time. Raises `AssertionError`."""
         lessees: dict[int, set[str]] = {}
-        ends = {entry: (when, tenant, block) for when, entry, tenant, block in self._ends}
+        ends = {entry: (when, tenant, set(blocks)) for when, entry, tenant, blocks in self._ends}
+        assert self._num_noted == sum(len(end[3]) for end in self._ends), "ends are miscounted"
         for tenant, record in self._tenants.items():
             for block, lease in record.leases.items():
                 lessees.setdefault(block, set()).add(tenant)
-                when, *whose = ends[lease.entry]
-                assert whose == [tenant, block], f"{tenant!r}: a lease has no end"
+                when, whose, noted = ends[lease.entry]
+                assert whose == tenant, f"{tenant!r}: a lease has another one's end"
+                assert block in noted, f"{tenant!r}: a lease has no end"
                 assert when <= lease.until, f"a lease of {tenant!r} ends too late"
             idle = record.leases.keys() & self._keys.keys()
             assert record.idle.keys() == idle, f"{tenant!r}: leased blocks up for eviction"
@@ -250,27 +274,33 @@ class Leases:
         record = self._tenants[tenant]
         return len(record.leases) / record.weight
 
-    def _begin(self, record: TenantLeases, block: int, terms: LeaseTerms, now: float) -> None:
-        until = now + terms.seconds
-        lease = record.leases[block] = _Lease(terms.seconds, until)
-        self._lessees[block] = (*self._lessees.get(block, ()), terms.tenant)
-        self._former.pop(terms.tenant, None)
-        self._num_leases += 1
+    def _expose(self, tenant: str, record: TenantLeases, block: int) -> None:
+        """A tenant leases a block that another one leases, too, and that may be up for eviction."""
         if block in self._keys:
             record.idle[block] = None
-            self._idle[terms.tenant] = None
-        self._note(lease, terms.tenant, block)
+            self._idle[tenant] = None
 
-    def _note(self, lease: _Lease, tenant: str, block: int) -> None:
-        """Look at a lease when it ends as things are now; a renewal is seen then."""
-        lease.entry = next(self._entries)
-        heappush(self._ends, (lease.until, lease.entry, tenant, block))
-        if len(self._ends) > _SPARE_ENTRIES + 2 * self._num_leases:
-            running = {
-                lease.entry for record in self._tenants.values() for lease in record.leases.values()
-            }
-            self._ends = [end for end in self._ends if end[1] in running]
+    def _note(self, when: float, entry: int, tenant: str, blocks: list[int]) -> None:
+        """Look at leases when they end as things are now; a renewal is seen then."""
+        heappush(self._ends, (when, entry, tenant, blocks))
+        self._num_noted += len(blocks)
+        if self._num_noted > _SPARE_ENTRIES + 2 * self._num_leases:
+            running = []
+            for then, number, whose, noted in self._ends:
+                left = list(self._running(self._tenants.get(whose), number, noted))
+                if left:
+                    running.append((then, number, whose, left))
+            self._ends, self._num_noted = running, sum(len(end[3]) for end in running)
             heapify(self._ends)
+
+    @staticmethod
+    def _running(record: TenantLeases | None, entry: int, blocks: list[int]) -> Iterator[int]:
+        """Of the blocks of an entry: those whose leases are looked at by it."""
+        if record is not None:
+            for block in blocks:
+                lease = record.leases.get(block)
+                if lease is not None and lease.entry == entry:
+                    yield block
 
     def _end(self, tenant: str, record: TenantLeases, block: int, at: float) -> list[int]:
         self._count(record, at)

@@ -238,7 +238,24 @@ def test_leases_that_are_over_take_no_memory() -> None:
         clock.now += 1.0
         leased(pool, f"prompt {number}", 10, seconds=10_000, most=20)
     assert len(pool.leases.of("a").leases) == 20
-    assert len(pool.leases._ends) <= 64 + 2 * 31
+    assert len(pool.leases._ends) <= pool.leases._num_noted <= 64 + 2 * 31
+
+
+def test_leases_that_begin_together_are_looked_at_together_until_one_is_renewed() -> None:
+    clock = Clock()
+    pool = BlockPool(40, "lru", clock)
+    leased(pool, "prompt", 10, seconds=10)
+    assert len(pool.leases._ends) == 1
+    clock.now += 5.0
+    pool.lease(chain("prompt", 4), LeaseTerms("a", 10.0))
+    clock.now += 6.0
+    assert len(pool.leases.of("a").leases) == 4
+    assert len(pool.leases._ends) == 1
+    pool.check()
+    clock.now += 5.0
+    assert not pool.leases.of("a").leases
+    assert not pool.leases._ends
+    pool.check()
 
 
 def test_of_tenants_without_leases_only_the_last_ones_are_remembered() -> None:
