@@ -155,7 +155,10 @@ def cache(
     if document["next"] is not None:
         print(f"... more: --after {document['next']}")
     print()
-    print_table(document["days"], f"tenant {tenant} has used nothing in the last days")
+    print_table(
+        [_day(one) for one in document["days"]],
+        f"tenant {tenant} has used nothing in the last days",
+    )
 
 
 @app.command("delete")
@@ -190,6 +193,11 @@ def _chain(chain: dict[str, Any]) -> dict[str, Any]:
         "idle_s": round(chain["idle_seconds"]),
         "age_s": round(chain["age_seconds"]),
     }
+
+
+def _day(day: dict[str, Any]) -> dict[str, Any]:
+    ratio = day["hit_ratio"]
+    return day | {"hit_ratio": None if ratio is None else f"{ratio:.1%}"}
 
 
 def _document(tenant: Tenant) -> dict[str, Any]:
