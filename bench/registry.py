@@ -31,6 +31,7 @@ _MODULES = {
     "structured": "bench.engine.structured",
     "kernels": "bench.kernels.kernels",
     "gpu": "bench.engine.gpu",
+    "routing": "bench.cluster.routing",
     "peers": "bench.service.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")

@@ -1,0 +1,1 @@
+"""Benches of several engines behind one service."""
