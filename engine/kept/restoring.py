@@ -118,7 +118,7 @@ class Restorer:
         self._lease_terms = lease_terms
         self._on_use = on_use
         self._on_damage = on_damage
-        self._reads: Lanes[float] = Lanes(2, "kept")
+        self._reads: Lanes[float] = Lanes(3, "kept")
         self._waiting: dict[str, _Waiting] = {}
         self._restores: list[Restore] = []
         self._seconds_a_byte = _READ_SECONDS_A_BYTE
@@ -134,10 +134,10 @@ class Restorer:
 
     @property
     def awaited(self) -> list[Future[float]]:
-        """What there is nothing to do before."""
+        """What there is nothing to do before: of each chain, what comes first."""
         if any(one.restore is None for one in self._waiting.values()):
             return []
-        return [portion.read for restore in self._restores for portion in restore.portions]
+        return [restore.portions[0].read for restore in self._restores]
 
     def submit(self, request: EngineRequest) -> bool:
         """Let a request wait for its blocks if its chain's first one is on disk."""
@@ -231,25 +231,31 @@ class Restorer:
         for index, block in enumerate(blocks, first):
             restore.targets[index] = block, self._place(one, hashes, index)
         most = max(1, PORTION_BYTES // self._block_bytes)
+        prepared: list[tuple[KeptFile, range, Landing, Callable[[], float]]] = []
         start = 0
         for end in range(1, len(spots) + 1):
             is_over = end == len(spots) or spots[end].file is not spots[start].file
             if is_over or end - start == most:
                 indices = range(first + start, first + end)
-                self._read(restore, indices, spots[start:end])
+                prepared.append(self._prepare(restore, indices, spots[start:end]))
                 start = end
+        # Once all are prepared: threads that read ask for the interpreter's lock all the time.
+        for file, indices, landing, work in prepared:
+            read = self._reads.submit(tenant, work)
+            restore.portions.append(_Portion(file, indices, landing, read))
         self._restores.append(restore)
         self._lifecycle.tiers.incoming += restore.held
         return restore
 
-    def _read(self, restore: Restore, indices: range, spots: Sequence[Spot]) -> None:
+    def _prepare(
+        self, restore: Restore, indices: range, spots: Sequence[Spot]
+    ) -> tuple[KeptFile, range, Landing, Callable[[], float]]:
+        """A portion, and what a thread is to do for it."""
         file = spots[0].file
         landing = self._memory.landing([restore.targets[index][0] for index in indices])
         wanted = [(spot.number, file.head.names[spot.number]) for spot in spots]
         key = restore.targets[indices.start][1].namespace_key
-        work = partial(_timed_read, file, key, wanted, landing)
-        read = self._reads.submit(restore.terms.tenant, work)
-        restore.portions.append(_Portion(file, indices, landing, read))
+        return file, indices, landing, partial(_timed_read, file, key, wanted, landing)
 
     def _take(self, restore: Restore) -> None:
         """Make findable what has come of a chain; behind its last portion, let go of its blocks."""
