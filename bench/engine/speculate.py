@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--questions", type=Path, default=DEFAULT_QUESTIONS)
     parser.add_argument("--chats", type=int, default=8, help="second turns, one at a time")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
-    parser.add_argument("--rounds", type=int, default=2, help="of all loads")
+    parser.add_argument("--rounds", type=int, default=6, help="of all loads")
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
 
 
