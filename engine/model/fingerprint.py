@@ -26,12 +26,13 @@ _KEPT = "weights.json"
 _decode = msgspec.json.Decoder(dict[str, tuple[str, str]]).decode
 
 
-def model_fingerprint(config: EngineConfig, dtype: torch.dtype) -> bytes:
+def model_fingerprint(config: EngineConfig, dtype: torch.dtype, rounding: str = "") -> bytes:
     """Identifies what computes KV, and how it is kept: part of every block hash.
 
-    The weights count by configuration, file names and contents.
+    The weights count by configuration, file names and contents. Whose last bits matter says what
+    they hang on, as `rounding`: nothing is then found that was computed in another way.
     """
-    kept = f"{dtype} {config.quantize} {config.kv_dtype}"
+    kept = f"{dtype} {config.quantize} {config.kv_dtype}{rounding and f' {rounding}'}"
     digest = blake2b(kept.encode(), digest_size=_DIGEST_BYTES)
     folder = Path(config.model_path)
     digest.update((folder / "config.json").read_bytes())

@@ -102,6 +102,12 @@ def described(choice: Choice) -> str:
     return f"{library.level()} with {threads}: {listed}, {choice.tiles} tiles"
 
 
+def rounding(choice: Choice) -> str:
+    """What the last bits of a batch-invariant result hang on, beside the model, in words."""
+    products = ", ".join(f"{kind} by {choice.paths[kind]}" for kind in ("bfloat16", "int8"))
+    return f"batch-invariant {library.level()} {library.sources()}: {products}"
+
+
 def known_choice(config: EngineConfig) -> Choice | None:
     """What was measured before, on this machine and for this configuration."""
     return _load(_store(config)).get(_machine(config))

@@ -37,9 +37,11 @@ from engine.model.draft import load_draft
 from engine.model.fingerprint import model_fingerprint
 from engine.model.fused_layers import FusedDecoder
 from engine.model.kernel_paths import (
+    Choice,
     choose_kernel_paths,
     measured_row_costs,
     measured_step_tokens,
+    rounding,
 )
 from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.load import load_model
@@ -265,7 +267,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     For `tell` and errors see `load_core`.
     """
     transformers_logging.disable_progress_bar()
-    choose_kernel_paths(config)
+    choice = choose_kernel_paths(config)
     model = load_model(config)
     tell("weights")
     draft = load_draft(config, model)
@@ -274,7 +276,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
             "kernels/native is not built: attention and products run in plain torch, right and "
             "several times slower; install a C compiler, then the package again"
         )
-    fingerprint = model_fingerprint(config, model.dtype)
+    fingerprint = model_fingerprint(config, model.dtype, _rounding(model, choice))
     config = _with_step_size(config, model, fingerprint)
     host_block_bytes = _block_bytes(model)
     block_bytes = host_block_bytes + (0 if draft is None else _block_bytes(draft))
@@ -297,6 +299,13 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     if num_host_blocks:
         costs = calibrate(model, _step_size(config).tokens, info.max_context_tokens)
     return Parts(config, info, model, costs, draft, vocabulary)
+
+
+def _rounding(model: PagedModel, choice: Choice) -> str:
+    """What KV hangs on to the last bit, where that matters; on a GPU no path of the CPU's."""
+    if not model.batch_invariant:
+        return ""
+    return rounding(choice) if model.device.type == "cpu" else "batch-invariant"
 
 
 def _block_bytes(model: PagedModel) -> int:

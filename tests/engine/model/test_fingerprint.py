@@ -30,6 +30,14 @@ def fingerprint(folder: Path, dtype: torch.dtype = torch.float32, **options: Any
     return model_fingerprint(EngineConfig(model_path=str(folder), **options), dtype)
 
 
+def test_where_last_bits_matter_what_they_hang_on_changes_the_hashes(folder: Path) -> None:
+    config = EngineConfig(model_path=str(folder))
+    ways = ["", "by words", "by floats"]
+    found = {model_fingerprint(config, torch.float32, way) for way in ways}
+    assert len(found) == 3
+    assert fingerprint(folder) in found
+
+
 def test_what_changes_kv_changes_the_hashes(folder: Path) -> None:
     assert fingerprint(folder) == fingerprint(folder, kv_memory_bytes=2**20, prefix_grouping=False)
     others = [{"quantize": "int8"}, {"quantize": "int4"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}]

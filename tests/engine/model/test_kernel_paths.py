@@ -18,6 +18,7 @@ from engine.model.kernel_paths import (
     known_choice,
     measured_row_costs,
     measured_step_tokens,
+    rounding,
 )
 from kernels.native import library, measuring, paths
 
@@ -98,6 +99,15 @@ def test_without_a_folder_a_process_measures_once(measured: list[list[int]]) -> 
     config = EngineConfig(model_path="", threads=2)
     assert choose_kernel_paths(config) == choose_kernel_paths(config) == SLOW
     assert len(measured) == 1
+
+
+def test_last_bits_hang_on_how_products_are_computed_and_on_nothing_else() -> None:
+    words = structs.replace(SLOW, paths=SLOW.paths | {"int8": "words"})
+    assert rounding(words) != rounding(SLOW)
+    same = structs.replace(
+        SLOW, paths=SLOW.paths | {"attention": "words"}, tiles="small", threads=1
+    )
+    assert rounding(same) == rounding(SLOW)
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
