@@ -399,7 +399,7 @@ class UnsupportedModel(EngineError):
 
 
 class EngineBroken(EngineError):
-    """Step after step has failed: what computes them has to be started anew."""
+    """Step after step has failed, or can only fail: what computes them has to be started anew."""
 
 
 class StepOutOfMemory(EngineError):

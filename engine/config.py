@@ -22,6 +22,7 @@ _AT_LEAST_ONE = (
     "min_run_tokens",
     "speculation_tokens",
     "step_token_budget",
+    "tensor_parallel",
     "threads",
 )
 
@@ -80,6 +81,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a generated token adds; more than 0."""
     threads: int | None = None
     """CPU threads of the compute kernels; `None`: see `engine.run.threads.compute_threads`."""
+    tensor_parallel: int = 1
+    """Processes on this machine's CPU that compute the model together, each a part of every layer.
+    They share the `threads`; `kv_memory_bytes` and `host_memory_bytes` are theirs together."""
     kernel_paths: KernelPaths = "auto"
     """How compiled kernels multiply on a CPU: in float32, by words of several elements, by matrix
     tiles (or what the machine has below that); `auto`: as is fastest for each kind of product."""
@@ -126,6 +130,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"speculation: {self.speculation!r} is none of off, lookup, draft")
         if (self.speculation == "draft") != (self.draft_model_path is not None):
             raise ValueError("draft_model_path: goes with speculation draft, and that with it")
+        if self.tensor_parallel > 1 and self.kept_dir is not None:
+            raise ValueError("kept_dir: blocks are not kept on disk with tensor_parallel")
         if self.kv_dtype not in ("auto", "int8", "fp8"):
             raise ValueError(f"kv_dtype: {self.kv_dtype!r} is none of auto, int8, fp8")
         if not 0 <= self.itl_target_ms < math.inf:

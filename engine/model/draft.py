@@ -27,7 +27,12 @@ def load_draft(config: EngineConfig, model: PagedModel) -> PagedModel | None:
     if not (Path(path) / "config.json").is_file():
         raise EngineError(f"draft_model: {path} is no folder with a model's config.json")
     own = msgspec.structs.replace(
-        config, model_path=path, draft_model_path=None, speculation="off", batch_invariant=False
+        config,
+        model_path=path,
+        draft_model_path=None,
+        speculation="off",
+        batch_invariant=False,
+        tensor_parallel=1,
     )
     try:
         draft = load_model(own)

@@ -33,6 +33,8 @@ def model_fingerprint(config: EngineConfig, dtype: torch.dtype, rounding: str = 
     they hang on, as `rounding`: nothing is then found that was computed in another way.
     """
     kept = f"{dtype} {config.quantize} {config.kv_dtype}{rounding and f' {rounding}'}"
+    if config.tensor_parallel > 1:  # sums are rounded otherwise, and steps take another time
+        kept += f" {config.tensor_parallel}"
     digest = blake2b(kept.encode(), digest_size=_DIGEST_BYTES)
     folder = Path(config.model_path)
     digest.update((folder / "config.json").read_bytes())

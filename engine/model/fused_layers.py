@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
 from engine.model.eager_layers import AttentionCall
 from engine.model.families import Description, LayerDescription, describe
+from engine.model.parallel.cut import cut
+from engine.model.parallel.shard import Gathered, Shard, Summed
 from engine.run.batch import Batch
 from kernels.attention import attend
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
@@ -33,11 +35,18 @@ class FusedDecoder:
     """
 
     def __init__(
-        self, description: Description, quantization: Quantization, batch_invariant: bool
+        self,
+        description: Description,
+        quantization: Quantization,
+        batch_invariant: bool,
+        shard: Shard | None = None,
     ) -> None:
-        """Pack the weights of `description`, and take each from its module once it is packed."""
+        """Pack the weights of `description`, and take each from its module once it is packed.
+
+        With a `shard` it is the part of that rank (`engine.model.parallel.cut`).
+        """
         self._dtype = description.embedding.weight.dtype
-        packer = _Packer(quantization, batch_invariant, self._dtype)
+        packer = _Packer(quantization, batch_invariant, self._dtype, shard)
         self._embedding_scale = description.embedding_scale
         self._activation = description.activation
         self._layers = [packer.layer(layer) for layer in description.layers]
@@ -167,32 +176,49 @@ def fuse(
     *,
     quantization: Quantization = "none",
     batch_invariant: bool = False,
+    shard: Shard | None = None,
 ) -> FusedDecoder:
     """Fuse `model`, whose layers ask `calls` of their attention; its own weights are given up.
 
-    Contexts end where the model's do, or at `max_positions`. Raises
-    `engine.model.families.Unfamiliar`, with the model still whole, where it is not of a known
-    family.
+    Contexts end where the model's do, or at `max_positions`. Of a `shard` only that part is kept.
+    Raises `engine.model.families.Unfamiliar`, with the model still whole, where it is not of a
+    known family, and `EngineError` where it cannot be cut.
     """
-    return FusedDecoder(describe(model, calls, max_positions), quantization, batch_invariant)
+    description = describe(model, calls, max_positions)
+    if shard is not None:
+        description = cut(description, shard)
+    return FusedDecoder(description, quantization, batch_invariant, shard)
 
 
 class _Packer:
     """Packs products one after the other, so that at no time two copies of all weights exist."""
 
     def __init__(
-        self, quantization: Quantization, batch_invariant: bool, dtype: torch.dtype
+        self,
+        quantization: Quantization,
+        batch_invariant: bool,
+        dtype: torch.dtype,
+        shard: Shard | None,
     ) -> None:
         self._quantization = quantization
         self._batch_invariant = batch_invariant
         self._dtype = dtype
+        self._shard = shard
 
     def head(self, part: Product) -> Linear:
         """Never in 4 bits: roundings of logits reach the tokens at once."""
-        return self._product([part], "int8" if self._quantization == "int4" else self._quantization)
+        width = part.out_features  # a cut leaves that of the whole
+        kind: Quantization = "int8" if self._quantization == "int4" else self._quantization
+        product = self._product([part], kind)
+        return product if self._shard is None else Gathered(product, width, self._shard)
 
     def product(self, parts: Sequence[Product]) -> Linear:
         return self._product(parts, self._quantization)
+
+    def update(self, part: Product) -> Linear:
+        """What is added to the residual stream: with a shard, of all ranks."""
+        product = self.product([part])
+        return product if self._shard is None else Summed(product, self._shard)
 
     def _product(self, parts: Sequence[Product], quantization: Quantization) -> Linear:
         biases = [None if part.bias is None else part.bias.detach() for part in parts]
@@ -221,9 +247,9 @@ class _Packer:
         return DecoderLayer(
             options=layer.options,
             qkv=self.product(layer.qkv),
-            out=self.product([layer.out]),
+            out=self.update(layer.out),
             gate_up=self.product(layer.gate_up),
-            down=self.product([layer.down]),
+            down=self.update(layer.down),
         )
 
 

@@ -58,11 +58,16 @@ def choose_kernel_paths(config: EngineConfig) -> Choice:
         choice, source = measured_choice(config), "as configured"
     else:
         choice, source = _kept_or_measured(config)
+    use_choice(choice)
+    _log.info("%s (%s)", described(choice), source)
+    return choice
+
+
+def use_choice(choice: Choice) -> None:
+    """Compute so in this process."""
     paths.use(choice.paths)
     paths.use_tiles(choice.tiles)
     _use_threads(choice.threads)
-    _log.info("%s (%s)", described(choice), source)
-    return choice
 
 
 def measured_step_tokens(config: EngineConfig, model: str, measure: Callable[[], int]) -> int:

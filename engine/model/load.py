@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,9 @@ from engine.model.eager_layers import EagerDecoder
 from engine.model.families import Unfamiliar
 from engine.model.fused_layers import FusedDecoder, fuse
 from engine.model.paged_model import AttentionLayout, PagedModel, Weights
+from engine.model.parallel.cut import require_heads
+from engine.model.parallel.leader import Followers, LeadingModel
+from engine.model.parallel.shard import Shard
 from engine.run.batch import pack
 from engine.run.control_groups import available_memory
 from kernels.native import library
@@ -34,8 +38,8 @@ _SAMPLE_TOKENS = 24
 """Of the sequence on which a loaded model is compared with its original."""
 
 
-def load_model(config: EngineConfig) -> PagedModel:
-    """Load the weights that `config` names onto its device.
+def load_model(config: EngineConfig, followers: Followers | None = None) -> PagedModel:
+    """Load the weights that `config` names onto its device, or the first rank's part of them.
 
     Raises `UnsupportedModel` for architectures that cannot be served from blocks, and `EngineError`
     for options that the device or the architecture does not have.
@@ -45,13 +49,13 @@ def load_model(config: EngineConfig) -> PagedModel:
         raise EngineError(f"quantize: {config.quantize} weights are for CPUs; this is a GPU")
     if config.kv_dtype == "fp8" and device.type != "cuda":
         raise EngineError("kv_dtype: a cache of fp8 needs a GPU; on this CPU there is int8")
-    model, error = _load(config, device)
+    model, error = _load(config, device, followers)
     is_off = not error < _tolerance(model, config)
     needs_fusing = _needs_fusing(config, model.weights.quantized_by) is not None
     if is_off and model.weights.is_fused and not needs_fusing:
         _log.warning("fused layers differ from the model's own (by %.2g), which serve now", error)
         del model
-        model, error = _load(config, device, may_fuse=False)
+        model, error = _load(config, device, None, may_fuse=False)
     if not error < _tolerance(model, config):
         raise UnsupportedModel(
             f"{config.model_path}: paged logits differ from the model's own "
@@ -61,14 +65,59 @@ def load_model(config: EngineConfig) -> PagedModel:
     return model
 
 
+def load_shard(config: EngineConfig, shard: Shard) -> PagedModel:
+    """The part of a rank behind the first, which checks the whole. For errors see `load_model`."""
+    original = _load_original(config, choose_device(config.device))
+    weights = _weights(original, config, shard)
+    del original
+    _return_memory(weights.device)
+    return PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """A model as `transformers` has it."""
+
+    eager: EagerDecoder
+    text: PretrainedConfig
+    device: torch.device
+    dtype: torch.dtype
+    quantized_by: str | None
+    """As in `Weights`."""
+
+
 def _load(
-    config: EngineConfig, device: torch.device, may_fuse: bool = True
+    config: EngineConfig,
+    device: torch.device,
+    followers: Followers | None,
+    may_fuse: bool = True,
 ) -> tuple[PagedModel, float]:
     """The model, and how far its logits are from those of the model as it was loaded.
 
     Whatever a family does that paging or fusing does not know of (an unusual mask, sinks, a
     position bias) shows in them, at start, instead of as subtly wrong answers.
     """
+    original = _load_original(config, device)
+    length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
+    vocab_size = original.text.vocab_size
+    ids = torch.arange(length).mul(7919).add(11).remainder(vocab_size).tolist()
+    expected = original.eager.own_logits(ids).float()
+    whole = _layout(original.eager)
+    shard = None if followers is None else followers.shard
+    weights = _weights(original, config, shard, may_fuse)
+    del original
+    _return_memory(device)
+    options = config.block_size, config.kv_dtype, config.batch_invariant
+    if followers is None:
+        paged = PagedModel(weights, *options)
+    else:
+        followers.wait()
+        paged = LeadingModel(weights, *options, followers, whole)
+    error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
+    return paged, error.item()
+
+
+def _load_original(config: EngineConfig, device: torch.device) -> _Original:
     whole = AutoConfig.from_pretrained(config.model_path)
     text = whole.get_text_config()
     if getattr(text, "attention_chunk_size", None):
@@ -76,24 +125,24 @@ def _load(
     dtype = choose_dtype(config, device)
     model, quantized_by = _read(config, whole, device, dtype)
     eager = EagerDecoder(model, config.max_context_tokens)
-    length = min(_SAMPLE_TOKENS, config.block_size * 3 - 1)
-    ids = torch.arange(length).mul(7919).add(11).remainder(text.vocab_size).tolist()
-    expected = eager.own_logits(ids).float()
-    weights = Weights(
-        decoder=(_fused(eager, config, quantized_by) if may_fuse else None) or eager,
-        layout=_layout(eager),
-        config=text,
-        eos_token_ids=_eos_token_ids(model),
-        device=device,
-        dtype=dtype,
+    return _Original(eager, text, device, dtype, quantized_by)
+
+
+def _weights(
+    original: _Original, config: EngineConfig, shard: Shard | None, may_fuse: bool = True
+) -> Weights:
+    """What computes in place of the original, whose own weights are given up if it is fused."""
+    eager, quantized_by = original.eager, original.quantized_by
+    return Weights(
+        decoder=(_fused(eager, config, quantized_by, shard) if may_fuse else None) or eager,
+        layout=_layout(eager, shard),
+        config=original.text,
+        eos_token_ids=_eos_token_ids(eager.model),
+        device=original.device,
+        dtype=original.dtype,
         rotary_switch=eager.rotary_switch,
         quantized_by=quantized_by,
     )
-    del model, eager
-    _return_memory(device)
-    paged = PagedModel(weights, config.block_size, config.kv_dtype, config.batch_invariant)
-    error = (_paged_logits(paged, ids) - expected).norm() / expected.norm()
-    return paged, error.item()
 
 
 def _read(
@@ -120,9 +169,9 @@ def _read(
 
 
 def _fused(
-    eager: EagerDecoder, config: EngineConfig, quantized_by: str | None
+    eager: EagerDecoder, config: EngineConfig, quantized_by: str | None, shard: Shard | None
 ) -> FusedDecoder | None:
-    """The model's layers, fused; None where its family is not known."""
+    """The model's layers, or a rank's part of them, fused; None where its family is not known."""
     most = max(config.max_context_tokens, _SAMPLE_TOKENS) if config.max_context_tokens else None
     try:
         return fuse(
@@ -131,6 +180,7 @@ def _fused(
             most,
             quantization="none" if config.quantize == "auto" else config.quantize,
             batch_invariant=config.batch_invariant,
+            shard=shard,
         )
     except Unfamiliar as reason:
         setting = _needs_fusing(config, quantized_by)
@@ -144,14 +194,22 @@ def _needs_fusing(config: EngineConfig, quantized_by: str | None) -> str | None:
     """A setting that the model's own layers cannot serve, if there is one."""
     if config.quantize in ("int8", "int4") or quantized_by:
         return "quantize"
+    if config.tensor_parallel > 1:
+        return "tensor_parallel"
     return "batch_invariant" if config.batch_invariant else None
 
 
-def _layout(eager: EagerDecoder) -> AttentionLayout:
+def _layout(eager: EagerDecoder, shard: Shard | None = None) -> AttentionLayout:
+    """Of the model, or of a rank's part of it."""
     shapes = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in eager.calls}
     if len(shapes) != 1:
         raise UnsupportedModel("layers with different KV shapes cannot share one block layout")
-    return AttentionLayout(len(eager.calls), *shapes.pop())
+    num_heads, num_kv_heads, head_dim = shapes.pop()
+    if shard is not None:
+        require_heads(num_kv_heads, shard)
+        group, num_kv_heads = num_heads // num_kv_heads, shard.count(num_kv_heads)
+        num_heads = group * num_kv_heads
+    return AttentionLayout(len(eager.calls), num_heads, num_kv_heads, head_dim)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

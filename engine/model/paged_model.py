@@ -126,6 +126,11 @@ class PagedModel:
         prepare(self.device, shape)
 
     @property
+    def block_bytes(self) -> int:
+        """Of one block of KV."""
+        return self.layout.block_bytes(self.block_size, self.kv_storage)
+
+    @property
     def kv_storage(self) -> torch.dtype:
         """The element type of the KV memory."""
         return storage_dtype(self.kv_dtype, self.dtype)

@@ -46,6 +46,7 @@ from engine.model.kernel_paths import (
 from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
+from engine.model.parallel.start import followers_of
 from engine.model.step_size import StepSize, with_step_size
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import Padder, row_buckets
@@ -54,6 +55,7 @@ from engine.run.graphs.recording import CudaRecorder, Record
 from engine.run.masks import Masks
 from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile
 from engine.run.runner import AheadRunner, ModelRunner
+from engine.run.threads import threads_of_rank
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
 from kernels import backends, masking
@@ -267,8 +269,11 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     For `tell` and errors see `load_core`.
     """
     transformers_logging.disable_progress_bar()
+    threads = threads_of_rank(config.threads, config.tensor_parallel)
+    config = msgspec.structs.replace(config, threads=threads)
     choice = choose_kernel_paths(config)
-    model = load_model(config)
+    with followers_of(config, choice) as followers:
+        model = load_model(config, followers)
     tell("weights")
     draft = load_draft(config, model)
     if backends.default(model.device) == "reference":
@@ -278,8 +283,8 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
         )
     fingerprint = model_fingerprint(config, model.dtype, _rounding(model, choice))
     config = _with_step_size(config, model, fingerprint)
-    host_block_bytes = _block_bytes(model)
-    block_bytes = host_block_bytes + (0 if draft is None else _block_bytes(draft))
+    host_block_bytes = model.block_bytes
+    block_bytes = host_block_bytes + (0 if draft is None else draft.block_bytes)
     # One block more, for rows that only fill a batch up, is nobody's.
     num_blocks = _kv_memory_bytes(config, model, draft, block_bytes) // block_bytes
     num_host_blocks = config.host_memory_bytes // host_block_bytes
@@ -306,10 +311,6 @@ def _rounding(model: PagedModel, choice: Choice) -> str:
     if not model.batch_invariant:
         return ""
     return rounding(choice) if model.device.type == "cpu" else "batch-invariant"
-
-
-def _block_bytes(model: PagedModel) -> int:
-    return model.layout.block_bytes(model.block_size, model.kv_storage)
 
 
 def _with_step_size(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> EngineConfig:

@@ -27,7 +27,8 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> Sampled:
         """Compute `plan`; draw a token for each sampler in order, or list its candidates.
 
-        Raises `StepOutOfMemory` if a smaller step may do, and whatever else may go wrong.
+        Raises `StepOutOfMemory` if a smaller step may do, `EngineBroken` if none will any more,
+        and whatever else may go wrong.
         """
         ...
 

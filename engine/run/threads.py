@@ -30,6 +30,14 @@ def thread_counts(threads: int | None) -> list[int]:
     return sorted({min([count, *cpu_quotas()]) for count in counts})
 
 
+def threads_of_rank(threads: int | None, ranks: int) -> int | None:
+    """What each of `ranks` processes that compute together is configured with.
+
+    They wait for each other twice a layer, so each has cores of its own, as long as there are some.
+    """
+    return threads if ranks == 1 else max(1, min(thread_counts(threads)) // ranks)
+
+
 def physical_cores(processors: Iterable[int]) -> int:
     """Of how many cores these processors, as the system numbers them, are the threads."""
     return len(set(map(_core_of, processors)))

@@ -155,7 +155,7 @@ class EngineCore:
 
         A step that fails ends every running request with an error, and those that come after may
         fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
-        after step of one kind fails: running requests have not ended then.
+        after step of one kind fails, or the runner does: running requests have not ended then.
         """
         refused = self._take_compiled() + self._take_entering()
         progress = self._order.advance(self._runner)
@@ -299,6 +299,8 @@ class EngineCore:
     def _recover(self, failure: Failure) -> list[TokenDelta]:
         """Go on behind a failed step; returns the terminal deltas of what ends by it."""
         error, plans = failure.error, failure.plans
+        if isinstance(error, EngineBroken):
+            raise error
         lacks_memory = isinstance(error, StepOutOfMemory)
         if lacks_memory and self.scheduler.retry_smaller(plans):
             limit = self.scheduler.budget.num_tokens

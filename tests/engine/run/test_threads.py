@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.run import threads
-from engine.run.threads import compute_threads, physical_cores, thread_counts
+from engine.run.threads import compute_threads, physical_cores, thread_counts, threads_of_rank
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +58,9 @@ def test_processors_that_the_system_says_nothing_of_count_as_cores() -> None:
 def test_no_more_threads_than_the_time_of_a_container_is_for(quotas: list[int]) -> None:
     quotas += [9, 3, 4]
     assert compute_threads(None) == 3
+
+
+def test_processes_that_compute_together_share_the_threads() -> None:
+    assert threads_of_rank(None, 1) is None, "one alone tries what is fastest"
+    assert threads_of_rank(6, 1) == 6
+    assert [threads_of_rank(6, ranks) for ranks in (2, 4, 9)] == [3, 1, 1]

@@ -1,0 +1,113 @@
+"""One rank's part of a model, and how the ranks put together what each has computed.
+
+Each rank has some of the heads and some of the feed-forward network's inner width ("Megatron-LM",
+Shoeybi et al. 2019, section 3): products into them are cut by outputs, products out of them by
+inputs, and the results of the latter are summed over all ranks, twice a layer. The logits are cut
+by the vocabulary, and the first rank gathers them. All else is the same on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed
+
+from kernels.types import Linear
+
+_PATIENCE = timedelta(minutes=10)
+"""For a rank that neither answers nor ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rank, of so many; the first one is 0."""
+
+    rank: int
+    size: int
+
+    def part(self, total: int) -> slice:
+        """This rank's of `total` things in a row; the first ranks may have one more."""
+        share, rest = divmod(total, self.size)
+        start = self.rank * share + min(self.rank, rest)
+        return slice(start, start + share + (self.rank < rest))
+
+    def count(self, total: int) -> int:
+        """How many of `total` things are this rank's."""
+        return len(range(total)[self.part(total)])
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, on every rank, with the same bits.
+
+        Always in the order of the ranks, which a ring does not keep: there, in which order a row is
+        summed depends on the rows beside it.
+        """
+        parts = part.new_empty((self.size, *part.shape))
+        distributed.all_gather(list(parts.unbind()), part.contiguous())
+        return parts.sum(0)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """All ranks' columns side by side on the first rank; the others keep what they have."""
+        if self.rank:
+            distributed.gather(part.contiguous(), dst=0)
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        distributed.gather(part.contiguous(), parts, dst=0)
+        return torch.cat(parts, dim=1)
+
+
+def join(shard: Shard, meeting: Path) -> None:
+    """Meet the other ranks, in a file that all of them can write; on return nobody needs it.
+
+    They talk on this machine's loopback. A process is of one such group at a time.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group(
+        "gloo",
+        init_method=meeting.as_uri(),
+        rank=shard.rank,
+        world_size=shard.size,
+        timeout=_PATIENCE,
+    )
+    distributed.barrier()  # none reads the file any more
+
+
+def leave() -> None:
+    """End what `join` has begun."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+class Summed:
+    """A product that is cut by its inputs; a `Linear`."""
+
+    def __init__(self, product: Linear, shard: Shard) -> None:
+        self._product = product
+        self._shard = shard
+        self.in_features = product.in_features
+        self.out_features = product.out_features
+        self.nbytes = product.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._shard.sum(self._product(x))
+
+
+class Gathered:
+    """A product that is cut by its outputs, which the first rank gathers; a `Linear`."""
+
+    def __init__(self, product: Linear, out_features: int, shard: Shard) -> None:
+        self._product = product
+        self._shard = shard
+        self.in_features = product.in_features
+        self.out_features = out_features
+        self.nbytes = product.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`; on all ranks but the first the result has only their own columns."""
+        if not len(x):  # of a step that draws nothing
+            return x.new_empty((0, self.out_features))
+        return self._shard.gather(self._product(x))[:, : self.out_features]

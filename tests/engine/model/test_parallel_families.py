@@ -1,0 +1,86 @@
+"""Which models may be cut: the fused families; what may not is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from engine.api import EngineError
+from engine.run.assemble import load_parts, make_core
+from engine.serve.process import ProcessEngine
+from tests.engine.model.test_fused_layers import VARIANTS
+from tests.engine.model.test_model import SMALL, generate, save_model
+from tests.engine.model.test_parallel import check_generated, config_of, leading, save, with_room
+from tests.engine.simulation import make_request, random_prompt
+
+CUT = {
+    name: variant
+    for name, variant in VARIANTS.items()
+    if variant[1].get("num_key_value_heads", SMALL["num_key_value_heads"]) != 1
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CUT)
+def test_every_family_says_in_two_processes_what_generate_does(name: str, tmp_path: Path) -> None:
+    model = save(CUT[name], tmp_path)
+    parts = load_parts(with_room(config_of(tmp_path, 2), 0))
+    try:
+        check_generated(model, make_core(parts))
+    finally:
+        leading(parts).followers.close()
+
+
+def test_what_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
+    save(("llama", {"num_key_value_heads": 1}), tmp_path)
+    with pytest.raises(EngineError, match="tensor_parallel: 2 processes, and the model has 1 KV"):
+        load_parts(config_of(tmp_path, 2))
+    with pytest.raises(ValueError, match="kept_dir: blocks are not kept"):
+        config_of(tmp_path, 2, kept_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="tensor_parallel: must be at least 1"):
+        config_of(tmp_path, 0)
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_is_not_fused_is_refused_and_its_processes_end(tmp_path: Path) -> None:
+    save_model("olmo2", tmp_path)
+    with pytest.raises(EngineError, match="tensor_parallel: not for this model: Olmo2ForCausalLM"):
+        load_parts(config_of(tmp_path, 2))
+    assert not multiprocessing.active_children()
+
+
+def test_a_gpu_is_refused(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    with pytest.raises(EngineError, match="tensor_parallel: models are cut for CPUs only"):
+        load_parts(msgspec.structs.replace(config_of(tmp_path, 2), device="cuda"))
+
+
+@pytest.mark.exhaustive
+async def test_a_process_that_dies_takes_the_engine_with_it_and_no_stream(tmp_path: Path) -> None:
+    model, prompt = save_model("llama", tmp_path), random_prompt(random.Random(8), 30)
+    engine = ProcessEngine(config_of(tmp_path, 2, kv_memory_bytes=8 << 20))
+    await engine.start()
+    try:
+        found: list[int] = []
+        ranks: list[psutil.Process] = []
+        async with asyncio.timeout(120):
+            async for delta in engine.generate(make_request("one", prompt, max_tokens=60)):
+                assert delta.error is None
+                found += delta.token_ids
+                if len(found) >= 5 and not ranks:
+                    ranks = psutil.Process(engine.pid).children(recursive=True)
+                    for rank in ranks:
+                        rank.kill()
+        assert ranks
+        assert found == generate(model, prompt, 60)
+        assert await engine.wait_started(1) == 2
+    finally:
+        await engine.close()
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert not alive
