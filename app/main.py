@@ -94,6 +94,7 @@ def engine_config(
         recovery=settings.recovery,
         min_run_tokens=settings.min_run_tokens,
         threads=settings.threads,
+        tensor_parallel=settings.tensor_parallel,
         kernel_paths=settings.kernel_paths,
         cache_dir=str(settings.cache_dir),
     )

@@ -176,6 +176,11 @@ class Settings(BaseSettings):
         description="CPU threads of the model; auto is one a core it may use, or two where a core "
         "runs two at once and that was faster at the first start.",
     )
+    tensor_parallel: Count = Field(
+        1,
+        description="Processes of this machine that compute the model together, on a CPU; each has "
+        "a part of every layer and of threads and kv_memory. More than one needs kept_disk 0.",
+    )
     speculation: Literal["off", "lookup", "draft"] = Field(
         "lookup",
         description="Several tokens in one step where guesses come true: `lookup` finds them in "
@@ -382,6 +387,8 @@ class Settings(BaseSettings):
             raise ValueError("step_token_budget must be at least max_running_requests")
         if (self.speculation == "draft") != (self.draft_model is not None):
             raise ValueError("draft_model goes with speculation draft, and that with a draft_model")
+        if self.tensor_parallel > 1 and self.kept_disk:
+            raise ValueError("kept_disk must be 0 with tensor_parallel: no part keeps its blocks")
         if self.recovery == "swap" and not self.host_memory:
             raise ValueError("recovery: swap needs host_memory")
         return self

@@ -69,6 +69,7 @@ def test_memory_is_given_the_way_people_write_it() -> None:
         ("kv_memory", "much"),
         ("block_size", "0"),
         ("threads", "-1"),
+        ("tensor_parallel", "0"),
         ("send_deadline_seconds", "0"),
         ("resume_grace_seconds", "-1"),
         ("audit_max_entries", "0"),
@@ -223,6 +224,7 @@ ENGINE_SETTINGS = {
     "prefix_grouping": False,
     "batch_invariant": True,
     "threads": 3,
+    "tensor_parallel": 2,
     "kernel_paths": "words",
     "speculation": "off",
     "speculation_tokens": 3,
@@ -240,7 +242,8 @@ def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
     own = Settings.model_fields.keys() & set(EngineConfig.__struct_fields__)
     assert ENGINE_SETTINGS.keys() == own
     config = engine_config(
-        load_settings(**ENGINE_SETTINGS, kv_memory="1GiB", host_memory="2GiB"), Path("/model")
+        load_settings(**ENGINE_SETTINGS, kv_memory="1GiB", host_memory="2GiB", kept_disk="0"),
+        Path("/model"),
     )
     assert {name: getattr(config, name) for name in own} == ENGINE_SETTINGS
     assert (config.model_path, config.kv_memory_bytes) == ("/model", 2**30)
