@@ -14,7 +14,8 @@ computed. A ratio is the median over the rounds.
 
 With `--kv` they are whole decode steps and prefill chunks of engines over the same weights, with KV
 caches of several types, in turns; with `--invariant` those of the default mode and the
-batch-invariant one, on a CPU.
+batch-invariant one, on a CPU; with `--tensor-parallel N` those of the model in N processes and in
+one, which has as many threads as these have together.
 """
 
 from __future__ import annotations
@@ -108,6 +109,13 @@ FIGURES: Final = (
         ]
         for kind in KV_DTYPES[1:]
     }
+    | {
+        f"parallel_over_one_{case}": f"{what}: in several processes over in one"
+        for case, what in [
+            *((f"decode_{batch}", f"decode step, batch {batch}") for batch in BATCHES),
+            ("prefill", "step of one prefill chunk"),
+        ]
+    }
 )
 
 
@@ -130,6 +138,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--invariant", action="store_true", help="whole steps by default and batch-invariant"
     )
     whole.add_argument(
+        "--tensor-parallel", type=int, default=1, help="whole steps in so many processes and in one"
+    )
+    whole.add_argument(
         "--sampling", action="store_true", help="whole steps by the way in which tokens are chosen"
     )
 
@@ -140,6 +151,7 @@ def run(options: argparse.Namespace) -> Result:
     # As in the engine's own process; before anything imports torch.
     os.environ.update(thread_environment(options.threads))
     from bench.engine.step_cases import StepBench
+    from bench.engine.step_parallel import ParallelBench
 
     config = EngineConfig(
         model_path=str(resolve_model(options.model)),
@@ -148,15 +160,21 @@ def run(options: argparse.Namespace) -> Result:
         quantize=options.quantize,
         threads=options.threads,
     )
-    with StepBench(config, options.steps, PARTS) as bench:
-        if options.sampling:
-            figures, table = _sampling(bench, options, Path(config.model_path))
-        elif options.kv:
-            figures, table = _kv(bench, options)
-        elif options.invariant:
-            figures, table = _invariant(bench, options)
-        else:
-            figures, table = _parts(bench, options)
+    bench: StepBench | ParallelBench
+    if options.tensor_parallel > 1:
+        with ParallelBench(config, options.tensor_parallel, options.steps) as bench:
+            batches = options.batches or BATCHES
+            figures, table = bench.compared(batches, options.context, options.chunk)
+    else:
+        with StepBench(config, options.steps, PARTS) as bench:
+            if options.sampling:
+                figures, table = _sampling(bench, options, Path(config.model_path))
+            elif options.kv:
+                figures, table = _kv(bench, options)
+            elif options.invariant:
+                figures, table = _invariant(bench, options)
+            else:
+                figures, table = _parts(bench, options)
     reported = parameters(
         options,
         foreign_load_percent=foreign,

@@ -39,7 +39,7 @@ from kernels.kv_format import KvDtype
 Step = TypeVar("Step")
 _Kind = TypeVar("_Kind", bound=str)
 
-_WARM_UP_STEPS: Final = 2
+WARM_UP_STEPS: Final = 2
 _PROMPT_BUDGET: Final = 512
 """Tokens of a step that computes prompts which are not measured."""
 _PRODUCTS: Final = ("qkv", "out", "gate_up", "down")
@@ -142,6 +142,14 @@ class StepBench:
             {mode: self._prefilling(model, chunk, context) for mode, model in self._modes().items()}
         )
 
+    def core_that_decodes(self, batch: int, context: int) -> EngineCore:
+        """An engine whose next steps decode `batch` sequences behind `context`."""
+        return _computing(self._decoding(self._model, batch, context))
+
+    def core_that_prefills(self, chunk: int, context: int) -> EngineCore:
+        """An engine whose next steps take `chunk` tokens of a prompt, first behind `context`."""
+        return _computing(self._prefilling(self._model, chunk, context))
+
     def _modes(self) -> dict[str, PagedModel]:
         """The same products: on a CPU they are invariant in both modes."""
         return {
@@ -159,7 +167,7 @@ class StepBench:
     ) -> tuple[EngineCore, _Runner]:
         """An engine that is about to compute chunks behind `context`, and its runner."""
         before = context // chunk
-        length = (before + self._num_turns) * chunk + 1
+        length = (before + self.num_turns) * chunk + 1
         core, runner = self._core(model, 1, length + 1, chunk)
         core.submit(_request("prompt", _prompt(length), 1))
         for _ in range(before):
@@ -167,18 +175,19 @@ class StepBench:
         return core, runner
 
     @property
-    def _num_turns(self) -> int:
-        return self._num_steps + _WARM_UP_STEPS
+    def num_turns(self) -> int:
+        """Steps of each kind, where kinds take turns; the first `WARM_UP_STEPS` do not count."""
+        return self._num_steps + WARM_UP_STEPS
 
     def _in_turns(
         self, engines: Mapping[_Kind, tuple[EngineCore, _Runner]]
     ) -> dict[_Kind, list[float]]:
         taken: dict[_Kind, list[float]] = {kind: [] for kind in engines}
-        for _ in range(self._num_turns):
+        for _ in range(self.num_turns):
             for kind, (core, runner) in engines.items():
                 runner.computes = True
-                taken[kind].append(self._plain_step(core))
-        return {kind: seconds[_WARM_UP_STEPS:] for kind, seconds in taken.items()}
+                taken[kind].append(self.plain_step(core))
+        return {kind: seconds[WARM_UP_STEPS:] for kind, seconds in taken.items()}
 
     def _over(self, kind: KvDtype) -> PagedModel:
         """The model's weights over a KV cache of that type."""
@@ -190,7 +199,7 @@ class StepBench:
         """An engine in which `batch` sequences are about to decode, and its runner; behind the same
         blocks if the context is `shared`.
         """
-        output = 2 * self._num_turns + 2
+        output = 2 * self.num_turns + 2
         core, runner = self._core(
             model, batch, context + output, batch * context, prefix_cache=shared
         )
@@ -210,7 +219,7 @@ class StepBench:
         sequences choose in one way.
         """
         batch, context = len(prompts), len(prompts[0])
-        rounds = self._num_turns
+        rounds = self.num_turns
         # Who is first decodes while the others' prompts are computed.
         output = rounds * len(kinds) + batch * context // _PROMPT_BUDGET + batch + 2
         core, runner = self._core(self._model, batch, context + output, max(batch, _PROMPT_BUDGET))
@@ -225,18 +234,19 @@ class StepBench:
                     sequence.sampling = msgspec.structs.replace(
                         sampling, max_tokens=output, seed=seed
                     )
-                taken[kind].append(self._plain_step(core))
-        return {kind: seconds[_WARM_UP_STEPS:] for kind, seconds in taken.items()}
+                taken[kind].append(self.plain_step(core))
+        return {kind: seconds[WARM_UP_STEPS:] for kind, seconds in taken.items()}
 
     def _sequences_that_decode(self, core: EngineCore, count: int) -> list[Sequence]:
         """Compute prompts until all of them are behind the engine."""
         while True:
-            self._plain_step(core)
+            self.plain_step(core)
             found = [one for group in core.scheduler.running.values() for one in group.unfinished]
             if len(found) == count and all(one.num_output_tokens for one in found):
                 return found
 
-    def _plain_step(self, core: EngineCore) -> float:
+    def plain_step(self, core: EngineCore) -> float:
+        """Seconds of a whole step."""
         self._synchronise()
         start = perf_counter()
         self._step(core)
@@ -248,8 +258,8 @@ class StepBench:
 
     def prefill(self, chunk: int) -> dict[str, float]:
         """Seconds of each part of steps that compute `chunk` tokens of a prompt."""
-        length = min((2 * self._num_turns + 1) * chunk, self.info.max_context_tokens - 1)
-        if length < (2 * _WARM_UP_STEPS + 2) * chunk:
+        length = min((2 * self.num_turns + 1) * chunk, self.info.max_context_tokens - 1)
+        if length < (2 * WARM_UP_STEPS + 2) * chunk:
             raise BenchError("--chunk: contexts of this model have room for too few of these")
         core, runner = self._core(self._model, 1, length + 1, chunk)
         core.submit(_request("prompt", _prompt(length), 1))
@@ -283,20 +293,20 @@ class StepBench:
         runner.computes = True
         plain: list[float] = []
         apart: list[dict[str, float]] = []
-        num_steps = 2 * self._num_turns
+        num_steps = 2 * self.num_turns
         for index in range(min(num_steps, most_steps or num_steps)):
             if index % 2:
                 with self._taken_apart():
                     self._times.timed("other", self._step)(core)
                 apart.append(self._times.take())
             else:
-                plain.append(self._plain_step(core))
+                plain.append(self.plain_step(core))
             while self._service.poll(0):
                 self._service.recv()
-        middle = _middle_half(apart[_WARM_UP_STEPS:], lambda step: sum(step.values()))
+        middle = _middle_half(apart[WARM_UP_STEPS:], lambda step: sum(step.values()))
         seconds = {part: fmean(step.get(part, 0.0) for step in middle) for part in self._part_names}
         seconds["total"] = fmean(sum(step.values()) for step in middle)
-        alone: list[float] = _middle_half(plain[_WARM_UP_STEPS:], float)
+        alone: list[float] = _middle_half(plain[WARM_UP_STEPS:], float)
         seconds["plain"] = fmean(alone)
         return seconds
 
@@ -330,6 +340,12 @@ class StepBench:
     def _synchronise(self) -> None:
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
+
+
+def _computing(engine: tuple[EngineCore, _Runner]) -> EngineCore:
+    core, runner = engine
+    runner.computes = True
+    return core
 
 
 def _middle_half(steps: list[Step], seconds: Callable[[Step], float]) -> list[Step]:

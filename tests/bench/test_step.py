@@ -142,3 +142,21 @@ def test_a_part_does_not_count_what_its_parts_take(monkeypatch: pytest.MonkeyPat
     times.timed("outer", both)()
     assert times.take() == {"inner": 6, "outer": 9}
     assert times.take() == {}
+
+
+@pytest.mark.exhaustive
+def test_steps_in_several_processes_are_compared_with_those_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model("llama", tmp_path / "model")
+    out = tmp_path / "figures.json"
+    given = ["step", "--model", str(tmp_path / "model"), "--json", str(out), "--steps", "3"]
+    given += ["--batches", "1", "--context", "32", "--chunk", "16", "--tensor-parallel", "2"]
+    monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
+    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
+    assert cli.main() == 0
+    found = json.loads(out.read_text())["figures"]
+    assert found.keys() == {"parallel_over_one_decode_1", "parallel_over_one_prefill"}
+    assert found.keys() <= step.FIGURES.keys()
+    assert all(ratio > 0 for ratio in found.values())
