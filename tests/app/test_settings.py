@@ -97,6 +97,12 @@ def test_an_error_names_the_option_and_the_variable(field: str, value: str) -> N
     assert env_name(field) in str(caught.value)
 
 
+def test_several_processes_keep_no_blocks_on_disk() -> None:
+    with pytest.raises(SettingsError, match="kept_disk must be 0 with tensor_parallel"):
+        load_settings(tensor_parallel=2)
+    assert load_settings(tensor_parallel=2, kept_disk="0").tensor_parallel == 2
+
+
 def test_a_certificate_without_its_key_is_refused() -> None:
     with pytest.raises(SettingsError, match="ssl_certfile and ssl_keyfile go together"):
         load_settings(ssl_certfile=__file__)

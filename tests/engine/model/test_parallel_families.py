@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -17,7 +18,7 @@ from engine.serve.process import ProcessEngine
 from tests.engine.model.test_fused_layers import VARIANTS
 from tests.engine.model.test_model import SMALL, generate, save_model
 from tests.engine.model.test_parallel import check_generated, config_of, leading, save, with_room
-from tests.engine.simulation import make_request, random_prompt
+from tests.engine.simulation import make_request, random_prompt, run_to_end
 
 CUT = {
     name: variant
@@ -84,3 +85,26 @@ async def test_a_process_that_dies_takes_the_engine_with_it_and_no_stream(tmp_pa
         await engine.close()
     _, alive = psutil.wait_procs(ranks, timeout=10)
     assert not alive
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_invariant": True}, {"kv_dtype": "int8"}, {"quantize": "int8"}, {"quantize": "int4"}],
+    ids=str,
+)
+def test_every_mode_says_cached_what_it_says_cold(options: dict[str, Any], tmp_path: Path) -> None:
+    model = save(VARIANTS["qwen3"], tmp_path)
+    parts = load_parts(config_of(tmp_path, 2, kv_memory_bytes=8 << 20, **options))
+    try:
+        core, prompt = make_core(parts), random_prompt(random.Random(4), 50)
+        found = []
+        for name in ("cold", "cached"):
+            core.submit(make_request(name, prompt, max_tokens=20))
+            found.append(run_to_end(core)[name])
+        assert found[0] == found[1]
+        assert core.stats().cached_tokens > 0
+        if "batch_invariant" in options:
+            assert found[0] == generate(model, prompt, 20)
+    finally:
+        leading(parts).followers.close()
