@@ -104,11 +104,14 @@ class Booking:
         """End a reservation of a tenant's budget, together with what was booked so far."""
         self._meter.release(tenant_id, reservation)
 
-    def leased(self, owner: str, block_seconds: int) -> None:
-        """Book what a tenant or a group has leased of KV blocks."""
-        cost = self.prices.lease(block_seconds)
+    def leased(self, owner: str, before: int, until_now: int) -> None:
+        """Book what a tenant or a group has leased, in block-seconds, beyond those `before`.
+
+        It costs what the whole does beyond what was booked of it: rounded once, however often.
+        """
+        cost = self.prices.lease(until_now) - self.prices.lease(before)
         add = self._meter.add_shared if owner.startswith("@") else self._meter.add
-        add(owner, lease_block_seconds=block_seconds, cost_nanos=cost)
+        add(owner, lease_block_seconds=until_now - before, cost_nanos=cost)
 
     def warming(self, owner: str, used: Used) -> None:
         """Book what warming a registered prompt of a tenant's or a group's has computed."""

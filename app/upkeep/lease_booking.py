@@ -32,5 +32,5 @@ class LeaseBooking:
         counted = {name: int(one.lease_block_seconds) for name, one in tenants.items()}
         for owner, seconds in counted.items():
             before = self._booked.get(owner, 0)
-            self._booking.leased(owner, seconds - before if seconds >= before else seconds)
+            self._booking.leased(owner, before if seconds >= before else 0, seconds)
         self._booked = counted

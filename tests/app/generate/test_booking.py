@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import date
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
-from app.generate.booking import shared_head
+from app.generate.booking import Booking, shared_head
 from engine.api import (
     CachePolicy,
     EngineRequest,
@@ -19,6 +20,7 @@ from engine.api import (
     SamplingParams,
     TenantStats,
 )
+from tenants.prices import Prices
 from tenants.records import ShareGroup
 from tests.app.conftest import MODEL, World
 from tests.app.pooled_engine import BLOCK_SIZE, NUM_BLOCKS, PooledEngine
@@ -117,6 +119,16 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
     for name, seconds in (("acme", 28), ("umbra", 100)):
         (today,) = await world.stores.usage.read(name, date.min, date.max)
         assert today.lease_block_seconds == seconds
+
+
+def test_leases_cost_the_same_however_often_they_are_booked() -> None:
+    meter = Mock()
+    booking = Booking(meter, Prices(currency="EUR", block_hour=100))
+    for seconds in range(3600):
+        booking.leased("acme", seconds, seconds + 1)
+    booked = [call.kwargs for call in meter.add.call_args_list]
+    assert sum(one["cost_nanos"] for one in booked) == 100
+    assert sum(one["lease_block_seconds"] for one in booked) == 3600
 
 
 def request(key: bytes, shared_tokens: int, **changes: object) -> EngineRequest:
