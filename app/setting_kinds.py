@@ -70,8 +70,16 @@ def is_loopback(host: str) -> bool:
 
 
 def _checked_webhook(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+    import httpx  # for those who have a webhook
+
+    try:
+        httpx.URL(text)  # refuses what could never be sent to
+        parts = urlsplit(text)
+        has_port = parts.port != 0
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ValueError(f"an https:// address: {error}") from None
+    names_user = parts.username is not None or parts.password is not None
+    if parts.scheme not in ("http", "https") or not parts.hostname or names_user or not has_port:
         raise ValueError("an https:// address without a user")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ValueError("https, but to this machine")

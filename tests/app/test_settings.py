@@ -338,7 +338,16 @@ def test_a_webhook_needs_a_secret_and_a_safe_address(tmp_path: Path) -> None:
         webhook = service_webhook(load_settings(webhook_url=url, webhook_secret_file=file))
         assert webhook is not None
         assert (webhook.url, len(webhook.keys)) == (url, 1)
-    for url in ("http://example.com/", "ftp://example.com", "https://", "https://me@example.com"):
+    users = ("https://me@example.com", "https://:password@example.com")
+    ports = ("https://example.com:99999", "https://example.com:port", "https://example.com:0")
+    for url in (
+        "http://example.com/",
+        "ftp://example.com",
+        "https://",
+        "https://a\n/",
+        *users,
+        *ports,
+    ):
         with pytest.raises(SettingsError, match="--webhook-url"):
             load_settings(webhook_url=url, webhook_secret_file=file)
     with pytest.raises(SettingsError, match="webhook_url and webhook_secret_file go together"):
