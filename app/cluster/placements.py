@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-_HORIZON: Final = 1000
+_HORIZON: Final = 100
 """Requests after which one that was placed counts 1/e."""
 _MOST_BRANCHES: Final = 4096
 _LARGEST_WEIGHT: Final = 1e9

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.cluster.policies import POLICIES, pooled_doors
 from bench.cluster.replica import Pace
-from bench.cluster.simulation import EVENT_SECONDS, NUM_DOORS, REPORT_SECONDS, Cluster
+from bench.cluster.simulation import EVENT_SECONDS, REPORT_SECONDS, Cluster
 from bench.cluster.workloads import WORKLOADS, Workload, load_workload
 from bench.registry import BenchError, Result, parameters
 
@@ -54,14 +54,25 @@ FIGURES: Final[Mapping[str, str]] = _meanings()
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs have in common."""
+
+    traces: Path
+    seed: int
+    replicas: int
+    requests: int
+    """Of a workload, at most."""
+    doors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One run."""
 
     workload: str
     load: int
     policy: str
-    options: tuple[Path, int, int, int]
-    """Folder of traces, seed, replicas, requests at most."""
+    setting: Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +96,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--requests", type=int, default=12_000, help="of a workload, at most")
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--doors", type=int, default=2, help="front doors, which take turns")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at once")
 
 
 def run(options: argparse.Namespace) -> Result:
     """Simulate every policy at every load of every workload."""
-    for name, least in (("requests", 2), ("replicas", 1), ("processes", 1)):
+    for name, least in (("requests", 2), ("replicas", 1), ("doors", 1), ("processes", 1)):
         if getattr(options, name) < least:
             raise BenchError(f"--{name}: must be at least {least}")
-    shared = (options.traces, options.seed, options.replicas, options.requests)
+    setting = Setting(
+        options.traces, options.seed, options.replicas, options.requests, options.doors
+    )
     cases = [
-        Case(workload, load, policy, shared)
+        Case(workload, load, policy, setting)
         for workload in dict.fromkeys([*options.workloads, _HEADLINE[0]])
         for load in LOADS
         for policy in (_POOLED, *POLICIES)
@@ -106,7 +120,6 @@ def run(options: argparse.Namespace) -> Result:
     reported = parameters(
         options,
         pace=asdict(_PACE),
-        doors=NUM_DOORS,
         report_seconds=REPORT_SECONDS,
         event_seconds=EVENT_SECONDS,
         headline="tenants at 90 % load",
@@ -125,30 +138,30 @@ def _simulate_all(cases: Sequence[Case], processes: int) -> list[Found]:
 
 def simulate(case: Case) -> Found:
     """Run one case."""
-    traces, seed, replicas, requests = case.options
-    workload = _workload(case.workload, traces, seed, requests)
-    doors = pooled_doors if case.policy == _POOLED else POLICIES[case.policy]
-    seconds = _seconds(case.workload, case.options) / (case.load / 100)
-    cluster = Cluster(workload, replicas, _PACE, doors, pooled=case.policy == _POOLED)
+    setting, is_pooled = case.setting, case.policy == _POOLED
+    workload = _workload(case.workload, setting)
+    doors = pooled_doors if is_pooled else POLICIES[case.policy]
+    seconds = _seconds(case.workload, setting) / (case.load / 100)
+    cluster = Cluster(workload, setting.replicas, _PACE, doors, setting.doors, pooled=is_pooled)
     outcome = cluster.serve(workload.lasting(seconds))
     return Found(outcome.hit_ratio, outcome.ttft_ms(50), outcome.ttft_ms(99))
 
 
 @lru_cache
-def _workload(name: str, traces: Path, seed: int, requests: int) -> Workload:
-    return load_workload(name, traces, seed, requests)
+def _workload(name: str, setting: Setting) -> Workload:
+    return load_workload(name, setting.traces, setting.seed, setting.requests)
 
 
 @lru_cache
-def _seconds(name: str, options: tuple[Path, int, int, int]) -> float:
+def _seconds(name: str, setting: Setting) -> float:
     """What all requests take replicas that are always busy, with the hits of one large cache."""
-    traces, seed, replicas, requests = options
-    workload = _workload(name, traces, seed, requests)
+    workload = _workload(name, setting)
     prompts = sum(request.prompt_tokens for request in workload.counted)
     outputs = sum(request.output_tokens for request in workload.counted)
-    unhurried = workload.lasting(_PACE.work_seconds(prompts, outputs) / replicas)
-    found = Cluster(workload, replicas, _PACE, pooled_doors, pooled=True).serve(unhurried)
-    return _PACE.work_seconds(prompts - found.cached_tokens, outputs) / replicas
+    unhurried = workload.lasting(_PACE.work_seconds(prompts, outputs) / setting.replicas)
+    cluster = Cluster(workload, setting.replicas, _PACE, pooled_doors, setting.doors, pooled=True)
+    found = cluster.serve(unhurried)
+    return _PACE.work_seconds(prompts - found.cached_tokens, outputs) / setting.replicas
 
 
 Places = Mapping[tuple[str, int, str], Found]

@@ -18,7 +18,6 @@ REPORT_SECONDS: Final = 0.25
 """Between two reports of a replica's load."""
 EVENT_SECONDS: Final = 0.01
 """From the end of a step until all doors know what blocks it has stored and removed."""
-NUM_DOORS: Final = 2
 
 
 @dataclass
@@ -78,7 +77,14 @@ class Cluster:
     """Replicas with a pool each, or with one for all of them, and doors that choose among them."""
 
     def __init__(
-        self, workload: Workload, num_replicas: int, pace: Pace, doors: Doors, *, pooled: bool
+        self,
+        workload: Workload,
+        num_replicas: int,
+        pace: Pace,
+        doors: Doors,
+        num_doors: int = 2,
+        *,
+        pooled: bool,
     ) -> None:
         size = workload.replica_tokens // workload.block_size
         longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
@@ -90,9 +96,9 @@ class Cluster:
             for _ in range(num_replicas)
         ]
         self.index = Index()
-        self._doors: list[Policy] = doors(NUM_DOORS, self.index, workload.block_size)
+        self._doors: list[Policy] = doors(num_doors, self.index, workload.block_size)
         self._door_of: dict[str, Policy] = {}
-        self._sent = [[0] * num_replicas for _ in range(NUM_DOORS)]
+        self._sent = [[0] * num_replicas for _ in range(num_doors)]
         """Requests that each door has sent to each replica since its last report."""
         self._reports: list[Seen] = []
         self._reported_at = -1.0
@@ -105,7 +111,7 @@ class Cluster:
         for number, request in enumerate(requests):
             self._report(request.at)
             self._run_until(request.at)
-            door = number % NUM_DOORS
+            door = number % len(self._doors)
             replica = self._doors[door].choose(
                 Question(request, self._seen(door, request.at), request.at)
             )
