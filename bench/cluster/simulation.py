@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from app.cluster.index import PrefixIndex
 from app.cluster.routing import ReplicaLoad
 from bench.cluster.policies import Doors, Policy, Question, Seen
 from bench.cluster.replica import Pace, Replica, Served
@@ -44,35 +45,6 @@ class Outcome:
         self.ttft_s.append(served.first_token_at - served.request.at)
 
 
-class Index:
-    """Which replica has which block, as events say."""
-
-    def __init__(self) -> None:
-        self._homes: dict[bytes, set[int]] = {}
-
-    def stored(self, replica: int, hashes: Sequence[bytes]) -> None:
-        """A replica holds these."""
-        for one in hashes:
-            self._homes.setdefault(one, set()).add(replica)
-
-    def removed(self, replica: int, hashes: Sequence[bytes]) -> None:
-        """A replica holds these no more."""
-        for one in hashes:
-            self._homes.get(one, set()).discard(replica)
-
-    def depths(self, hashes: Sequence[bytes]) -> dict[int, int]:
-        """See `app.cluster.routing.Depths`."""
-        depths: dict[int, int] = {}
-        for depth, one in enumerate(hashes, 1):
-            homes = [
-                r for r in self._homes.get(one, ()) if depth == 1 or depths.get(r) == depth - 1
-            ]
-            if not homes:
-                break
-            depths.update(dict.fromkeys(homes, depth))
-        return depths
-
-
 class Cluster:
     """Replicas with a pool each, or with one for all of them, and doors that choose among them."""
 
@@ -95,7 +67,7 @@ class Cluster:
             Replica(shared if pooled else BlockPool(size), workload.block_size, pace)
             for _ in range(num_replicas)
         ]
-        self.index = Index()
+        self.index = PrefixIndex()
         self._doors: list[Policy] = doors(num_doors, self.index, workload.block_size)
         self._door_of: dict[str, Policy] = {}
         self._sent = [[0] * num_replicas for _ in range(num_doors)]

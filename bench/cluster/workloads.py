@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from bench.common.azure import Traced, draw_trace, read_trace
 from bench.engine.conversations import TOKENS_PER_ID, Prompt, draw_prompts
 from bench.registry import BenchError
+from engine.blocks.hashing import HASH_BYTES
 
 NUM_TENANTS: Final = 32
 _LONGEST_TURN: Final = 6_000
@@ -194,7 +196,7 @@ def _chain(tenant: int, session: int, num_shared: int, num_blocks: int) -> list[
 
 
 def _key(chain: int, index: int) -> bytes:
-    return chain.to_bytes(8) + index.to_bytes(8)
+    return blake2b(chain.to_bytes(8) + index.to_bytes(8), digest_size=HASH_BYTES).digest()
 
 
 def _clipped(draw: random.Random, log_mean: float, log_spread: float, most: float) -> float:
