@@ -1,10 +1,10 @@
 """What each way to choose a replica finds in the caches, and how long first tokens take.
 
-Front doors, replicas and requests live in simulated time; block pools are real, and so is the
-router of Partywall. Three workloads: tenants with conversations, Azure's trace behind system
-prompts, and Mooncake's conversations. A load of 100 % is the rate at which the replicas would
-always be busy, in full steps, if they found what one cache finds that is as large as all of theirs
-together. That cache runs beside the policies: the same replicas and arrivals, one pool.
+Front doors, replicas and requests live in simulated time; block pools, index and router are real.
+Three workloads: tenants with conversations, Azure's trace behind system prompts, and Mooncake's
+conversations. A load of 100 % is the rate at which the replicas would always be busy, with a full
+batch decoding, if they found what one cache finds that is as large as all of theirs together. That
+cache runs beside the policies: the same replicas and arrivals, one pool.
 """
 
 from __future__ import annotations
