@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where they are missing, synthetic ones",
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--requests", type=int, default=8_000, help="of a workload, at most")
+    parser.add_argument("--requests", type=int, default=12_000, help="of a workload, at most")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--doors", type=int, default=2, help="front doors, which take turns")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
