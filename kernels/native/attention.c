@@ -36,6 +36,7 @@ typedef struct {
     pw_tiles tiles;
     pw_run *runs;
     int64_t num_runs, num_items, num_partials, most_parts;
+    int64_t scratch; /* floats that a thread needs beyond `pw_scratch` */
     pw_contribution *contributions;
     int64_t *first; /* [num_seqs + 1], into the contributions */
     int64_t *costs; /* [num_items + 1], of the items before */
@@ -79,7 +80,7 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static void cut_run(const pw_attention *call, pw_run *run, bool split) {
     const int64_t oldest = run->first_position - call->window + 1;
     const int64_t begin = call->window > 0 ? most(run->begin, oldest) : run->begin;
-    run->split = split || call->is_invariant ? PW_SPLIT : most(run->end, 1);
+    run->split = split ? PW_SPLIT : most(run->end, 1);
     run->first_split = begin / run->split;
     run->num_splits = begin < run->end ? ceiling(run->end, run->split) - run->first_split : 0;
 }
@@ -92,7 +93,8 @@ static void cut_rows(const pw_attention *call, pw_tiles tiles, pw_run *runs, int
         num_rows += runs[r].num_rows * call->num_kv_heads;
     }
     const int64_t share = num_rows / ((int64_t)pw_threads() * PARTS_PER_THREAD);
-    const int64_t limit = most(least(share, tiles.rows), PW_STRIP_ROWS);
+    const int64_t limit = call->is_invariant ? PW_STRIP_ROWS /* has partial results of every split */
+                                             : most(least(share, tiles.rows), PW_STRIP_ROWS);
     for (int64_t r = 0; r < num_runs; r++) {
         pw_run *run = &runs[r];
         run->row_blocks = ceiling(run->num_rows, limit);
@@ -116,8 +118,8 @@ static pw_item item_of(const pw_attention *call, const pw_run *run, int64_t inde
     const int64_t oldest = run->first_position + item.row / group - call->window + 1;
     const int64_t newest = run->first_position + (item.row + item.num_rows - 1) / group;
     item.begin = most(run->begin, split * run->split);
-    if (call->window > 0 && !call->is_invariant) {
-        item.begin = most(item.begin, oldest);
+    if (call->window > 0) {
+        item.begin = most(item.begin, call->is_invariant ? oldest / PW_SPLIT * PW_SPLIT : oldest);
     }
     item.end = least(least(run->end, (split + 1) * run->split), newest + 1);
     item.end = most(item.end, item.begin); /* a split that these rows do not reach */
@@ -209,6 +211,17 @@ static void place_results(pw_plan *plan) {
     }
 }
 
+static int64_t splits_of(const pw_item *item) {
+    return ceiling(item->end, PW_SPLIT) - item->begin / PW_SPLIT;
+}
+
+/* Floats that `attend_splits` needs: of each split two pointers, statistics and sums. */
+static int64_t splits_scratch(const pw_item *item) {
+    const pw_attention *call = item->call;
+    const int64_t of_split = 4 + item->num_rows * (call->head_dim + 2);
+    return call->is_invariant && splits_of(item) > 1 ? splits_of(item) * of_split : 0;
+}
+
 static void count_costs(pw_plan *plan) {
     int64_t index = 0;
     plan->costs[0] = 0;
@@ -218,6 +231,7 @@ static void count_costs(pw_plan *plan) {
         for (int64_t i = 0; i < num_items(plan->call, run); i++, index++) {
             const pw_item item = item_of(plan->call, run, i);
             const int64_t cost = (item.end - item.begin) * (item.num_rows + 2);
+            plan->scratch = most(plan->scratch, splits_scratch(&item));
             plan->costs[index + 1] = plan->costs[index] + cost;
         }
     }
@@ -236,8 +250,57 @@ static pw_item placed_item(const pw_plan *plan, const pw_run *run, int64_t index
     return item;
 }
 
+static int64_t common_scratch(const pw_plan *plan) {
+    return ceiling(pw_scratch(plan->call, plan->tiles), 16) * 16;
+}
+
+/* Merge what each split gives to a row of an item, of which the thread has all, and store it. */
+static void merge_splits(const pw_plan *plan, const pw_item *item, const pw_item *first, int64_t row,
+                         const float **pointers) {
+    const pw_attention *call = plan->call;
+    const int64_t count = splits_of(item), group = call->num_heads / call->num_kv_heads;
+    float **statistics = (float **)(pointers + count);
+    for (int64_t split = 0; split < count; split++) {
+        const int64_t place = split * item->num_rows + row;
+        pointers[split] = first->sums + place * call->head_dim;
+        statistics[split] = first->statistics + place * 2;
+    }
+    const int64_t token = pw_token(call, item->run, (item->row + row) / group);
+    const int64_t head = item->head * group + (item->row + row) % group;
+    const int64_t row_bytes = call->head_dim * (call->type == PW_F32 ? 4 : 2);
+    char *output = (char *)call->output + (token * call->num_heads + head) * row_bytes;
+    plan->code->merge[call->type](call, pointers, statistics, count, output);
+}
+
+/* Attend to many rows split by split, and merge: the bits of splits that are items of their own,
+ * from memory of the thread's in place of partial results of the whole chunk. */
+static void attend_splits(const pw_plan *plan, const pw_item *item, float *scratch) {
+    const pw_attention *call = plan->call;
+    const int64_t count = splits_of(item), first_split = item->begin / PW_SPLIT;
+    const float **pointers = (const float **)(scratch + common_scratch(plan));
+    pw_item first = *item;
+    first.next = NULL;
+    first.statistics = (float *)(pointers + 2 * count);
+    first.sums = first.statistics + 2 * count * item->num_rows;
+    for (int64_t split = 0; split < count; split++) {
+        pw_item part = first;
+        part.begin = most(item->begin, (first_split + split) * PW_SPLIT);
+        part.end = least(item->end, (first_split + split + 1) * PW_SPLIT);
+        part.statistics += 2 * split * item->num_rows;
+        part.sums += split * item->num_rows * call->head_dim;
+        plan->code->attend[call->type](&part, scratch);
+    }
+    for (int64_t row = 0; row < item->num_rows; row++) {
+        merge_splits(plan, item, &first, row, pointers);
+    }
+}
+
 static void attend_item(const pw_plan *plan, const pw_item *item, float *scratch) {
     const pw_attention *call = plan->call;
+    if (splits_scratch(item) > 0) {
+        attend_splits(plan, item, scratch);
+        return;
+    }
     if (item->begin < item->end) {
         plan->code->attend[call->type](item, scratch);
         return;
@@ -284,7 +347,7 @@ static void attend_part(void *context, int part, int num_parts) {
     const int64_t begin = item_at(plan, total * part / num_parts);
     const int64_t end = part == num_parts - 1 ? plan->num_items
                                               : item_at(plan, total * (part + 1) / num_parts);
-    float *scratch = scratch_of_thread((size_t)ceiling(pw_scratch(plan->call, plan->tiles), 16) * 64);
+    float *scratch = scratch_of_thread((size_t)(common_scratch(plan) + ceiling(plan->scratch, 16) * 16) * 4);
     if (scratch == NULL) {
         plan->failed = 1;
         return;

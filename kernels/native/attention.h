@@ -27,9 +27,9 @@ typedef struct {
     int64_t window; /* 0 for none */
     int64_t type;   /* pw_type of query, output and kv */
     int64_t is_quantized; /* kv: head_dim codes, then their scale, a row; see kernels/kv_format.py */
-    int64_t is_invariant; /* a row's result has the same bits whatever else the call computes: every
-                           * run is cut into splits, its rows are all attended to as a few are, and
-                           * groups have whole splits */
+    int64_t is_invariant; /* a row's result has the same bits whatever else the call computes: rows
+                           * are attended to split by split, as a few are, and groups have whole
+                           * splits */
     double scale, softcap; /* softcap 0 for none */
 } pw_attention;
 
