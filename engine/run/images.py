@@ -103,8 +103,8 @@ class BlockImages:
     def landing(self, blocks: list[int]) -> DirectLanding | StagedLanding:
         """See `engine.kept.memory.BlockMemory`."""
         if self._model.device.type == "cpu":
-            rows = self._model.rows
-            return DirectLanding([image for block in blocks for image in _views(rows[block, None])])
+            rows = self._model.rows.numpy()  # whose rows are views sooner than a tensor's
+            return DirectLanding([memoryview(rows[block]) for block in blocks])
         return StagedLanding(self._copies, self._staging(len(blocks)), blocks)
 
     def _staging(self, count: int) -> Tensor:
