@@ -124,6 +124,17 @@ class Settings(BaseSettings):
     kept_interval_seconds: Seconds = Field(
         30.0, description="Between two looks for such blocks that are not on the disk yet."
     )
+    kv_events: str | None = Field(
+        None,
+        description="Where the engine tells routers which blocks it holds: KV events in vLLM's "
+        "format on a ZeroMQ PUB socket, such as tcp://127.0.0.1:5557 or ipc:///run/kv-events.",
+    )
+    kv_events_replay: str | None = Field(
+        None,
+        description="Where it sends them again to who has missed some, such as "
+        "tcp://127.0.0.1:5558.",
+    )
+    kv_events_topic: str = Field("", description="Topic of these events.")
     block_size: Count = Field(16, description="Tokens of KV in a block.")
     max_context_tokens: AutoCount = Field(
         None, description="Prompt plus output of one request; auto is the model's own limit."

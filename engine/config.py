@@ -50,6 +50,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of all files there, at most."""
     kept_seconds: float = 30.0
     """Between two looks at what is to be kept and is not there yet."""
+    kv_events: str | None = None
+    """Where a PUB socket tells which blocks can be found (`engine.serve.kv_events`): `tcp://...` or
+    `ipc://...`; `None`: nowhere."""
+    kv_events_replay: str | None = None
+    """Where a ROUTER socket sends them again, or what there is."""
+    kv_events_topic: str = ""
     block_size: int = 16
     """Tokens of KV in a block."""
     max_context_tokens: int | None = None
@@ -149,6 +155,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1")
+        for name in ("kv_events", "kv_events_replay"):
+            value = getattr(self, name)
+            if value is not None and not value.startswith(("tcp://", "ipc://")):
+                raise ValueError(f"{name}: {value!r} begins with none of tcp://, ipc://")
+        if self.kv_events_replay is not None and self.kv_events is None:
+            raise ValueError("kv_events_replay: goes with kv_events")
         budget, running = self.step_token_budget, self.max_running_requests
         if budget is not None and running is not None and running > budget:
             raise ValueError(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
 
 from engine.api import Loss
+from engine.blocks.changes import Changes
 from engine.blocks.eviction import EvictionQueue
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.leases import Leases, LeaseTerms
@@ -40,6 +41,8 @@ class BlockPool:
         self.clock = clock
         self.on_loss: Callable[[int, bytes, str, Loss], None] = _lose_silently
         """Told of each full block (its hash and owner, too) that is evicted or deleted, and why."""
+        self.changes: Changes | None = None
+        """Where full blocks are noted that can be found, or no more, if somebody wants to know."""
         self._refs = [0] * num_blocks
         self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -168,12 +171,14 @@ class BlockPool:
         where: Place | None = None,
         owner: str | None = None,
         *,
+        parent: bytes | None = None,
         is_tail: bool = False,
     ) -> None:
         """Make the full block findable. A hash that another block holds already stays there.
 
         With `where`: its first tokens as well, once they are computed. With `owner`: it is this
-        tenant's, whoever has allocated it. A tail is partly filled, and found by these alone.
+        tenant's, whoever has allocated it. A tail is partly filled, and found by these alone. The
+        hash of the `parent` is in `where`, too; a first block has none.
         """
         assert self._refs[block] > 0, "only a block in use can be registered"
         assert self._hashes[block] is None, "a full block is immutable"
@@ -184,6 +189,8 @@ class BlockPool:
         self._fresh.add(block)
         if is_tail:
             self._tails.add(block)
+        elif self.changes is not None:
+            self.changes.store(block_hash, parent if where is None else where.parent_hash)
         if where is not None:
             self.partial_hits.add(block, where)
         if owner is not None:
@@ -313,6 +320,8 @@ class BlockPool:
         if key is not None:
             if why is not None and block not in self._tails:
                 self.on_loss(block, key, self._owners[block], why)
+            if self.changes is not None and block not in self._tails:
+                self.changes.remove(key)
             self._hashes[block] = None
             del self._by_hash[key]
             self.partial_hits.drop(block)

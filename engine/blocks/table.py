@@ -266,10 +266,12 @@ class BlockTable:
         Where an equal block was evicted since, this table's own takes its place.
         """
         blocks: list[int] = []
+        parent: bytes | None = None
         for own, block_hash in zip(self.blocks, self._hashes[: self._num_sealed], strict=False):
             if not self._pool.find([block_hash]):
-                self._pool.register(own, block_hash)
+                self._pool.register(own, block_hash, parent=parent)
             blocks += self._pool.find([block_hash])
+            parent = block_hash
         return blocks
 
     def release(self) -> None:

@@ -62,6 +62,8 @@ from engine.serve.messages import (
 if TYPE_CHECKING:  # whoever drives a core without a socket needs no messages
     import zmq
 
+    from engine.serve.kv_events import KVEventPublisher
+
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 0.002
 """For a grammar, while nothing else is to be done: messages are looked for as often."""
@@ -91,6 +93,7 @@ class EngineCore:
         only where there are `grammars`, and decode in `turns`. `clock` tells the seconds by which
         leases end.
         """
+        self.config = config
         self.info = info
         tiers = Tiers(
             BlockPool(info.num_blocks, config.eviction, clock),
@@ -383,11 +386,13 @@ class EngineCore:
         return stats
 
 
-def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
+def serve(
+    core: EngineCore, socket: zmq.SyncSocket, publisher: KVEventPublisher | None = None
+) -> None:
     """Announce readiness, then run the loop over `socket` until told to shut down.
 
-    Messages are taken before every step, so an abort frees its blocks within one step. Raises
-    `EngineBroken` as `EngineCore.step` does.
+    Messages are taken before every step, so an abort frees its blocks within one step. A
+    `publisher` tells of blocks after each. Raises `EngineBroken` as `EngineCore.step` does.
     """
     socket.send(encode(Ready(core.info)))
     while True:
@@ -416,7 +421,11 @@ def serve(core: EngineCore, socket: zmq.SyncSocket) -> None:
             else:
                 core.close(_SAVING_SECONDS)
                 return
+            if publisher is not None:  # a tenant may have been forgotten
+                publisher.publish()
         _send(socket, core.step())
+        if publisher is not None:
+            publisher.publish()
         if core.is_idle:
             core.check()
 

@@ -12,6 +12,7 @@ import zmq
 
 from engine.api import EngineBroken
 from engine.serve.core import EngineCore, serve
+from engine.serve.kv_events import KVEventPublisher, make_publisher
 from engine.serve.remote import RemoteEngine, RunningEngine
 
 _log = logging.getLogger(__name__)
@@ -57,11 +58,16 @@ class _Thread:
         socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.PAIR)
         socket.set_hwm(0)
         socket.connect(self._address)
+        publisher: KVEventPublisher | None = None
         try:
-            serve(self._build(), socket)
+            core = self._build()
+            publisher = make_publisher(core.config, core.scheduler.pool, core.info.block_size)
+            serve(core, socket, publisher)
         except EngineBroken:
             _log.exception("the engine gives up; its thread ends")
         finally:
             socket.close(linger=0)
+            if publisher is not None:
+                publisher.close()
             with contextlib.suppress(RuntimeError):  # the event loop may be gone before us
                 self._loop.call_soon_threadsafe(self._ended.set)

@@ -92,6 +92,7 @@ def main() -> None:
     gc.disable()
     from engine.run.assemble import load_core
     from engine.serve.core import serve
+    from engine.serve.kv_events import make_publisher
 
     gc.freeze()
     gc.enable()
@@ -102,6 +103,7 @@ def main() -> None:
     tell("libraries")
     try:
         core = load_core(msgspec.json.decode(config_json, type=EngineConfig), tell)
+        publisher = make_publisher(core.config, core.scheduler.pool, core.info.block_size)
     except Exception as error:
         if not isinstance(error, EngineError):  # what an operator can mend needs no traceback
             logging.getLogger(__name__).exception("the engine could not start")
@@ -111,12 +113,14 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     try:
-        serve(core, socket)
+        serve(core, socket, publisher)
     except EngineBroken:
         logging.getLogger(__name__).exception("the engine gives up; its process ends")
         sys.exit(1)
     finally:
         socket.close(linger=0)
+        if publisher is not None:
+            publisher.close()
 
 
 if __name__ == "__main__":
