@@ -26,8 +26,8 @@ from engine.schedule.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 _PINNED_SECONDS: Final = 30 * 86_400.0
 """How long a pinned prompt's blocks stay on disk once nobody pins them any more."""
-_READY_AT_START_BYTES: Final = 1 << 30
-"""Half a second's work."""
+_MAKING_READY_SECONDS: Final = 0.5
+"""By which a start is later, at most; some GiB on a quiet machine."""
 _BUSY_SECONDS: Final = 0.001
 """Between two looks at what a thread does, while nothing else is to be done."""
 
@@ -76,13 +76,9 @@ class Keeper:
         )
         self._put_on_shelf(self._folder.scan(self._layout, set()))
         # The pool's first blocks are taken first; what is read would wait for their memory. To make
-        # it ready takes the cores that the first requests want: as far as it is soon done, it comes
-        # before these.
+        # it ready takes the cores that the first requests want: if it is soon done, it comes first.
         num_blocks = min(self._shelf.num_blocks, scheduler.pool.num_blocks)
-        soon = min(num_blocks, _READY_AT_START_BYTES // memory.block_bytes)
-        memory.make_ready(soon)
-        if num_blocks > soon:
-            self._disk.submit(memory.make_ready, num_blocks)
+        wait([self._disk.submit(memory.make_ready, num_blocks)], _MAKING_READY_SECONDS)
 
     def __len__(self) -> int:
         """How many requests wait."""

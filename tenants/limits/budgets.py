@@ -32,9 +32,9 @@ _SHARED_SECONDS = 60.0
 """For how long what a tenant owes for its share group's prompts is believed."""
 
 # KEYS: meta, usage, spending, told. ARGV: reservation, its amount, length of a lease (seconds),
-# month (YYYY-MM), what else was spent in it, hard and soft budget (empty is none), seconds to
-# remember what was told (empty: nothing is). Gives whether it is granted, what was spent, what is
-# reserved now, and which budgets are to be told to be reached: each once.
+# month (YYYY-MM), what else was spent in it, hard and soft budget (empty is none), 1 if somebody is
+# told. Gives whether it is granted, what was spent, what is reserved now, and which budgets are
+# reached and not told yet.
 _RESERVE = Script("""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -53,10 +53,9 @@ local granted = not hard or spent + held + amount <= hard
 local there, reached = redis.call('EXISTS', KEYS[1]) == 1, {}
 local function tell(name, budget)
   local field = ARGV[4] .. ':' .. name .. ':' .. budget
-  if redis.call('HSETNX', KEYS[4], field, 1) == 1 then reached[#reached + 1] = name end
-  redis.call('EXPIRE', KEYS[4], ARGV[8])
+  if redis.call('HEXISTS', KEYS[4], field) == 0 then reached[#reached + 1] = name end
 end
-if there and ARGV[8] ~= '' then
+if there and ARGV[8] == '1' then
   if soft and spent >= soft then tell('soft', ARGV[7]) end
   if not granted then tell('hard', ARGV[6]) end
 end
@@ -186,7 +185,7 @@ class Budgets:
                 month,
                 shared,
                 *("" if budget is None else budget for budget in budgets),
-                "" if self._outbox is None else _TOLD_SECONDS,
+                int(self._outbox is not None),
             ],
         )
         return bool(granted), int(spent), int(held), [name.decode() for name in reached]
@@ -194,7 +193,11 @@ class Budgets:
     async def _tell(
         self, tenant: Tenant, threshold: Threshold, now: datetime, spent: int, prices: Prices
     ) -> None:
-        """Put into the outbox that a budget is reached."""
+        """Put into the outbox that a budget is reached.
+
+        Only once it is there, it counts as told: what lies between may fail, and the same message
+        put twice is one.
+        """
         assert self._outbox is not None
         micros = getattr(tenant.limits, f"{threshold}_budget_micros")
         data = {
@@ -207,8 +210,13 @@ class Budgets:
         }
         event = {"type": "budget.reached", "timestamp": f"{now:%Y-%m-%dT%H:%M:%SZ}", "data": data}
         name = f"budget-{tenant.id}-{now:%Y-%m}-{threshold}-{micros}"
+        told, field = redis_keys.budget_told(tenant.id), f"{now:%Y-%m}:{threshold}"
         try:
-            await self._outbox.put(name, msgspec.json.encode(event))
+            if await self._outbox.put(name, msgspec.json.encode(event)):
+                await self._redis.transaction(
+                    ("HSET", told, f"{field}:{micros * NANOS_PER_MICRO}", 1),
+                    ("EXPIRE", told, _TOLD_SECONDS),
+                )
         except StoreUnavailable as error:
             _log.error("%s is not told: %s", name, error)
 

@@ -13,6 +13,7 @@ from tenants.limits import budgets as module
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Limiter
 from tenants.limits.verdict import LimitExceeded
+from tenants.outbox import Outbox
 from tenants.prices import Prices
 from tenants.records import Tenant, TenantLimits
 from tenants.usage import UsageMeter
@@ -27,9 +28,9 @@ NOVEMBER = datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()
 class Process:
     """One service process' part of it."""
 
-    def __init__(self, room: Room, clock: Clock) -> None:
+    def __init__(self, room: Room, clock: Clock, outbox: Outbox | None = None) -> None:
         self.meter = UsageMeter(room.redis, clock=clock)
-        self.budgets = Budgets(room.redis, Limiter(room.redis), clock)
+        self.budgets = Budgets(room.redis, Limiter(room.redis), clock, outbox)
 
     async def take(self, tenant: Tenant, name: str, nanos: int) -> tuple[Hold, str | None]:
         hold = self.budgets.hold(tenant, name, nanos)
@@ -89,6 +90,24 @@ async def test_a_spent_soft_budget_is_a_warning(room: Room, clock: Clock) -> Non
     _, warning = await process.take(tenant, "b", 10**9)
     assert warning == "the soft budget of 0.000001000 EUR for 2026-11 is spent"
     assert process.budgets.hold(replace(tenant, limits=TenantLimits()), "c", 1) is None
+
+
+async def test_a_budget_counts_as_told_only_once_there_was_room_for_the_message(
+    room: Room, clock: Clock
+) -> None:
+    outbox = Outbox(room.redis, max_messages=1)
+    process, tenant = Process(room, clock, outbox), await tenant_of(room, hard_budget_micros=1)
+    await outbox.put("another", b"{}")
+    await refused(process, tenant, 1001)
+    await outbox.done("another")
+    assert await outbox.take() is None
+    await refused(process, tenant, 1001)
+    message = await outbox.take()
+    assert message is not None
+    assert message.id == "budget-acme-2026-11-hard-1"
+    await outbox.done(message.id)
+    await refused(process, tenant, 1001)
+    assert await outbox.take() is None
 
 
 async def test_the_part_of_a_groups_prompts_counts(room: Room, clock: Clock) -> None:
