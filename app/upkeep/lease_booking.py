@@ -17,7 +17,9 @@ class LeaseBooking:
     def __init__(self, engine: EngineClient, booking: Booking) -> None:
         self._engine = engine
         self._booking = booking
+        self._starts = 0
         self._booked: dict[str, int] = {}
+        """Of the engine that was started so many times."""
 
     async def run(self) -> None:
         """Book until cancelled."""
@@ -28,9 +30,12 @@ class LeaseBooking:
 
     async def book(self) -> None:
         """Book the block-seconds that leases have lasted until now. Raises `EngineUnavailable`."""
-        tenants = (await self._engine.stats()).tenants
-        counted = {name: int(one.lease_block_seconds) for name, one in tenants.items()}
-        for owner, seconds in counted.items():
-            before = self._booked.get(owner, 0)
-            self._booking.leased(owner, before if seconds >= before else 0, seconds)
-        self._booked = counted
+        starts = await self._engine.wait_started(0)
+        if starts != self._starts:
+            self._starts, self._booked = starts, {}
+        for owner, one in (await self._engine.stats()).tenants.items():
+            before, seconds = self._booked.get(owner, 0), int(one.lease_block_seconds)
+            # It may fall by a little: a lease that has just ended counted until now before.
+            if seconds > before:
+                self._booking.leased(owner, before, seconds)
+                self._booked[owner] = seconds

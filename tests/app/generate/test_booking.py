@@ -112,11 +112,18 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
 
     monkeypatch.setattr(engine, "stats", stats)
     booking = world.app.state.service.lease_booking
-    for counted["acme"], counted["@law"] in ((10.6, 0.0), (25.9, 100.0), (3.2, 0.0)):
+    for counted["acme"], counted["@law"] in ((10.6, 0.0), (26.0, 100.0), (25.9, 100.0)):
         await booking.book()
+
+    async def started_again(starts: int) -> int:
+        return starts + 2
+
+    monkeypatch.setattr(engine, "wait_started", started_again)
+    counted["acme"], counted["@law"] = 30.2, 0.0
+    await booking.book()
     world.stores.usage.add_shared("@law", user="umbra", used_tokens=1)
     await world.stores.usage.flush()
-    for name, seconds in (("acme", 28), ("umbra", 100)):
+    for name, seconds in (("acme", 56), ("umbra", 100)):
         (today,) = await world.stores.usage.read(name, date.min, date.max)
         assert today.lease_block_seconds == seconds
 
