@@ -33,6 +33,7 @@ from tenants.prices import FREE, Prices, prices_of, read_prices
 from tenants.store import TenantStore
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from transformers import PreTrainedTokenizerBase
 
     from app.admin.token import AdminToken
@@ -187,13 +188,7 @@ async def run_service(
         prices, webhook = service_prices(settings, model_id), service_webhook(settings)
         drafting = await asyncio.to_thread(draft_folder, settings, progress)
         progress(f"loading {settings.model}")
-        engine = ProcessEngine(
-            engine_config(settings, folder, drafting),
-            settings.rebuild_seconds,
-            settings.engine_silence_seconds,
-            settings.engine_loading_seconds,
-            settings.token_cadence_ms / 1000,
-        )
+        engine = _new_engine(settings, folder, drafting)
         engine_started = _start(engine, stack)
         stores = await stack.enter_async_context(
             open_stores(
@@ -207,9 +202,7 @@ async def run_service(
         from app.service import create_admin_app, create_app
 
         await engine_started
-        if settings.quantize in ("int8", "int4"):
-            error = engine.info.logit_error
-            progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
+        _tell_logit_error(settings, engine, progress)
         admin_token = load_admin_token(settings.data_dir, settings.admin_token_file)
         app = create_app(
             engine,
@@ -223,17 +216,40 @@ async def run_service(
             webhook,
         )
         apps = (app, create_admin_app(app.state.service, admin_token))
-        bounds = connection_bounds(settings)
         await run_server(
-            [
-                Listener(socket=listening, app=served, bounds=bounds)
-                for listening, served in zip(sockets, apps, strict=True)
-            ],
+            _listeners(settings, sockets, apps),
             settings,
             on_ready=lambda: _ready(app.state.service, settings, sockets, admin_token, welcome),
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
         end()
+
+
+def _new_engine(settings: Settings, folder: Path, drafting: Path | None) -> ProcessEngine:
+    return ProcessEngine(
+        engine_config(settings, folder, drafting),
+        settings.rebuild_seconds,
+        settings.engine_silence_seconds,
+        settings.engine_loading_seconds,
+        settings.token_cadence_ms / 1000,
+    )
+
+
+def _tell_logit_error(settings: Settings, engine: ProcessEngine, progress: Progress) -> None:
+    if settings.quantize in ("int8", "int4"):
+        error = engine.info.logit_error
+        progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
+
+
+def _listeners(
+    settings: Settings, sockets: Sequence[socket.socket], apps: Sequence[Starlette]
+) -> list[Listener]:
+    """Each app behind its socket."""
+    bounds = connection_bounds(settings)
+    return [
+        Listener(socket=listening, app=served, bounds=bounds)
+        for listening, served in zip(sockets, apps, strict=True)
+    ]
 
 
 def _listening(settings: Settings, stack: contextlib.AsyncExitStack) -> list[socket.socket]:

@@ -70,6 +70,8 @@ def run(options: argparse.Namespace) -> Result:
     figures: dict[str, float] = {}
     tables: list[Table] = []
     try:
+        if options.plots is not None:
+            options.plots.mkdir(parents=True, exist_ok=True)  # before all that would be lost
         for name, report in _reports(options):
             figures |= _figures(report, "" if name == _OURS else f"_{name}")
             shown = table(report)

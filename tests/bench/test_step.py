@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,28 +24,40 @@ PLACES = [
 ]
 
 
-def measure(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+Measure = Callable[..., dict[str, float]]
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """The figures of a model, measured as some options say."""
+
+    def run(model: Path, *given: str) -> dict[str, float]:
+        out = tmp_path / "figures.json"
+        always = ["--model", str(model), "--json", str(out), "--threads", "1", "--device", "cpu"]
+        monkeypatch.setattr("sys.argv", ["bench", "step", *always, "--context", "32", *given])
+        monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
+        # This process goes on.
+        monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
+        assert cli.main() == 0
+        found: dict[str, float] = json.loads(out.read_text())["figures"]
+        assert found.keys() <= step.FIGURES.keys()
+        return found
+
+    return run
+
+
+def taken_apart(measure: Measure, family: str, folder: Path) -> dict[str, float]:
     save_model(family, folder / "model")
-    out = folder / "figures.json"
-    given = ["step", "--model", str(folder / "model"), "--json", str(out), "--threads", "1"]
-    given += ["--batches", "1", "8", "--context", "32", "--chunk", "16", "--steps", "4"]
-    monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
-    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
-    monkeypatch.setattr(
-        "bench.engine.step.thread_environment", lambda _: {}
-    )  # this process goes on
-    assert cli.main() == 0
-    found: dict[str, float] = json.loads(out.read_text())["figures"]
-    return found
+    given = ["--batches", "1", "8", "--chunk", "16", "--steps", "4"]
+    return measure(folder / "model", *given)
 
 
-def test_the_parts_of_a_fused_step_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_fused_step_add_up(measure: Measure, tmp_path: Path) -> None:
     before = [vars(owner)[name] for owner, name in PLACES]
-    found = measure("llama", tmp_path, monkeypatch)
+    found = taken_apart(measure, "llama", tmp_path)
     assert [vars(owner)[name] for owner, name in PLACES] == before, "nothing stays replaced"
     cases = ("decode_1", "decode_8", "prefill")
     assert found.keys() == {f"us_{case}_{part}" for case in cases for part in step.PARTS}
-    assert found.keys() <= step.FIGURES.keys()
     for case in cases:
         parts = {part: found[f"us_{case}_{part}"] for part in step.PARTS}
         total, plain = parts.pop("total"), parts.pop("plain")
@@ -54,61 +67,30 @@ def test_the_parts_of_a_fused_step_add_up(tmp_path: Path, monkeypatch: pytest.Mo
         assert nothing <= ({"hand_over"} if case == "prefill" else set())
 
 
-def test_ways_to_choose_tokens_are_compared_with_greedy(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "figures.json"
-    given = ["step", "--sampling", "--model", str(model), "--json", str(out), "--threads", "1"]
-    given += ["--context", "32", "--steps", "2", "--device", "cpu"]
-    monkeypatch.setattr("sys.argv", ["bench", *given])
-    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
-    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
-    assert cli.main() == 0
-    found: dict[str, float] = json.loads(out.read_text())["figures"]
+def test_ways_to_choose_tokens_are_compared_with_greedy(model: Path, measure: Measure) -> None:
+    found = measure(model, "--sampling", "--steps", "2")
     kinds = step.SAMPLING.keys() - {"greedy"}
     assert found.keys() == {f"{kind}_over_greedy_{batch}" for kind in kinds for batch in (8, 32)}
-    assert found.keys() <= step.FIGURES.keys()
     assert min(found.values()) > 0
 
 
-def test_caches_in_8_bits_are_compared_with_plain_ones(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("option", "prefix", "cases"),
+    [
+        ("--kv", "int8_kv_over_auto", ("decode_1", "decode_8", "prefill")),
+        ("--invariant", "invariant_over_default", ("1", "8", "shared_8", "prefill")),
+    ],
+)
+def test_caches_in_8_bits_and_the_invariant_mode_are_compared_with_the_default(
+    option: str, prefix: str, cases: tuple[str, ...], model: Path, measure: Measure
 ) -> None:
-    out = tmp_path / "figures.json"
-    given = ["step", "--kv", "--model", str(model), "--json", str(out), "--threads", "1"]
-    given += ["--context", "32", "--chunk", "16", "--steps", "2", "--batches", "1", "8"]
-    monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
-    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
-    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
-    assert cli.main() == 0
-    found: dict[str, float] = json.loads(out.read_text())["figures"]
-    cases = ("decode_1", "decode_8", "prefill")
-    assert found.keys() == {f"int8_kv_over_auto_{case}" for case in cases}
-    assert found.keys() <= step.FIGURES.keys()
+    found = measure(model, option, "--chunk", "16", "--steps", "2", "--batches", "1", "8")
+    assert found.keys() == {f"{prefix}_{case}" for case in cases}
     assert min(found.values()) > 0
 
 
-def test_the_invariant_mode_is_compared_with_the_default(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "figures.json"
-    given = ["step", "--invariant", "--model", str(model), "--json", str(out), "--threads", "1"]
-    given += ["--context", "32", "--chunk", "16", "--steps", "2", "--batches", "1", "8"]
-    monkeypatch.setattr("sys.argv", ["bench", *given, "--device", "cpu"])
-    monkeypatch.setattr("bench.engine.step.warn_if_busy", lambda: 0.0)
-    monkeypatch.setattr("bench.engine.step.thread_environment", lambda _: {})
-    assert cli.main() == 0
-    found: dict[str, float] = json.loads(out.read_text())["figures"]
-    cases = ("1", "8", "shared_8", "prefill")
-    assert found.keys() == {f"invariant_over_default_{case}" for case in cases}
-    assert found.keys() <= step.FIGURES.keys()
-    assert min(found.values()) > 0
-
-
-def test_a_model_that_is_not_fused_shows_its_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = measure("olmo2", tmp_path, monkeypatch)
+def test_a_model_that_is_not_fused_shows_its_attention(measure: Measure, tmp_path: Path) -> None:
+    found = taken_apart(measure, "olmo2", tmp_path)
     assert min(found[f"us_decode_8_{part}"] for part in ("attention", "rotation", "forward")) > 0
     assert not found["us_decode_8_qkv"]
 
