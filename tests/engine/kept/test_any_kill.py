@@ -110,10 +110,11 @@ def test_no_block_is_ever_wrong_in_long_lives(tmp_path: Path, seed: int) -> None
 
 
 WRITERS = """
-import os, random, sys
+import os, random, sys, time
 from pathlib import Path
 from tests.engine.kept.simulated import start, pin, save
 from tests.engine.simulation import random_prompt
+os.fsync = lambda _: time.sleep(0.003)  # as on a disk, and not in memory: many die there
 for folder in sys.stdin:
     if not os.fork():
         core = start(Path(folder.strip()), num_blocks=1024)
