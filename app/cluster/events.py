@@ -127,6 +127,8 @@ class Follower:
 
     def _forget(self, why: Exception) -> None:
         if self._last >= 0:
-            _log.warning("nothing is known of replica %d: %s", self._replica, why or "no answer")
+            _log.warning(
+                "nothing is known of replica %d: %s", self._replica, str(why) or "no answer"
+            )
         self._index.cleared(self._replica)
         self._last = -1
