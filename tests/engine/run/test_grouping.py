@@ -101,8 +101,10 @@ def model(folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(autouse=True)
 def _short_runs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = GroupingRule(least_saved_keys=2)
-    monkeypatch.setattr("engine.run.runner.rule_for", lambda device, batch_invariant: rule)
+    def rule(_: torch.device, *, batch_invariant: bool) -> GroupingRule:
+        return GroupingRule(least_saved_keys=2, whole=256 if batch_invariant else 1)
+
+    monkeypatch.setattr("engine.run.runner.rule_for", rule)
 
 
 def chat(name: str, tenant: str, system: list[int], question: list[int]) -> EngineRequest:
@@ -186,9 +188,8 @@ def test_sampled_forks_are_as_they_are_without_groups(folder: Path, model: PreTr
         watched = Watched(folder, num_blocks=60, **options)
         watched.core.submit(request)
         outputs.append(run_all_to_end(watched.core))
-        has_groups = "prefix_grouping" not in options
-        assert bool(watched.groups) == has_groups
-        assert bool(watched.core.stats().spared_keys) == has_groups
+        assert bool(watched.groups) == (not options)
+        assert bool(watched.core.stats().spared_keys) == (not options)
     assert len(set(map(tuple, outputs[0]["r"].values()))) > 1
     assert outputs[0] == outputs[1] == outputs[2]
 

@@ -33,8 +33,10 @@ COUNT = 20
 
 @pytest.fixture(autouse=True)
 def _short_runs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = GroupingRule(least_saved_keys=2)
-    monkeypatch.setattr("engine.run.runner.rule_for", lambda device, batch_invariant: rule)
+    def rule(_: torch.device, *, batch_invariant: bool) -> GroupingRule:
+        return GroupingRule(least_saved_keys=2, whole=256 if batch_invariant else 1)
+
+    monkeypatch.setattr("engine.run.runner.rule_for", rule)
 
 
 def make_core(
