@@ -162,7 +162,7 @@ async def test_a_groups_former_secret_takes_what_its_members_have_cached(
     assert before.keys() == {"acme", "umbra", "@resellers"}
     await stores.groups.rotate_secret("resellers")
     await eventually(lambda: backstage.warmed(LAW) == backstage.warmed(TAX) == 2)
-    assert engine.forgotten == ["@resellers", "acme"]
+    assert sorted(engine.forgotten) == ["@resellers", "acme"]  # who is looked at first may vary
     assert engine.known["umbra"] == before["umbra"]
     assert engine.known["acme"] != before["acme"]
 
