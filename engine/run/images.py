@@ -15,8 +15,10 @@ from engine.model.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Event
 from kernels.huge_pages import populate
 
-_READY_BYTES = 8 << 20
-"""Of memory that is made ready in one call of the system."""
+_READY_BYTES = 2 << 20
+"""Of memory that is made ready in one call of the system: as long, a millisecond, others wait that
+have memory mapped, as each large buffer has.
+"""
 
 
 @dataclass(frozen=True, slots=True)
