@@ -2,63 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
-_SHARDS: Final = 1024
-"""A dict of them all would stall the loop for seconds when it grows, or when a replica leaves."""
-_KEY_BYTES: Final = 7
-"""Of a hash: two of 10^9 blocks share them once in 10^8 look-ups, which costs a worse choice of a
-replica and nothing else. An integer of seven bytes takes the place of one of four."""
-_MOST_INTERNED: Final = 65_536
+from app.cluster.holders import Holders, HolderSets
+from app.cluster.table import CompactTable
 
-Holders = frozenset[int]
+_KEY_BYTES: Final = 8
+"""Of a hash: a look-up of what is not among 10^9 blocks finds one of them once in 10^10 times,
+which costs a worse choice of a replica and nothing else."""
+_HASHES_A_SWEEP: Final = 16
+"""Of changes, that one bucket of the table is swept with: all, before it grows by a thirtieth."""
 
 
 class PrefixIndex:
     """Block hashes to replicas. The hashes are keyed: a namespace finds its own blocks alone.
 
     A replica that is cleared starts a new life: what it held in former ones counts no more at once,
-    and is swept out shard by shard with the changes that follow.
+    and is swept out bucket by bucket with the changes that follow.
     """
 
     def __init__(self) -> None:
-        self._shards: list[dict[int, Holders]] = [{} for _ in range(_SHARDS)]
+        self._table = CompactTable()
+        """To numbers of sets of lives."""
+        self._sets = HolderSets()
         self._lives: dict[int, int] = {}
         self._replicas: dict[int, int] = {}
         """By life; the lives that are over are not there."""
         self._alive: set[int] = set()
         self._num_lives = 0
-        self._interned: dict[Holders, Holders] = {}
-        self._left_to_sweep = 0
+        self._next_to_sweep = 0
+        self._sweeps_to_do = 0
 
     def __len__(self) -> int:
         """Entries, a shared block once; those of former lives until they are swept out."""
-        return sum(map(len, self._shards))
+        return len(self._table)
 
     def stored(self, replica: int, hashes: Sequence[bytes]) -> None:
         """The replica holds these blocks now; told twice is told once."""
-        if replica not in self._lives:
-            self._begin(replica)
-        own = self._intern(frozenset((self._lives[replica],)))
+        life = self._lives.get(replica)
+        if life is None:
+            life = self._begin(replica)
+        alone = frozenset((life,))
+        own = self._sets.take(alone)
+        num_new = 0
         for block_hash in hashes:
             key = int.from_bytes(block_hash[:_KEY_BYTES])
-            shard = self._shards[key % _SHARDS]
-            holders = shard.setdefault(key, own)
-            if holders is not own and not own <= holders:
-                shard[key] = self._intern((holders & self._alive) | own)
-        self._sweep()
+            number = self._table.set_default(key, own)
+            if number is None:
+                num_new += 1
+            elif life not in (holders := self._sets[number]):
+                self._change(key, number, holders | alone)
+        self._sets.take_again(own, num_new)
+        self._sets.drop(own)
+        self._sweep(len(hashes))
 
     def removed(self, replica: int, hashes: Sequence[bytes]) -> None:
         """The replica holds these blocks no more."""
-        own = {self._lives.get(replica, -1)}
+        life = self._lives.get(replica)
+        if life is None:
+            return
         for block_hash in hashes:
             key = int.from_bytes(block_hash[:_KEY_BYTES])
-            shard = self._shards[key % _SHARDS]
-            holders = shard.get(key)
-            if holders is not None and own <= holders:
-                self._put(shard, key, holders - own)
-        self._sweep()
+            number = self._table.get(key)
+            if number is not None and life in (holders := self._sets[number]):
+                self._change(key, number, holders - {life})
+        self._sweep(len(hashes))
 
     def cleared(self, replica: int) -> None:
         """The replica has lost everything, has left, or nothing is known of it any more."""
@@ -66,7 +75,8 @@ class PrefixIndex:
         if life is not None:
             del self._replicas[life]
             self._alive.remove(life)
-            self._left_to_sweep = _SHARDS
+            is_under_way = self._next_to_sweep > 0  # it would miss what is behind it
+            self._sweeps_to_do = 1 + is_under_way
 
     def depths(self, hashes: Sequence[bytes]) -> dict[int, int]:
         """Replicas, and how many leading blocks of this chain each of them holds, if any.
@@ -74,47 +84,63 @@ class PrefixIndex:
         Block by block, until nobody has the next: an inner block can be lost before the tail.
         """
         found: dict[int, int] = {}
-        going: Holders | None = None
-        before: Holders | None = None
+        going: Set[int] = self._alive
+        before = -1
         depth = 0
         for block_hash in hashes:
-            key = int.from_bytes(block_hash[:_KEY_BYTES])
-            holders = self._shards[key % _SHARDS].get(key, frozenset())
-            if holders is not before:  # equal ones are the same: most blocks of a chain are alike
-                before = holders
-                still = holders & self._alive if going is None else holders & going
-                for life in going - still if going is not None else ():
-                    found[self._replicas[life]] = depth
+            number = self._table.get(int.from_bytes(block_hash[:_KEY_BYTES]))
+            if number is None:
+                break
+            if number != before:  # most blocks of a chain are alike
+                before = number
+                still = self._sets[number] & going
+                if depth:
+                    found.update((self._replicas[life], depth) for life in going - still)
                 going = still
                 if not going:
-                    break
+                    return found
             depth += 1
-        found.update((self._replicas[life], depth) for life in going or ())
+        if depth:
+            found.update((self._replicas[life], depth) for life in going)
         return found
 
-    def _begin(self, replica: int) -> None:
-        self._lives[replica] = self._num_lives
-        self._replicas[self._num_lives] = replica
-        self._alive.add(self._num_lives)
+    def _begin(self, replica: int) -> int:
+        life = self._num_lives
         self._num_lives += 1
+        self._lives[replica] = life
+        self._replicas[life] = replica
+        self._alive.add(life)
+        return life
 
-    def _intern(self, holders: Holders) -> Holders:
-        if len(self._interned) > _MOST_INTERNED:
-            self._interned.clear()
-        return self._interned.setdefault(holders, holders)
-
-    def _put(self, shard: dict[int, Holders], key: int, holders: Holders) -> None:
+    def _change(self, key: int, number: int, holders: Holders) -> None:
+        """Give an entry other holders, of which those that are no more are left out."""
         holders = holders & self._alive
         if holders:
-            shard[key] = self._intern(holders)
+            self._table.replace(key, self._sets.take(holders))
         else:
-            del shard[key]
+            self._table.remove(key)
+        self._sets.drop(number)
 
-    def _sweep(self) -> None:
-        """Take one shard's share of what former lives held out of it."""
-        if not self._left_to_sweep:
+    def _sweep(self, num_changes: int) -> None:
+        """Take what former lives held out of some buckets.
+
+        From the first to the last: what a split takes from one not yet swept becomes the last.
+        """
+        for _ in range(1 + num_changes // _HASHES_A_SWEEP):
+            if not self._sweeps_to_do:
+                return
+            self._sweep_bucket(self._next_to_sweep)
+            self._next_to_sweep += 1
+            if self._next_to_sweep == self._table.num_buckets:
+                self._next_to_sweep = 0
+                self._sweeps_to_do -= 1
+
+    def _sweep_bucket(self, bucket: int) -> None:
+        alive = self._alive
+        numbers = self._table.values_in(bucket)
+        stale = {number for number in numbers if not self._sets[number] <= alive}
+        if not stale:
             return
-        self._left_to_sweep -= 1
-        shard = self._shards[self._left_to_sweep]
-        for key in [key for key, holders in shard.items() if not holders <= self._alive]:
-            self._put(shard, key, shard[key])
+        for key, number in self._table.items_in(bucket):
+            if number in stale:
+                self._change(key, number, self._sets[number])

@@ -75,8 +75,9 @@ def knows(index: PrefixIndex, replica: Replica, number: int = 0) -> Callable[[],
 
 
 def count(index: PrefixIndex, number: int) -> int:
-    life = index._lives.get(number, -1)
-    return sum(life in holders for shard in index._shards for holders in shard.values())
+    life, table = index._lives.get(number, -1), index._table
+    entries = (entry for bucket in range(table.num_buckets) for entry in table.items_in(bucket))
+    return sum(life in index._sets[holders] for _, holders in entries)
 
 
 @contextlib.asynccontextmanager

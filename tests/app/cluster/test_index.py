@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from app.cluster.index import _SHARDS, PrefixIndex
+from app.cluster.index import PrefixIndex
 
 
 def chain(name: str, count: int) -> list[bytes]:
@@ -52,9 +52,23 @@ def test_former_lives_are_swept_out() -> None:
     index, hashes = PrefixIndex(), chain("a", 3000)
     index.stored(0, hashes)
     index.cleared(0)
-    for _ in range(_SHARDS):
+    for _ in range(40):
         index.stored(1, hashes[:1])
+    index.cleared(2)  # nobody knows it
     assert len(index) == 1
+
+
+def test_who_is_cleared_while_others_are_swept_out_is_swept_out_too() -> None:
+    index, hashes = PrefixIndex(), chain("a", 6000)
+    index.stored(0, hashes[:3000])
+    index.stored(1, hashes[3000:])
+    index.cleared(0)
+    index.stored(2, hashes[:1] * 80)  # half of the buckets
+    index.cleared(1)
+    assert len(index) > 3000
+    index.stored(2, hashes[:1] * 600)
+    assert len(index) == 1
+    assert index.depths(hashes) == {2: 1}
 
 
 @pytest.mark.parametrize("seed", range(4))
