@@ -37,6 +37,8 @@ class InFlight:
     def __init__(self) -> None:
         self._requests: dict[str, _Routed] = {}
         self._replicas: dict[int, _Replica] = {}
+        self._busy: set[int] = set()
+        """Who was sent something of late."""
         self._heads: dict[bytes, Counter[int]] = {}
         """By the first block of chains under way: who was sent how many of them."""
 
@@ -54,6 +56,7 @@ class InFlight:
         at.blocks.update(hashes)
         at.sent.append((now, seconds))
         at.num_requests += 1
+        self._busy.add(replica)
         if hashes:
             self._heads.setdefault(hashes[0], Counter())[replica] += 1
 
@@ -78,6 +81,7 @@ class InFlight:
         for name in lost:
             self.remove(name)
         self._replicas.pop(replica, None)
+        self._busy.discard(replica)
         return lost
 
     def depths(self, hashes: Sequence[bytes]) -> Iterator[tuple[int, int]]:
@@ -90,6 +94,10 @@ class InFlight:
                 low, high = (middle, high) if hashes[middle - 1] in blocks else (low, middle - 1)
             yield replica, low
 
+    def sent_to(self) -> list[int]:
+        """Replicas of which `seconds_since` has something to say."""
+        return list(self._busy)
+
     def seconds_since(self, replica: int, then: float) -> float:
         """Of prompts that the replica was sent after `then`, which never goes back."""
         at = self._replicas.get(replica)
@@ -97,6 +105,8 @@ class InFlight:
             return 0.0
         while at.sent and at.sent[0][0] <= then:
             at.sent.popleft()
+        if not at.sent:
+            self._busy.discard(replica)
         return sum(seconds for _, seconds in at.sent)
 
     def num_requests(self, replica: int) -> int:

@@ -25,6 +25,7 @@ from typing import Final, Literal, Protocol
 
 from app.cluster.in_flight import InFlight
 from app.cluster.placements import Placements
+from app.cluster.shortlist import shortlist
 
 Why = Literal["cached", "spread", "two_choices", "sticky"]
 
@@ -153,30 +154,27 @@ class Router:
         depths = self._depths(prompt.hashes)
         known = max(depths.get(replica, 0) for replica in loads)
         branch = _branch(prompt.hashes, known)
-        crowding = self._placements.crowding(loads)
+        costs = self._costs(loads, now)
         choices: dict[int, Choice] = {}
         scores: dict[int, float] = {}
-        for replica, load in loads.items():
-            depth = depths.get(replica, 0)
+        new = _first_new(prompt.hashes, known)
+        near = shortlist(new, depths, costs, EQUAL_SECONDS)
+        homes = [prompt.home] if prompt.home is not None and prompt.home in loads else []
+        for replica in dict.fromkeys([*near, *homes]):
+            load, depth = loads[replica], depths.get(replica, 0)
             choice = self._choice(prompt, replica, load, depth, known)
             again = (known - depth) * self._block_size / load.prefill_tokens_per_s
             # A home of which nothing is known may well have all of it.
             own = 0.0 if choice.why == "sticky" else choice.prefill_seconds
             # Who computes a shared prefix once more does it for all who share it.
             lasting = own - again + again / self._placements.sharers(branch)
-            scores[replica] = (
-                self._queue_seconds(replica, load, now)
-                + own
-                + WORK_WEIGHT * lasting
-                + CROWDING_WEIGHT * crowding[replica]
-            )
+            scores[replica] = costs[replica] + own + WORK_WEIGHT * lasting
             choices[replica] = choice
         least = min(scores.values()) + EQUAL_SECONDS
         equal = [choices[replica] for replica, score in scores.items() if score <= least]
         most = max(choice.cached_tokens for choice in equal)
         best = [choice.replica for choice in equal if choice.cached_tokens == most]
         # What no replica has may be asked for at several doors at once: let them agree.
-        new = prompt.hashes[min(known, len(prompt.hashes) - 1)] if prompt.hashes else b""
         return choices[ranked(new, best)[0]]
 
     def _choice(
@@ -197,10 +195,22 @@ class Router:
             depths[replica] = max(depth, depths.get(replica, 0))
         return depths
 
-    def _queue_seconds(self, replica: int, load: ReplicaLoad, now: float) -> float:
-        """What it has said, and was sent by this door since, but for what it has computed since."""
-        sent = self._in_flight.seconds_since(replica, now - load.age_s)
-        return max(0.0, load.queue_seconds + sent - load.age_s)
+    def _costs(self, loads: Mapping[int, ReplicaLoad], now: float) -> dict[int, float]:
+        """Of a request at each replica beside what it has to compute there.
+
+        Its queue: what it has said, and was sent by this door since, but for what it has computed
+        since. And how much more than its share it has computed.
+        """
+        crowding = self._placements.crowding(loads)
+        queues = {replica: load.queue_seconds - load.age_s for replica, load in loads.items()}
+        for replica in self._in_flight.sent_to():
+            if replica in queues:
+                then = now - loads[replica].age_s
+                queues[replica] += self._in_flight.seconds_since(replica, then)
+        return {
+            replica: (queue if queue > 0 else 0.0) + CROWDING_WEIGHT * crowding[replica]
+            for replica, queue in queues.items()
+        }
 
     def _blindly(self, prompt: _Prompt, loads: Mapping[int, ReplicaLoad]) -> Choice:
         """The better of two replicas by what this door has sent them (Mitzenmacher, 2001)."""
@@ -215,6 +225,11 @@ class Router:
 def _branch(hashes: Sequence[bytes], known_blocks: int) -> bytes | None:
     """The last block that some replica has."""
     return hashes[known_blocks - 1] if known_blocks else None
+
+
+def _first_new(hashes: Sequence[bytes], known_blocks: int) -> bytes:
+    """The block behind those that are known, or the last one."""
+    return hashes[min(known_blocks, len(hashes) - 1)] if hashes else b""
 
 
 def ranked(key: bytes, replicas: Iterable[int]) -> list[int]:
