@@ -140,7 +140,7 @@ def read_blocks(
 
     Raises `DamagedFile` or `OSError`; then nothing that the targets hold is to be trusted.
     """
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_file) as file:
         head, prefix = _read_prefix(lambda count: os.read(file.fileno(), count))
         cipher, authenticated = _cipher(namespace_key, head.salt), _digest(prefix)
         sealed = bytearray(head.sealed_bytes)
@@ -156,6 +156,11 @@ def read_blocks(
                 cipher.decrypt_into(_nonce(number), sealed, authenticated, target)
             except InvalidTag:
                 raise DamagedFile("it was changed, or sealed with another key") from None
+
+
+def open_file(path: str, flags: int) -> int:
+    """An opener that waits for nobody and follows nothing, whatever lies at `path`."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _read_prefix(read: Callable[[int], bytes]) -> tuple[Head, bytes]:
@@ -185,7 +190,7 @@ def _read_prefix(read: Callable[[int], bytes]) -> tuple[Head, bytes]:
 
 def _without_trace(path: str, flags: int) -> int:
     """Open a file of one's own so that reading does not change its time of access."""
-    return os.open(path, flags | os.O_NOATIME)
+    return open_file(path, flags | os.O_NOATIME)
 
 
 def _whole_size(prefix_bytes: int, head: Head) -> int:

@@ -6,8 +6,10 @@ is opened before there is anything to wait for it.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -19,11 +21,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from engine.kept.files import PART_SUFFIX, SUFFIX, DamagedFile, Head, read_head
+from engine.kept.files import PART_SUFFIX, SUFFIX, DamagedFile, Head, open_file, read_head
 
 _log = logging.getLogger(__name__)
 _SECRET: Final = "secret"
 _SECRET_BYTES: Final = 32
+_OWNER: Final = re.compile(r"[0-9a-f]{32}")
+"""The name of an owner's folder; others are not ours."""
 _ABANDONED_SECONDS: Final = 600.0
 """Behind which nobody goes on with a file that was begun; another process may."""
 _FILE_SYSTEM_BLOCK: Final = 4096
@@ -108,12 +112,16 @@ class Folder:
         return sorted(found, key=lambda file: (file.used, -file.head.depth))
 
     def _paths(self, now: float) -> Iterable[Path]:
-        """Every whole file. What its writer has abandoned is removed on the way."""
-        for folder in self.root.iterdir():
-            if not folder.is_dir():
-                continue
-            with suppress(OSError):
-                for path in folder.iterdir():
+        """Every whole file. What its writer has abandoned is removed on the way.
+
+        What is no file, but a pipe or a link, say, is none of ours, and left alone.
+        """
+        for folder in self._owners_folders():
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    path = Path(entry.path)
+                    if not entry.is_file(follow_symlinks=False):
+                        continue
                     if path.suffix == SUFFIX:
                         yield path
                     elif path.suffix == PART_SUFFIX:
@@ -121,25 +129,38 @@ class Folder:
                             if path.stat().st_mtime < now - _ABANDONED_SECONDS:
                                 path.unlink()
 
+    def _owners_folders(self) -> list[Path]:
+        with os.scandir(self.root) as entries:
+            return [
+                Path(entry.path)
+                for entry in entries
+                if _OWNER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+
     def _load_secret(self) -> bytes:
         """The folder's secret, made on first use; without it, older folders belong to nobody."""
         path = self.root / _SECRET
-        with suppress(FileNotFoundError):
-            secret = path.read_bytes()
-            if len(secret) == _SECRET_BYTES:
-                return secret
-        for child in self.root.iterdir():
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
-        secret = secrets.token_bytes(_SECRET_BYTES)
+        secret = _read_secret(path)
+        if secret is not None:
+            return secret
+        ownerless = self._owners_folders()
         part = self.root / f"{_SECRET}.{secrets.token_hex(4)}"
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "wb") as file:
-            file.write(secret)
+            file.write(secrets.token_bytes(_SECRET_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):
+        try:
             os.link(part, path)
-        part.unlink()
+            part.unlink()
+        except FileExistsError:
+            secret = _read_secret(path)
+            if secret is not None:  # another process was first, and has folders already
+                part.unlink()
+                return secret
+            part.replace(path)
+        for folder in ownerless:
+            remove_folder(folder)
         return path.read_bytes()
 
 
@@ -164,6 +185,18 @@ def mark(files: Iterable[tuple[Path, float, float]]) -> None:
     for path, used, until in files:
         with suppress(OSError):
             os.utime(path, (used, until))
+
+
+def _read_secret(path: Path) -> bytes | None:
+    """A folder's secret; `None` where there is none, or what is there cannot be it."""
+    try:
+        with open(path, "rb", opener=open_file) as file:
+            secret = file.read(_SECRET_BYTES + 1)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+    return secret if len(secret) == _SECRET_BYTES else None
 
 
 def _unlink(path: Path) -> None:
