@@ -106,7 +106,8 @@ class WebhookSender:
             ):
                 status = answer.status_code
         except (httpx.HTTPError, TimeoutError) as error:
-            _log.warning("%s was not delivered: %s", message.id, error or type(error).__name__)
+            why = str(error) or type(error).__name__
+            _log.warning("%s was not delivered: %s", message.id, why)
             return False
         if status == _GONE:
             _log.error("the webhook's receiver wants no more: %s is dropped", message.id)

@@ -89,7 +89,7 @@ async def is_empty(redis: GuardedRedis) -> None:
 
 
 async def test_a_message_is_sent_again_until_it_is_taken(
-    redis: GuardedRedis, monkeypatch: pytest.MonkeyPatch
+    redis: GuardedRedis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(app.upkeep.webhooks, "_TIMEOUT_SECONDS", 0.5)
     receiver = Receiver("500 Oh No", "302 Found", "hang")
@@ -98,6 +98,8 @@ async def test_a_message_is_sent_again_until_it_is_taken(
     async with receiving(receiver) as url, sending(outbox, url):
         await is_empty(redis)
     assert len(receiver.heard) == 4
+    reasons = [message.rpartition(": ")[2] for message in caplog.messages]
+    assert reasons == ["HTTP 500", "HTTP 302", "TimeoutError"]
     for headers, body in receiver.heard:
         message = Message(headers["webhook-id"], body, 1)
         assert (message.id, message.body) == ("budget-1", b'{"a": 1}')
