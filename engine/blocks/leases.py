@@ -119,13 +119,13 @@ class Leases:
         """Whether somebody leases the block, as far as the ends of leases have been looked for."""
         return block in self._lessees
 
-    def longest(self, block: int) -> tuple[float, float] | None:
-        """Of the leases on a block the one that ends last: the seconds that are left of it, and
-        those that it lasts after a use. `None`: nobody leases the block.
+    def longest(self, block: int) -> tuple[float, float, str] | None:
+        """Of the leases on a block the one that ends last: the seconds that are left of it, those
+        that it lasts after a use, and whose it is. `None`: nobody leases the block.
         """
-        now = self._clock()
-        found = (self._tenants[tenant].leases[block] for tenant in self._lessees.get(block, ()))
-        running = [(one.until - now, one.seconds) for one in found if one.until > now]
+        now, lessees = self._clock(), self._lessees.get(block, ())
+        found = ((self._tenants[tenant].leases[block], tenant) for tenant in lessees)
+        running = [(one.until - now, one.seconds, own) for one, own in found if one.until > now]
         return max(running, default=None)
 
     def is_idle(self, block: int) -> bool:

@@ -76,6 +76,10 @@ class Folder:
         data = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         return blake2b(data, key=self._secret, digest_size=16).hexdigest()
 
+    def may_be_of(self, owner: str, file: KeptFile) -> bool:
+        """Whether a file is that owner's, as far as its namespaces' secret is known."""
+        return owner not in self.secrets or self.of_owner(owner) == file.owner
+
     def new_path(self, owner: str, salt: bytes) -> Path:
         """Of a file of the owner whose folder has that name. Raises `OSError`."""
         folder = self.root / owner

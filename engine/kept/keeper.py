@@ -71,6 +71,7 @@ class Keeper:
             self._shelf,
             lambda request: scheduler.new_table(request)(),
             scheduler.lease_terms,
+            self._folder.may_be_of,
             self._used,
             self._damaged,
         )
@@ -184,7 +185,7 @@ class Keeper:
     def keep(self, block: int) -> Keep | None:
         """See `engine.kept.saving.Wishes`."""
         if block in self._scheduler.pins.references:
-            return Keep(_PINNED_SECONDS, 0.0)
+            return Keep(_PINNED_SECONDS, 0.0, self._scheduler.pool.owner_of(block))
         lease = self._scheduler.pool.leases.longest(block)
         return None if lease is None else Keep(*lease)
 

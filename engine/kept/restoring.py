@@ -102,10 +102,13 @@ class Restorer:
         shelf: Shelf,
         new_table: Callable[[EngineRequest], BlockTable],
         lease_terms: Callable[[EngineRequest], LeaseTerms],
+        may_be_of: Callable[[str, KeptFile], bool],
         on_use: Callable[[KeptFile], None],
         on_damage: Callable[[KeptFile, Exception], None],
     ) -> None:
-        """`on_use` and `on_damage` are told of each file that was read, or could not be."""
+        """`may_be_of` says whether a file is a tenant's; `on_use` and `on_damage` are told of each
+        file that was read, or could not be.
+        """
         self.num_restored = 0
         """Blocks."""
         self._lifecycle = lifecycle
@@ -116,6 +119,7 @@ class Restorer:
         self._shelf = shelf
         self._new_table = new_table
         self._lease_terms = lease_terms
+        self._may_be_of = may_be_of
         self._on_use = on_use
         self._on_damage = on_damage
         self._reads: Lanes[float] = Lanes(3, "kept")
@@ -290,9 +294,10 @@ class Restorer:
         for index in portion.indices:
             block, where = restore.targets[index]
             self._pool.register(block, restore.hashes[index], where)
-        # To find them is a use, from which on the leases last that they had.
-        seconds = max(portion.file.head.lease_seconds, restore.terms.seconds)
-        terms = replace(restore.terms, seconds=seconds)
+        # To find them is a use, from which on the leases last that they had: nobody else's.
+        terms = restore.terms
+        if self._may_be_of(terms.tenant, portion.file):
+            terms = replace(terms, seconds=max(portion.file.head.lease_seconds, terms.seconds))
         self._pool.lease([restore.hashes[index] for index in portion.indices], terms)
         self.num_restored += count
         self._on_use(portion.file)

@@ -38,6 +38,8 @@ class Keep(NamedTuple):
     """From now on."""
     lease_seconds: float
     """As in a file's head."""
+    owner: str
+    """Whose file it is to be in: who leases it, whoever computed it."""
 
 
 class Wishes(Protocol):
@@ -162,7 +164,7 @@ class Saver:
                 name=name,
                 parent_hash=where.parent_hash,
                 namespace_key=where.namespace_key,
-                owner=self._pool.owner_of(block),
+                owner=keep.owner,
                 lease_seconds=keep.lease_seconds,
                 until=until,
             )

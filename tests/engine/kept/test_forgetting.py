@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.api import CachePolicy, Namespaces
+from engine.serve.core import EngineCore
 from tests.engine.kept.simulated import keeper, kept_files, pin, save, start
 from tests.engine.kept.test_keeper import BLOCKS, PROMPT, found
 from tests.engine.simulation import expected_output, make_request, run_to_end
@@ -63,5 +65,34 @@ def test_files_under_a_former_secret_are_removed(tmp_path: Path) -> None:
     core = start(tmp_path)
     keeper(core).forget_others({"b": "one"})
     keeper(core).keep_under("b", "two")
+    core.close(5.0)
+    assert not kept_files(tmp_path)
+
+
+GROUP = b"@group".ljust(32, b".")
+OF_GROUP = {"namespaces": Namespaces(shared_key=GROUP, private_key=GROUP, shared_tokens=99)}
+
+
+def test_what_members_share_is_kept_for_who_leases_it_alone(tmp_path: Path) -> None:
+    def started() -> EngineCore:
+        core = start(tmp_path)
+        keeper(core).forget_others({"a": "one", "b": "one", "c": "one"})
+        return core
+
+    core = started()
+    assert found(core, name="computed", **OF_GROUP) == 0
+    wish = CachePolicy(lease_s=600.0)
+    core.submit(make_request("leased", PROMPT, 0, "b", cache=wish, **OF_GROUP))
+    run_to_end(core)
+    core.close(5.0)
+    core = started()
+    assert found(core, tenant="c", **OF_GROUP) == 4 * BLOCKS
+    assert core.scheduler.pool.leases.num_blocks == 0, "who has leased nothing pays for nothing"
+    core.forget_tenant("a")
+    core.close(5.0)
+    core = started()
+    assert found(core, tenant="b", **OF_GROUP) == 4 * BLOCKS
+    assert len(core.scheduler.pool.leases.of("b").leases) >= BLOCKS
+    core.forget_tenant("b")
     core.close(5.0)
     assert not kept_files(tmp_path)

@@ -71,7 +71,7 @@ def test_what_a_tenant_leases_is_found_after_a_restart_and_still_leased(tmp_path
     assert core.stats().restored_blocks == num_blocks
     leases = core.scheduler.pool.leases
     assert leases.num_blocks >= num_blocks
-    left, seconds = leases.longest(next(iter(leases.blocks))) or (0.0, 0.0)
+    left, seconds, _ = leases.longest(next(iter(leases.blocks))) or (0.0, 0.0, "")
     assert 590 < left <= seconds == 600
 
 
