@@ -309,7 +309,8 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     unit: weighted tokens served so far, divided by its weight. `blocks_leased` are kept because it
     has asked for it, `lease_block_seconds` their number times the seconds for which they were;
     `leases_broken` are leases that ended early because no other blocks were left, `leases_cut`
-    those that did because there were more than it may have.
+    those that did because there were more than it may have. These three count from
+    `leases_since`, in seconds of the engine's clock: who was forgotten begins again.
     """
 
     running: int
@@ -323,6 +324,7 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     lease_block_seconds: float = 0.0
     leases_broken: int = 0
     leases_cut: int = 0
+    leases_since: float = 0.0
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

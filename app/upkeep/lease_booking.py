@@ -18,8 +18,9 @@ class LeaseBooking:
         self._engine = engine
         self._booking = booking
         self._starts = 0
-        self._booked: dict[str, int] = {}
-        """Of the engine that was started so many times."""
+        self._booked: dict[str, tuple[float, int]] = {}
+        """Of the engine that was started so many times: since when it counts for an owner, and
+        what of that is booked."""
 
     async def run(self) -> None:
         """Book until cancelled."""
@@ -33,9 +34,14 @@ class LeaseBooking:
         starts = await self._engine.wait_started(0)
         if starts != self._starts:
             self._starts, self._booked = starts, {}
-        for owner, one in (await self._engine.stats()).tenants.items():
-            before, seconds = self._booked.get(owner, 0), int(one.lease_block_seconds)
+        tenants = (await self._engine.stats()).tenants
+        booked, self._booked = self._booked, {}
+        for owner, one in tenants.items():
+            since, before = booked.get(owner, (one.leases_since, 0))
+            if since != one.leases_since:
+                before = 0
             # It may fall by a little: a lease that has just ended counted until now before.
+            seconds = max(before, int(one.lease_block_seconds))
             if seconds > before:
                 self._booking.leased(owner, before, seconds)
-                self._booked[owner] = seconds
+            self._booked[owner] = one.leases_since, seconds

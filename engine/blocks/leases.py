@@ -56,6 +56,8 @@ class TenantLeases:
     block_seconds: float = 0.0
     """Leased blocks times the seconds for which they were, up to `since`."""
     since: float = 0.0
+    begun: float = 0.0
+    """When this record, and so its counts, began: tenants that were forgotten have a new one."""
     num_broken: int = 0
     """Leases that ended early because there were no other blocks left."""
     num_cut: int = 0
@@ -145,7 +147,7 @@ class Leases:
         if record is None:
             if not terms.seconds:
                 return []
-            record = self._tenants[terms.tenant] = TenantLeases(since=now)
+            record = self._tenants[terms.tenant] = TenantLeases(since=now, begun=now)
             self._remember(terms.tenant)
         record.weight = terms.weight
         self._count(record, now)

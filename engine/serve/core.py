@@ -382,6 +382,7 @@ class EngineCore:
                 lease_block_seconds=leased.block_seconds,
                 leases_broken=leased.num_broken,
                 leases_cut=leased.num_cut,
+                leases_since=leased.begun,
             )
         return stats
 

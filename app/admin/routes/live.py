@@ -127,7 +127,7 @@ def _engine(stats: EngineStats) -> LiveEngine:
 
 def _tenant(tenant_id: str, connected: Connected, stats: TenantStats) -> LiveTenant:
     fields = msgspec.structs.asdict(stats)
-    queued = fields.pop("waiting")
+    queued, _ = fields.pop("waiting"), fields.pop("leases_since")
     return LiveTenant(
         id=tenant_id,
         sockets=connected.sockets,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import date
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from app.generate.booking import Booking, shared_head
+from app.upkeep.lease_booking import LeaseBooking
 from engine.api import (
     CachePolicy,
     EngineRequest,
@@ -20,6 +21,7 @@ from engine.api import (
     SamplingParams,
     TenantStats,
 )
+from engine.blocks.leases import Leases, LeaseTerms
 from tenants.prices import Prices
 from tenants.records import ShareGroup
 from tests.app.conftest import MODEL, World
@@ -35,6 +37,17 @@ async def engine(tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[PooledEngi
     await engine.start()
     yield engine
     await engine.close()
+
+
+IDLE = TenantStats(
+    running=0,
+    waiting=0,
+    blocks_held=0,
+    blocks_shared=0,
+    blocks_cached=0,
+    blocks_pinned=0,
+    served=0.0,
+)
 
 
 async def computed(world: World) -> dict[str, int]:
@@ -94,20 +107,11 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
     world: World, engine: PooledEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.stores.groups.create("law")
-    idle = TenantStats(
-        running=0,
-        waiting=0,
-        blocks_held=0,
-        blocks_shared=0,
-        blocks_cached=0,
-        blocks_pinned=0,
-        served=0.0,
-    )
     real = await engine.stats()
     counted: dict[str, float] = {}
 
     async def stats() -> EngineStats:
-        tenants = {name: replace(idle, lease_block_seconds=one) for name, one in counted.items()}
+        tenants = {name: replace(IDLE, lease_block_seconds=one) for name, one in counted.items()}
         return replace(real, tenants=tenants)
 
     monkeypatch.setattr(engine, "stats", stats)
@@ -126,6 +130,27 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
     for name, seconds in (("acme", 56), ("umbra", 100)):
         (today,) = await world.stores.usage.read(name, date.min, date.max)
         assert today.lease_block_seconds == seconds
+
+
+async def test_leases_are_booked_also_of_who_was_forgotten_meanwhile() -> None:
+    now, meter, engine = 0.0, Mock(), AsyncMock()
+    leases = Leases(lambda: now)
+    engine.wait_started.return_value = 1
+    booking = LeaseBooking(engine, Booking(meter))
+    for forgotten in (True, True, False):
+        leases.grant([1, 2], LeaseTerms("acme", 1000.0))
+        for seconds in (3.5, 4.5):
+            now += seconds
+            record = leases.of("acme")
+            acme = replace(
+                IDLE, lease_block_seconds=record.block_seconds, leases_since=record.begun
+            )
+            engine.stats.return_value.tenants = {"acme": acme}
+            await booking.book()
+        if forgotten:
+            leases.forget("acme")
+    booked = [call.kwargs["lease_block_seconds"] for call in meter.add.call_args_list]
+    assert booked == [7, 9] * 3
 
 
 def test_leases_cost_the_same_however_often_they_are_booked() -> None:
