@@ -26,6 +26,7 @@ from app.transport.connection_bounds import ConnectionBounds
 from app.upkeep.sweeping import sweep
 from app.upkeep.webhooks import Webhook, signing_keys
 from engine.config import EngineConfig
+from engine.kept.folder import remove_all
 from engine.model.weights import ModelUnavailable, resolve_model
 from engine.serve.process import ProcessEngine
 from tenants.errors import InvalidField
@@ -72,7 +73,7 @@ def engine_config(
         kv_dtype=settings.kv_dtype,
         kv_memory_bytes=None if settings.kv_memory is None else int(settings.kv_memory),
         host_memory_bytes=int(settings.host_memory),
-        kept_dir=str(settings.data_dir / "kept") if settings.kept_disk else None,
+        kept_dir=str(_kept_dir(settings)) if settings.kept_disk else None,
         kept_bytes=max(1, int(settings.kept_disk)),
         kept_seconds=settings.kept_interval_seconds,
         kv_events=settings.kv_events,
@@ -197,6 +198,7 @@ async def run_service(
                 tenant_store=PublicTenantStore if settings.is_exposed else TenantStore,
             )
         )
+        await asyncio.to_thread(_remove_what_is_not_kept, settings)
         tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
         from app.admin.token import load_admin_token
         from app.service import create_admin_app, create_app
@@ -223,6 +225,16 @@ async def run_service(
             drain=lambda hurry: drain(app.state.service, settings.drain_seconds, hurry),
         )
         end()
+
+
+def _kept_dir(settings: Settings) -> Path:
+    return settings.data_dir / "kept"
+
+
+def _remove_what_is_not_kept(settings: Settings) -> None:
+    """An earlier service may have kept blocks that nobody would remove with their owners."""
+    if not (settings.kept_disk and settings.prefix_cache):
+        remove_all(_kept_dir(settings))
 
 
 def _new_engine(settings: Settings, folder: Path, drafting: Path | None) -> ProcessEngine:

@@ -120,7 +120,7 @@ class Folder:
 
         What is no file, but a pipe or a link, say, is none of ours, and left alone.
         """
-        for folder in self._owners_folders():
+        for folder in _owners_folders(self.root):
             with suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:
                     path = Path(entry.path)
@@ -133,21 +133,13 @@ class Folder:
                             if path.stat().st_mtime < now - _ABANDONED_SECONDS:
                                 path.unlink()
 
-    def _owners_folders(self) -> list[Path]:
-        with os.scandir(self.root) as entries:
-            return [
-                Path(entry.path)
-                for entry in entries
-                if _OWNER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            ]
-
     def _load_secret(self) -> bytes:
         """The folder's secret, made on first use; without it, older folders belong to nobody."""
         path = self.root / _SECRET
         secret = _read_secret(path)
         if secret is not None:
             return secret
-        ownerless = self._owners_folders()
+        ownerless = _owners_folders(self.root)
         part = self.root / f"{_SECRET}.{secrets.token_hex(4)}"
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "wb") as file:
@@ -184,11 +176,27 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_all(root: Path) -> None:
+    """Remove every owner's folder from where there may have been some. Raises `OSError`."""
+    with suppress(FileNotFoundError):
+        for folder in _owners_folders(root):
+            remove_folder(folder)
+
+
 def mark(files: Iterable[tuple[Path, float, float]]) -> None:
     """Write down when files were last used, and until when they are kept."""
     for path, used, until in files:
         with suppress(OSError):
             os.utime(path, (used, until))
+
+
+def _owners_folders(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return [
+            Path(entry.path)
+            for entry in entries
+            if _OWNER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
 
 
 def _read_secret(path: Path) -> bytes | None:

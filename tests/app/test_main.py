@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.main import draft_folder
+from app.main import _remove_what_is_not_kept, draft_folder
 from app.settings import load_settings
+from engine.kept.folder import Folder
 from engine.model.weights import ModelUnavailable
 
 
@@ -55,3 +56,16 @@ def test_a_draft_model_that_is_not_there_is_told_by_its_settings_name() -> None:
     with pytest.raises(ModelUnavailable, match="draft_model: /nowhere: there is no such folder"):
         draft_folder(settings, print)
     assert draft_folder(load_settings(), print) is None
+
+
+def test_a_service_that_keeps_nothing_removes_what_another_has_kept(tmp_path: Path) -> None:
+    owner = Folder(tmp_path / "kept").new_path("0" * 32, b"salt")
+    for options in ({"kept_disk": 0}, {"prefix_cache": False}):
+        owner.write_bytes(b"blocks")
+        _remove_what_is_not_kept(load_settings(data_dir=tmp_path))
+        assert owner.exists()
+        _remove_what_is_not_kept(load_settings(data_dir=tmp_path, **options))
+        assert not owner.parent.exists()
+        owner.parent.mkdir()
+    _remove_what_is_not_kept(load_settings(data_dir=tmp_path / "new", kept_disk=0))
+    assert not (tmp_path / "new").exists()
