@@ -32,6 +32,7 @@ _MODULES = {
     "kernels": "bench.kernels.kernels",
     "gpu": "bench.engine.gpu",
     "routing": "bench.cluster.routing",
+    "scale": "bench.cluster.scale",
     "peers": "bench.service.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")

@@ -46,7 +46,8 @@ class Placements:
 
         That is: the mean of all requests, had everybody computed as much, less what it is.
         """
-        seconds = {replica: self._seconds.get(replica, 0.0) for replica in replicas}
-        mean = sum(seconds.values()) / len(seconds)
+        there = list(replicas)
+        seconds = [self._seconds.get(replica, 0.0) for replica in there]
+        mean = sum(seconds) / len(seconds)
         unit = len(seconds) / (_HORIZON * self._weight)
-        return {replica: (own - mean) * unit for replica, own in seconds.items()}
+        return dict(zip(there, [(own - mean) * unit for own in seconds], strict=True))

@@ -126,11 +126,14 @@ class Router:
         if not loads:
             raise ValueError("loads: there is no replica")
         prompt = _Prompt(hashes, prompt_tokens, home)
-        known = {replica: load for replica, load in loads.items() if load.age_s <= STALE_SECONDS}
-        if not known:
-            return self._blindly(prompt, loads)
-        roomy = {one: load for one, load in known.items() if load.kv_free_share >= FULL_SHARE}
-        return self._by_score(prompt, roomy or known, now)
+        fit = {
+            replica: load
+            for replica, load in loads.items()
+            if load.age_s <= STALE_SECONDS and load.kv_free_share >= FULL_SHARE
+        }
+        if not fit:
+            fit = {one: load for one, load in loads.items() if load.age_s <= STALE_SECONDS}
+        return self._by_score(prompt, fit, now) if fit else self._blindly(prompt, loads)
 
     def routed(self, request_id: str, choice: Choice, hashes: Sequence[bytes], now: float) -> None:
         """The request is on its way: its blocks will be there, and it is waited for.
@@ -152,7 +155,7 @@ class Router:
 
     def _by_score(self, prompt: _Prompt, loads: Mapping[int, ReplicaLoad], now: float) -> Choice:
         depths = self._depths(prompt.hashes)
-        known = max(depths.get(replica, 0) for replica in loads)
+        known = max((depth for one, depth in depths.items() if one in loads), default=0)
         branch = _branch(prompt.hashes, known)
         costs = self._costs(loads, now)
         choices: dict[int, Choice] = {}

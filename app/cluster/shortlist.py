@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
-from heapq import nsmallest
 from typing import Final
 
 MOST_LOOKED_AT: Final = 64
@@ -25,11 +24,28 @@ def shortlist(
         return costs.keys()
     start = int.from_bytes(blake2b(key, digest_size=8).digest())
     by_depth: dict[int, list[int]] = {}
-    for replica in costs:
-        by_depth.setdefault(depths.get(replica, 0), []).append(replica)
+    for replica, depth in depths.items():
+        if replica in costs:
+            by_depth.setdefault(depth, []).append(replica)
+    without = [replica for replica in costs if replica not in depths]
     found: list[int] = []
-    for alike in by_depth.values():
-        first = start % len(alike)
-        turned = alike[first:] + alike[:first]
-        found += nsmallest(_BEST, turned, key=lambda replica: costs[replica] // equal)
+    for alike in (without, *by_depth.values()):
+        found += _best(alike, costs, equal, start)
     return found
+
+
+def _best(
+    replicas: Sequence[int], costs: Mapping[int, float], equal: float, start: int
+) -> Sequence[int]:
+    """Those that cost least; of those that cost equally little the ones from `start` on."""
+    if len(replicas) <= _BEST:
+        return replicas
+    ascending = sorted([costs[replica] for replica in replicas])
+    most = ascending[0] + equal
+    least = [replica for replica in replicas if costs[replica] <= most]
+    if len(least) >= _BEST:
+        first = start % len(least)
+        return (least[first:] + least[:first])[:_BEST]
+    most = ascending[_BEST - 1]
+    few = [replica for replica in replicas if costs[replica] <= most]
+    return sorted(few, key=costs.__getitem__)[:_BEST]

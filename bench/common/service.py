@@ -142,6 +142,16 @@ def running_service(options: Sequence[str], program: str = "app.cli") -> Iterato
             _stop(process)
 
 
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable that processes started meanwhile inherit."""
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def _wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not ready.exists():

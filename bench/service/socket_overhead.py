@@ -13,13 +13,12 @@ as ordinary processes, whose slowest deltas wait for a processor wherever other 
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,7 +29,7 @@ from rich.table import Table
 
 from bench.common.figures import percentile
 from bench.common.machine import LoadWatch, warn_if_busy
-from bench.common.service import Service, running_service
+from bench.common.service import Service, running_service, variable
 from bench.registry import BenchError, Result, parameters
 from bench.service.cores import pinned, undisturbed
 from bench.service.frame_reader import Streaming, open_socket, stream_all
@@ -77,7 +76,7 @@ def run(options: argparse.Namespace) -> Result:
     foreign = warn_if_busy()
     with tempfile.TemporaryDirectory(prefix="partywall-bench-") as folder, ExitStack() as stack:
         log = Path(folder, "emitted.jsonl")
-        stack.enter_context(_variable(LOG_VARIABLE, str(log)))
+        stack.enter_context(variable(LOG_VARIABLE, str(log)))
         service = stack.enter_context(
             running_service(["--model", options.model], program="bench.service.null_engine")
         )
@@ -226,16 +225,6 @@ def _reach(load: _Load, first: float, last: float) -> _Run:
         pace *= step
     assert best is not None
     return best
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable that processes started meanwhile inherit."""
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _table(runs: Sequence[_Run]) -> Table:
