@@ -23,6 +23,8 @@ BLOCK_SIZE: Final = 16
 _CHAIN: Final = 64
 """Blocks that are told of at once, and those of a prompt."""
 _MOST_HOLDERS: Final = 16
+_KEPT: Final = 64 * 1024
+"""Blocks that are looked up, and removed."""
 _IN_FLIGHT: Final = 256
 _DECISIONS: Final = 400
 
@@ -79,9 +81,7 @@ def _measure_index(num_blocks: int, num_replicas: int, seed: int) -> IndexLoad:
     draw = random.Random(f"index {seed}")
     index, memory = PrefixIndex(), psutil.Process()
     before = memory.memory_info().rss
-    stored, longest = 0.0, 0.0
-    kept: list[tuple[list[int], list[bytes]]] = []
-    told = 0
+    stored, longest, told = 0.0, 0.0, 0
     for holders, hashes in _chains(draw, num_replicas, num_blocks):
         for replica in holders:
             began, at = time.process_time(), time.perf_counter()
@@ -89,9 +89,10 @@ def _measure_index(num_blocks: int, num_replicas: int, seed: int) -> IndexLoad:
             stored += time.process_time() - began
             longest = max(longest, time.perf_counter() - at)
             told += len(hashes)
-        if draw.random() < 0.02 and len(kept) < 2000:
-            kept.append((holders, hashes))
     per_block = (memory.memory_info().rss - before) / len(index)
+    kept = list(_chains(draw, num_replicas, _KEPT))
+    for holders, hashes in kept:
+        index.stored(holders[0], hashes)
     began = time.process_time()
     for _, hashes in kept:
         index.depths(hashes)
