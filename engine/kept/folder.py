@@ -130,7 +130,7 @@ class Folder:
                         yield path
                     elif path.suffix == PART_SUFFIX:
                         with suppress(OSError):
-                            if path.stat().st_mtime < now - _ABANDONED_SECONDS:
+                            if path.stat().st_ctime < now - _ABANDONED_SECONDS:
                                 path.unlink()
 
     def _load_secret(self) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from engine.kept import folder
 from engine.kept.folder import Folder
 from tests.engine.kept.simulated import kept_files, pin, save, start
 from tests.engine.kept.test_keeper import BLOCKS, PROMPT, found
@@ -69,3 +71,18 @@ def test_without_the_secret_owners_folders_go_and_nothing_else(tmp_path: Path, l
     assert now != former
     assert Folder(root).of_owner("a") == now
     assert {path.name for path in root.iterdir()} == {"secret", "photos", OTHER}
+
+
+def test_what_a_killed_writer_has_begun_is_removed_however_long_it_was_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Folder(tmp_path)
+    part = kept.new_path("0" * 32, b"salt").with_suffix(".part")
+    part.write_bytes(b"half of")
+    later = time.time() + 700
+    os.utime(part, (later + 86_400, later + 86_400))  # its times are set before its name is
+    assert not kept.scan(b"", set())
+    assert part.exists(), "another process may be at it"
+    monkeypatch.setattr(folder.time, "time", lambda: later)
+    assert not kept.scan(b"", set())
+    assert not part.exists()
