@@ -127,11 +127,10 @@ class Warmer:
             except StoreUnavailable:
                 self._all_stale = True
                 raise
-            self._stale.update(tenant.id for tenant in tenants)
-            self._stale.update(group.owner for group in groups)
             now = all_secrets(tenants, groups)
             await self._engine.forget_others({one: now[one].told_apart for one in now})
             self._secrets = now | self._secrets
+            self._stale.update(self._secrets)
             self._stale.update(owner for owner, _ in (*self._warm, *self._pinned))
         while self._stale:
             owner_id = min(self._stale)
@@ -153,6 +152,8 @@ class Warmer:
                 registered[prompt.name] = self._state(found, prompt)
         if found is None:
             self._secrets.pop(owner_id, None)
+            if owner_id.startswith("@"):  # tenants are forgotten where their connections end
+                await self._engine.forget_tenant(owner_id)
         known = {name for owner, name in (*self._warm, *self._pinned) if owner == owner_id}
         for name in known - registered.keys():
             async with self._one_by_one:

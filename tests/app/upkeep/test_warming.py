@@ -202,18 +202,19 @@ async def test_a_pin_moves_to_the_version_that_becomes_active(backstage: Backsta
 async def test_pins_end_with_their_prompt_their_tenant_and_their_group(
     backstage: Backstage,
 ) -> None:
-    stores, pins = backstage.stores, backstage.engine.pins
+    stores, engine = backstage.stores, backstage.engine
     group = await stores.groups.create("lawyers")
     for owner, name in (("acme", "law"), ("acme", "tax"), ("umbra", "law"), (group.owner, "law")):
         await stores.prompts.put(owner, name, LAW)
         await stores.prompts.set_pinned(owner, name, True)
-    await eventually(lambda: len(pins) == 4)
+    await eventually(lambda: len(engine.pins) == 4)
     await stores.prompts.delete("acme", "tax")
-    await eventually(lambda: pins.keys() == {"acme/law", "umbra/law", "@lawyers/law"})
+    await eventually(lambda: engine.pins.keys() == {"acme/law", "umbra/law", "@lawyers/law"})
     await stores.groups.delete("lawyers")
-    await eventually(lambda: pins.keys() == {"acme/law", "umbra/law"})
+    await eventually(lambda: engine.pins.keys() == {"acme/law", "umbra/law"})
+    await eventually(lambda: set(engine.forgotten) == {"@lawyers"})
     deletion = asyncio.create_task(stores.tenants.delete_tenant("umbra"))
-    await eventually(lambda: pins.keys() == {"acme/law"})
+    await eventually(lambda: engine.pins.keys() == {"acme/law"})
     deletion.cancel()
 
 
