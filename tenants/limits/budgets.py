@@ -23,7 +23,7 @@ from tenants.limits.limiter import LEASE_SECONDS, Limiter
 from tenants.limits.verdict import LimitExceeded
 from tenants.outbox import Outbox
 from tenants.prices import NANOS_PER_MICRO, Prices, shown
-from tenants.records import Tenant
+from tenants.records import Change, Tenant
 
 _log = logging.getLogger(__name__)
 Threshold = Literal["soft", "hard"]
@@ -115,6 +115,7 @@ class Budgets:
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._shared: dict[str, tuple[float, str, int]] = {}
+        redis.add_listener(self._on_change)
 
     def hold(self, tenant: Tenant, request_id: str, nanos: int) -> Hold | None:
         """What a request that may cost so much is to reserve; nothing without a budget."""
@@ -228,6 +229,11 @@ class Budgets:
             nanos = await usage.shared_cost(self._redis, tenant_id, month)
             self._shared[tenant_id] = now, month, nanos
         return nanos
+
+    def _on_change(self, change: Change) -> None:
+        if change.kind == "deleted":
+            self._known.pop(change.tenant_id, None)
+            self._shared.pop(change.tenant_id, None)
 
     def _take_locally(self, hold: Hold, month: str, hard: int | None) -> bool:
         known = self._known.get(hold.tenant_id)

@@ -186,3 +186,25 @@ async def test_without_the_store_a_process_gives_out_what_was_left_when_it_last_
     unknown = Process(room, clock)
     await unknown.take(tenant, "e", 10_000)
     await refused(unknown, tenant, 1)
+
+
+async def test_a_new_tenant_of_a_deleted_ones_name_has_spent_nothing(
+    server: Server, open_room: OpenRoom, clock: Clock
+) -> None:
+    room = await open_room(server.url)
+    await room.groups.create("law")
+    process, tenant = Process(room, clock), await tenant_of(room, hard_budget_micros=10)
+    process.meter.add_shared("@law", cost_nanos=9000, user="acme", used_tokens=5)
+    await process.meter.flush()
+    await process.take(tenant, "a", 1000)
+    await room.store.delete_tenant("acme")
+    tenant = await tenant_of(room, hard_budget_micros=10)
+    hold, _ = await process.take(tenant, "b", 10_000)
+    process.settle(hold, 10_000)
+    await process.meter.flush()
+    await refused(process, tenant, 1)
+    await room.store.delete_tenant("acme")
+    tenant = await tenant_of(room, hard_budget_micros=10)
+    server.kill()
+    await process.take(tenant, "c", 10_000)
+    await refused(process, tenant, 1)
