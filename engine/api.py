@@ -338,6 +338,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int
     waiting: int
+    queue_seconds: float = 0.0
+    """To compute what is left of the prompts that it has accepted, as if nothing of those that wait
+    were cached; 0 until steps have shown what a token takes."""
+    prefill_tokens_per_s: float = 0.0
+    """Of the beginning of a prompt; 0: not known yet."""
     blocks_total: int
     blocks_in_use: int
     blocks_cached: int

@@ -85,6 +85,11 @@ class Pace:
         """To compute `count` tokens of a prompt behind `start` others; `None`: not known yet."""
         return None if self._prompt_token is None else self._prompt_token * self.worth(start, count)
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the beginning of a prompt; `None`: not known yet."""
+        return None if not self._prompt_token else 1 / self._prompt_token
+
     def affordable(self, worth: float, start: int) -> int:
         """How many tokens behind `start` others are worth no more."""
         if worth <= 0 or math.isinf(self._doubling):

@@ -106,6 +106,18 @@ class Scheduler:
         return self.lifecycle.running
 
     @property
+    def queue_seconds(self) -> float:
+        """To compute what is left of all that was accepted; 0 while it is unknown what that takes.
+
+        What waiting ones will find in the cache is not known yet, and counts.
+        """
+        return sum(
+            self.pace.seconds(one.num_computed, one.num_uncomputed) or 0.0
+            for group in self.lifecycle.live.values()
+            for one in group.unfinished[:1]
+        )
+
+    @property
     def accounts(self) -> Accounts:
         """The tenants that are known."""
         return self.lifecycle.accounts

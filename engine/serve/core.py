@@ -192,6 +192,8 @@ class EngineCore:
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=lifecycle.num_waiting,
+            queue_seconds=self.scheduler.queue_seconds,
+            prefill_tokens_per_s=self.scheduler.pace.tokens_per_second or 0.0,
             blocks_total=pool.num_blocks,
             blocks_in_use=pool.num_in_use,
             blocks_cached=pool.num_cached,
