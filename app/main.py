@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cluster.launch import new_cluster
 from app.server import Listener, bind, local_url, run_server
 from app.setting_kinds import networks, origins
 from app.settings import Settings
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from app.admin.token import AdminToken
     from app.context import Service
+    from engine.client import EngineClient
 
 _FAREWELL_SECONDS = 2.0
 _M_MMAP_THRESHOLD = -3
@@ -237,9 +239,12 @@ def _remove_what_is_not_kept(settings: Settings) -> None:
         remove_all(_kept_dir(settings))
 
 
-def _new_engine(settings: Settings, folder: Path, drafting: Path | None) -> ProcessEngine:
+def _new_engine(settings: Settings, folder: Path, drafting: Path | None) -> EngineClient:
+    config = engine_config(settings, folder, drafting)
+    if settings.cluster:
+        return new_cluster(settings, config)
     return ProcessEngine(
-        engine_config(settings, folder, drafting),
+        config,
         settings.rebuild_seconds,
         settings.engine_silence_seconds,
         settings.engine_loading_seconds,
@@ -247,7 +252,7 @@ def _new_engine(settings: Settings, folder: Path, drafting: Path | None) -> Proc
     )
 
 
-def _tell_logit_error(settings: Settings, engine: ProcessEngine, progress: Progress) -> None:
+def _tell_logit_error(settings: Settings, engine: EngineClient, progress: Progress) -> None:
     if settings.quantize in ("int8", "int4"):
         error = engine.info.logit_error
         progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
@@ -343,7 +348,7 @@ def _cancelled_by_signals() -> Iterator[Callable[[], None]]:
         yield end
 
 
-def _start(engine: ProcessEngine, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:
+def _start(engine: EngineClient, stack: contextlib.AsyncExitStack) -> asyncio.Task[None]:
     """Start the engine, which the stack will close, however far it has come."""
     start = asyncio.create_task(engine.start())
 

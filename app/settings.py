@@ -192,6 +192,17 @@ class Settings(BaseSettings):
         description="Processes of this machine that compute the model together, on a CPU; each has "
         "a part of every layer and of threads and kv_memory. More than one needs kept_disk 0.",
     )
+    cluster: bool = Field(
+        False,
+        description="Run engines as replicas on Ray Serve; needs the extra partywall[cluster] and "
+        "kept_disk 0.",
+    )
+    replicas: Count = Field(1, description="Their number; each has threads and kv_memory.")
+    ray_address: str | None = Field(
+        None,
+        description="Ray cluster that they run on, such as 10.0.0.1:6379; without it one on this "
+        "machine, for as long as the service runs.",
+    )
     speculation: Literal["off", "lookup", "draft"] = Field(
         "lookup",
         description="Several tokens in one step where guesses come true: `lookup` finds them in "
@@ -400,9 +411,22 @@ class Settings(BaseSettings):
             raise ValueError("draft_model goes with speculation draft, and that with a draft_model")
         if self.tensor_parallel > 1 and self.kept_disk:
             raise ValueError("kept_disk must be 0 with tensor_parallel: no part keeps its blocks")
+        self._check_cluster()
         if self.recovery == "swap" and not self.host_memory:
             raise ValueError("recovery: swap needs host_memory")
         return self
+
+    def _check_cluster(self) -> None:
+        if not self.cluster:
+            if self.replicas > 1 or self.ray_address is not None:
+                raise ValueError("replicas and ray_address go with cluster")
+            return
+        if self.kept_disk:
+            raise ValueError("kept_disk must be 0 with cluster: replicas keep no blocks on disk")
+        if self.kv_events is not None:
+            raise ValueError("kv_events goes without cluster: replicas tell their front doors")
+        if self.replicas > 1 and self.kv_memory is None:
+            raise ValueError("kv_memory must be given with replicas: one machine may have several")
 
     @property
     def store_url(self) -> str | None:

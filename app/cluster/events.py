@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from app.cluster.index import PrefixIndex
 from engine.serve.kv_events import END, AllBlocksCleared, BlockStored, KVEventBatch
 
 _MOST_BYTES: Final = 1 << 28
@@ -18,6 +18,22 @@ _MOST_BYTES: Final = 1 << 28
 
 _log = logging.getLogger(__name__)
 _decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+
+
+class Index(Protocol):
+    """What is told of blocks, by replica: `PrefixIndex`, or what passes it on."""
+
+    def stored(self, replica: int, hashes: Sequence[bytes]) -> None:
+        """It holds these now."""
+        ...
+
+    def removed(self, replica: int, hashes: Sequence[bytes]) -> None:
+        """It holds them no more."""
+        ...
+
+    def cleared(self, replica: int) -> None:
+        """It holds nothing."""
+        ...
 
 
 class _Astray(Exception):
@@ -33,7 +49,7 @@ class Follower:
 
     def __init__(
         self,
-        index: PrefixIndex,
+        index: Index,
         replica: int,
         endpoint: str,
         replay_endpoint: str,

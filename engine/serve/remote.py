@@ -9,7 +9,7 @@ import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -156,7 +156,7 @@ class RemoteEngine:
             await self._started.wait_for(lambda: self._starts > starts)
             return self._starts
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         """See `EngineClient.generate`."""
         check_request(request, self.info)
         if request.request_id in self._streams:

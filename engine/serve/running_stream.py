@@ -107,6 +107,12 @@ class RunningStream:
         """Whether or not the engine lives to hear of it, the stream or this sequence will end."""
         self._aborted |= self._chosen(index)
 
+    def hand_over(self) -> None:
+        """Another engine is to go on with it."""
+        self._shown.clear()
+        for index in sorted(self._aborted):
+            self.end("aborted", index=index)
+
     def survive_death(self, *, alone: bool) -> None:
         """The engine that had this request, perhaps nothing else, has died.
 
@@ -114,9 +120,7 @@ class RunningStream:
         killed it even if they had got further; see `Entrance`.
         """
         self.deaths += 1
-        self._shown.clear()
-        for index in sorted(self._aborted):
-            self.end("aborted", index=index)
+        self.hand_over()
         if self.deaths >= (_DEATHS_WITHOUT_PROGRESS if alone else _DEATHS_IN_COMPANY):
             self.end("error", f"the engine died {self.deaths} times without progress in between")
 

@@ -1,0 +1,304 @@
+"""Engines on Ray Serve as the service sees them: one, whose streams outlive its replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol
+
+from msgspec import structs
+
+from app.cluster.fleet import Fleet, Replica, Run
+from app.cluster.membership import watch_replicas
+from app.cluster.messages import Answer, Question
+from app.cluster.sums import best_fates, sum_of
+from engine.api import (
+    BlockFate,
+    ChainPage,
+    EngineError,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    EngineUnavailable,
+    TokenDelta,
+)
+from engine.blocks.hashing import block_hashes, extras_for
+from engine.serve.messages import (
+    Abort,
+    AskChains,
+    AskFates,
+    ChainsReply,
+    FatesReply,
+    ForgetTenant,
+    Probe,
+    ProbeReply,
+    ToEngine,
+    Unpin,
+)
+from engine.serve.running_stream import RunningStream
+from engine.validation import check_request
+
+_THREADED_TOKENS: Final = 16_384
+"""Longer prompts are hashed beside the loop."""
+_PAGE_BITS: Final = 48
+"""Of a page's number, below its replica's."""
+
+
+class Cluster(Protocol):
+    """Where replicas run."""
+
+    @property
+    def version(self) -> str:
+        """What they are to answer when they are greeted."""
+        ...
+
+    def connect(self) -> Any:
+        """The handle to those that there are, or `None`. Raises `EngineError`; for a thread."""
+        ...
+
+    def deploy(self) -> Any:
+        """Have them run; returns the handle to them. Raises `EngineError`; for a thread."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; for a thread."""
+        ...
+
+
+class ClusterEngine:
+    """Replicas behind a deployment handle.
+
+    A replica that dies, or is to take no more, leaves its streams to the others: they go on behind
+    what has been passed on. They end with `finish_reason="error"` if no other one is there for
+    `rebuild_seconds`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ready_seconds: float,
+        rebuild_seconds: float = 60.0,
+        cadence_seconds: float = 0.0,
+    ) -> None:
+        """`ready_seconds` is how long the first replica may take."""
+        self._cluster = cluster
+        self._ready_seconds = ready_seconds
+        self._rebuild_seconds = rebuild_seconds
+        self._cadence_seconds = cadence_seconds
+        self._loop = asyncio.get_running_loop()
+        self._fleet = Fleet(self._ready, self._lost)
+        self._runs: dict[str, Run] = {}
+        self._homeless: dict[Run, asyncio.TimerHandle] = {}
+        self._starts = 0
+        self._started = asyncio.Condition()
+        self._unwatch: Callable[[], None] = lambda: None
+        self._telling: set[asyncio.Task[None]] = set()
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `EngineClient.info`; all replicas have the same."""
+        for replica in self._fleet.ready:
+            if replica.info is not None:
+                return replica.info
+        raise EngineUnavailable("no replica is ready")
+
+    @property
+    def num_ready(self) -> int:
+        """How many replicas take requests."""
+        return len(self._fleet.ready)
+
+    async def start(self) -> None:
+        """See `EngineClient.start`."""
+
+        def become(names: frozenset[str]) -> None:
+            self._loop.call_soon_threadsafe(self._fleet.become, names)
+
+        self._unwatch = watch_replicas(become)
+        handle = await asyncio.to_thread(self._cluster.connect)
+        try:
+            async with asyncio.timeout(self._ready_seconds):
+                if handle is None or await handle.greet.remote() != self._cluster.version:
+                    handle = await asyncio.to_thread(self._cluster.deploy)
+                    await handle.greet.remote()  # only who calls is told of replicas
+                self._fleet.attend(handle)
+                await self.wait_started(0)
+        except TimeoutError:
+            seconds = f"{self._ready_seconds:g} seconds"
+            raise EngineError(f"no replica was ready in {seconds}") from None
+
+    async def close(self) -> None:
+        """See `EngineClient.close`."""
+        self._unwatch()
+        for run in self._runs.values():
+            run.stream.end("aborted")
+        await self._fleet.close()
+        await asyncio.to_thread(self._cluster.close)
+
+    async def wait_started(self, starts: int) -> int:
+        """See `EngineClient.wait_started`; the engines of all replicas are counted."""
+        async with self._started:
+            await self._started.wait_for(lambda: self._starts > starts)
+            return self._starts
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """See `EngineClient.generate`. What is pinned is computed by every replica."""
+        check_request(request, self.info)
+        if request.pin is not None:
+            yield await self._compute_everywhere(request)
+            return
+        async with aclosing(self._generate(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        """See `EngineClient.abort`."""
+        run = self._runs.get(request_id)
+        if run is not None and run.at is None:
+            run.stream.end("aborted", index=index)
+        elif run is not None and run.at is not None:
+            run.stream.abort(index)
+            run.at.link.send(Abort(run.name, index))
+
+    async def unpin(self, pin: str) -> None:
+        """See `EngineClient.unpin`."""
+        self._tell_all(Unpin(pin))
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """See `EngineClient.forget_tenant`."""
+        self._tell_all(ForgetTenant(tenant))
+
+    async def forget_others(self, tenants: Mapping[str, str]) -> None:
+        """See `EngineClient.forget_others`. Replicas keep nothing on disk."""
+
+    async def keep_under(self, tenant: str, secret: str) -> None:
+        """See `EngineClient.keep_under`. Replicas keep nothing on disk."""
+
+    async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
+        """See `EngineClient.block_fates`."""
+        most = self.info.max_context_tokens // self.info.block_size
+        if len(hashes) > most:
+            raise ValueError(f"hashes: there may be {most}, not {len(hashes)}")
+        answers = await self._ask_all(AskFates(0, list(hashes)))
+        return best_fates([answer.fates for answer in answers if isinstance(answer, FatesReply)])
+
+    async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
+        """See `EngineClient.chains`: those of one replica behind those of the other."""
+        number, within = (None, None) if before is None else divmod(before, 1 << _PAGE_BITS)
+        replicas = sorted(self._fleet.ready, key=lambda one: one.link.number)
+        left = [one for one in replicas if number is None or one.link.number >= number]
+        if not left:
+            if number is None:
+                raise EngineUnavailable("no replica is ready")
+            return ChainPage(chains=[])
+        first = left[0]
+        is_same = first.link.number == number and within
+        answer = await first.link.ask(AskChains(0, tenant, within if is_same else None))
+        assert isinstance(answer, ChainsReply)
+        page, following = answer.page, None
+        if page.next is not None:
+            following = (first.link.number << _PAGE_BITS) + page.next
+        elif len(left) > 1:
+            following = left[1].link.number << _PAGE_BITS
+        return structs.replace(page, next=following)
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`: the sums of all replicas'."""
+        answers = await self._ask_all(Probe(0))
+        return sum_of([answer.stats for answer in answers if isinstance(answer, ProbeReply)])
+
+    async def _generate(
+        self, request: EngineRequest, to: Replica | None = None
+    ) -> AsyncGenerator[TokenDelta]:
+        """Serve one request, by that replica if it is there."""
+        if request.request_id in self._runs:
+            raise EngineError(f"request id {request.request_id!r} is in use")
+        run = Run(request, RunningStream(request, self._cadence_seconds), [])
+        self._runs[request.request_id] = run
+        try:
+            run.hashes = await self._hashes(request)
+            self._place(run, to)
+            while not run.stream.is_read:
+                yield await run.stream.next()
+        finally:
+            del self._runs[request.request_id]
+            self._forget_home(run)
+            replica, name = run.at, run.name
+            if self._fleet.leave(run) and replica is not None:
+                replica.link.send(Abort(name))
+
+    async def _compute_everywhere(self, request: EngineRequest) -> TokenDelta:
+        """Have each replica compute a prompt; returns the end of one that fails, or of any."""
+
+        async def compute(replica: Replica) -> TokenDelta:
+            own = f"{request.request_id}@{replica.link.number}"
+            part = structs.replace(request, request_id=own)
+            return [delta async for delta in self._generate(part, replica)][-1]
+
+        ends = await asyncio.gather(*map(compute, self._fleet.ready))
+        end = next((one for one in ends if one.finish_reason in ("error", "aborted")), ends[0])
+        return structs.replace(end, request_id=request.request_id)
+
+    async def _hashes(self, request: EngineRequest) -> Sequence[bytes]:
+        if len(request.prompt) > _THREADED_TOKENS:
+            return await asyncio.to_thread(_hashes_of, request, self.info)
+        return _hashes_of(request, self.info)
+
+    def _place(self, run: Run, to: Replica | None = None) -> None:
+        """Send it to a replica, or let it wait for one; not for ever."""
+        if run.stream.has_ended or self._fleet.send(run, to):
+            return
+        error = "no replica is there to compute it"
+        self._homeless[run] = self._loop.call_later(
+            self._rebuild_seconds, run.stream.end, "error", error
+        )
+
+    def _forget_home(self, run: Run) -> None:
+        """It waits for no replica any more."""
+        deadline = self._homeless.pop(run, None)
+        if deadline is not None:
+            deadline.cancel()
+
+    def _ready(self, replica: Replica) -> None:  # noqa: ARG002
+        """There is a new engine: who waits for one may have it."""
+        for run in list(self._homeless):
+            self._forget_home(run)
+            self._place(run)
+        self._starts += 1
+        telling = asyncio.create_task(self._tell_start())
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell_start(self) -> None:
+        async with self._started:
+            self._started.notify_all()
+
+    def _lost(self, runs: list[Run], has_died: bool) -> None:
+        """A replica computes these no more."""
+        for run in runs:
+            if has_died:
+                run.stream.survive_death(alone=False)
+            else:
+                run.stream.hand_over()
+            self._place(run)
+
+    def _tell_all(self, message: ToEngine) -> None:
+        for replica in self._fleet.ready:
+            replica.link.send(message)
+
+    async def _ask_all(self, question: Question) -> list[Answer]:
+        """What all replicas answer that do. Raises `EngineUnavailable` if none does."""
+        asked = (replica.link.ask(question) for replica in self._fleet.ready)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, EngineUnavailable):
+                raise answer
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        if not found:
+            raise EngineUnavailable("no replica answers")
+        return found
+
+
+def _hashes_of(request: EngineRequest, info: EngineInfo) -> list[bytes]:
+    extras = extras_for(info.hash_extras, info.rotary_switch, len(request.prompt))
+    return block_hashes(request.prompt, info.block_size, request.namespaces, extras)

@@ -1,0 +1,132 @@
+"""Replicas of the engine on Ray Serve, as this service wants them: started, joined, let go of."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+
+from app.cluster.replica import EngineReplica, ReplicaOptions
+from engine.api import EngineError
+
+APPLICATION: Final = "partywall"
+_OBJECT_STORE_BYTES: Final = 80 << 20
+"""Messages are small, and go past it."""
+_MOST_CALLS: Final = 10_000
+"""At once, of all doors to one replica; each has one or two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What is to run where."""
+
+    options: ReplicaOptions
+    num_replicas: int
+    cpus: float
+    gpus: float
+    """Of each replica."""
+    address: str | None
+    """Of a cluster that others keep; `None`: one on this machine, for as long as it is used."""
+    environment: Mapping[str, str]
+    """Of its process."""
+    drain_seconds: float
+    """For a replica's calls to end, once it is to take no more."""
+
+
+class Cluster:
+    """A connection with a cluster."""
+
+    def __init__(self, wanted: Deployment) -> None:
+        self._wanted = wanted
+        self._folder: str | None = None
+
+    @property
+    def version(self) -> str:
+        """What is wanted; a replica says of which one it is."""
+        wanted = repr((self._wanted.num_replicas, self._wanted.cpus, self._wanted.gpus))
+        data = wanted.encode() + msgspec.json.encode(self._wanted.options)
+        return blake2b(data, digest_size=8).hexdigest()
+
+    def connect(self) -> Any:
+        """A handle to the replicas that there are, `None` if nobody has deployed any.
+
+        Raises `EngineError` where the cluster cannot be reached.
+        """
+        with _told():
+            self._connect()
+            serve.start(proxy_location="Disabled")
+            logging.getLogger("ray.serve").setLevel(logging.WARNING)
+            if APPLICATION in serve.status().applications:
+                return serve.get_app_handle(APPLICATION)
+            return None
+
+    def deploy(self) -> Any:
+        """Have the replicas run, in place of others one by one; returns a handle to them.
+
+        Raises `EngineError` where that is refused.
+        """
+        with _told():
+            return serve.run(self._application(), name=APPLICATION, route_prefix=None)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started for this service ends, replicas and all."""
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        if self._wanted.address is not None:
+            ray.init(self._wanted.address, configure_logging=False, log_to_driver=False)
+            return
+        self._folder = tempfile.mkdtemp(prefix="partywall-ray-")
+        ray.init(
+            "local",
+            num_cpus=max(os.cpu_count() or 1, int(self._wanted.num_replicas * self._wanted.cpus)),
+            include_dashboard=False,
+            configure_logging=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            _temp_dir=self._folder,
+            _node_ip_address="127.0.0.1",
+        )
+
+    def _application(self) -> serve.Application:
+        wanted, options = self._wanted, msgspec.json.encode(self._wanted.options)
+        router: Any = "app.cluster.addressing.ChosenReplica"
+        as_replicas = serve.deployment(
+            name="engine",
+            num_replicas=wanted.num_replicas,
+            max_ongoing_requests=_MOST_CALLS,
+            graceful_shutdown_timeout_s=wanted.drain_seconds,
+            request_router_config=RequestRouterConfig(request_router_class=router),
+            ray_actor_options={
+                "num_cpus": wanted.cpus,
+                "num_gpus": wanted.gpus,
+                "runtime_env": {"env_vars": dict(wanted.environment)},
+            },
+        )
+        application: serve.Application = as_replicas(EngineReplica).bind(options, self.version)
+        return application
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, RuntimeError, ValueError, RayError, RayServeException) as error:
+        raise EngineError(f"the cluster: {error}") from error

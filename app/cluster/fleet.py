@@ -1,0 +1,199 @@
+"""The replicas as a front door knows them: what each has said, and who takes a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec import structs
+
+from app.cluster.index import PrefixIndex
+from app.cluster.link import Link
+from app.cluster.messages import Blocks, ToDoor
+from app.cluster.routing import ReplicaLoad, Router
+from engine.api import EngineInfo, EngineRequest, EngineStats
+from engine.serve.messages import Deltas, ProbeReply, Ready, Submit
+from engine.serve.running_stream import RunningStream
+
+_FIRST_TOKENS_PER_S: Final = 1000.0
+"""Of a prompt, at a replica that has not computed any yet."""
+_MOST_HOMES: Final = 65_536
+
+
+@dataclass(eq=False)
+class Run:
+    """A request under way, at one replica after the other."""
+
+    request: EngineRequest
+    stream: RunningStream
+    hashes: Sequence[bytes]
+    """Of the prompt's full blocks."""
+    at: Replica | None = None
+    name: str = ""
+    """What it is called there: unlike any that a replica may not have forgotten yet."""
+    num_replicas: int = 0
+    """That it was sent to so far."""
+
+
+@dataclass(eq=False)
+class Replica:
+    """What is known of a replica, and what it has of this door's."""
+
+    link: Link
+    info: EngineInfo | None = None
+    """`None`: it is not ready."""
+    stats: EngineStats | None = None
+    said_at: float = 0.0
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def load(self, now: float) -> ReplicaLoad:
+        """What the router is to know of it."""
+        if self.stats is None:
+            return ReplicaLoad(0.0, 1.0, _FIRST_TOKENS_PER_S, now - self.said_at)
+        return ReplicaLoad(
+            queue_seconds=self.stats.queue_seconds,
+            kv_free_share=1 - self.stats.blocks_in_use / self.stats.blocks_total,
+            prefill_tokens_per_s=self.stats.prefill_tokens_per_s or _FIRST_TOKENS_PER_S,
+            age_s=now - self.said_at,
+        )
+
+
+class Fleet:
+    """Keeps a link with each replica that takes calls, and sends requests where they cost least."""
+
+    def __init__(
+        self, on_ready: Callable[[Replica], None], on_lost: Callable[[list[Run], bool], None]
+    ) -> None:
+        """`on_ready` is told whenever a replica has a new engine; `on_lost` what it was computing
+        for this door, and whether it died.
+        """
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._handle: Any = None
+        self._names: frozenset[str] = frozenset()
+        self._replicas: dict[str, Replica] = {}
+        self._by_number: dict[int, Replica] = {}
+        self._num_links = 0
+        self._index = PrefixIndex()
+        self._router: Router | None = None
+        self._homes: OrderedDict[str, int] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> list[Replica]:
+        """Those that take requests."""
+        return [replica for replica in self._replicas.values() if replica.info is not None]
+
+    def attend(self, handle: Any) -> None:
+        """From now on there is a deployment to speak to."""
+        self._handle = handle
+        self.become(self._names)
+
+    def become(self, names: frozenset[str]) -> None:
+        """These replicas take calls."""
+        self._names = names
+        if self._handle is None:
+            return
+        for name in self._replicas.keys() - names:
+            replica = self._replicas.pop(name)
+            del self._by_number[replica.link.number]
+            self._lose(replica, has_died=False)
+            self._close(replica.link)
+        for name in names - self._replicas.keys():
+            link = Link(self._handle, name, self._num_links, self._hear, self._lost)
+            self._num_links += 1
+            self._replicas[name] = self._by_number[link.number] = Replica(link)
+
+    def send(self, run: Run, to: Replica | None = None) -> bool:
+        """Have it computed where that costs least, or by that one; `False`: there is none."""
+        if self._router is None or not self.ready:
+            return False
+        run.num_replicas += 1
+        run.name = f"{run.request.request_id}.{run.num_replicas}"
+        run.at = to if to is not None and to.info is not None else self._choose(run, self._router)
+        run.at.runs[run.name] = run
+        resumption = structs.replace(run.stream.resumption(), request_id=run.name)
+        run.at.link.send(Submit(resumption))
+        return True
+
+    def leave(self, run: Run) -> bool:
+        """It is nobody's any more; returns whether somebody may still be at it."""
+        replica, run.at = run.at, None
+        if replica is None:
+            return False
+        replica.runs.pop(run.name, None)
+        if self._router is not None:
+            self._router.finished(run.name)
+        return True
+
+    async def close(self) -> None:
+        """Leave all replicas."""
+        self._names = frozenset()
+        links = [replica.link for replica in self._replicas.values()]
+        self._replicas.clear()
+        self._by_number.clear()
+        await asyncio.gather(*(link.close() for link in links), *self._closing)
+
+    def _choose(self, run: Run, router: Router) -> Replica:
+        """Where a request costs least, of those that are ready."""
+        now, conversation = self._loop.time(), run.request.conversation
+        loads = {replica.link.number: replica.load(now) for replica in self.ready}
+        home = None if conversation is None else self._homes.get(conversation)
+        choice = router.choose(run.hashes, len(run.request.prompt), loads, now, home)
+        router.routed(run.name, choice, run.hashes, now)
+        if conversation is not None:
+            self._homes[conversation] = choice.replica
+            self._homes.move_to_end(conversation)
+            if len(self._homes) > _MOST_HOMES:
+                self._homes.popitem(last=False)
+        return self._by_number[choice.replica]
+
+    def _hear(self, link: Link, message: ToDoor) -> None:
+        replica = self._by_number.get(link.number)
+        if replica is None:
+            return
+        match message:
+            case Ready(info):
+                if self._router is None:
+                    self._router = Router(self._index, info.block_size)
+                replica.info, replica.said_at = info, self._loop.time()
+                self._on_ready(replica)
+            case Deltas(deltas):
+                for delta in deltas:
+                    run = replica.runs.get(delta.request_id)
+                    if run is not None:
+                        run.stream.push(delta)
+                        if run.stream.has_ended:
+                            self.leave(run)
+            case ProbeReply(_, stats):
+                replica.stats, replica.said_at = stats, self._loop.time()
+            case Blocks(stored, removed, cleared):
+                if cleared:
+                    self._index.cleared(link.number)
+                self._index.stored(link.number, stored)
+                self._index.removed(link.number, removed)
+
+    def _lost(self, link: Link) -> None:
+        replica = self._by_number.get(link.number)
+        if replica is not None:
+            replica.info = replica.stats = None
+            self._lose(replica, has_died=True)
+
+    def _lose(self, replica: Replica, *, has_died: bool) -> None:
+        """What it was computing is to go on elsewhere, and nothing is known to be there."""
+        self._index.cleared(replica.link.number)
+        if self._router is not None:
+            self._router.gone(replica.link.number)
+        runs, replica.runs = list(replica.runs.values()), {}
+        for run in runs:
+            run.at = None
+        self._on_lost(runs, has_died)
+
+    def _close(self, link: Link) -> None:
+        closing = asyncio.create_task(link.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)

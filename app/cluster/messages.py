@@ -1,0 +1,44 @@
+"""What a front door and a replica say to each other through Ray (MessagePack)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.serve.messages import (
+    AskChains,
+    AskFates,
+    ChainsReply,
+    Deltas,
+    FatesReply,
+    Probe,
+    ProbeReply,
+    Ready,
+    ToEngine,
+)
+
+
+class Blocks(msgspec.Struct, frozen=True, tag=True):
+    """What has become findable since the last such message, and what is not any more.
+
+    If it is `cleared`, nothing else than what is `stored` can be found.
+    """
+
+    stored: list[bytes] = []
+    removed: list[bytes] = []
+    cleared: bool = False
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """There is nothing to say, but the replica lives."""
+
+
+ToDoor = Ready | Deltas | ProbeReply | Blocks | Beat
+"""`Ready` comes first, and once more for each engine that takes the place of a dead one; then
+`ProbeReply`, or `Beat` while there is none, twice a second."""
+Question = Probe | AskFates | AskChains
+Answer = ProbeReply | FatesReply | ChainsReply
+
+decode_to_door = msgspec.msgpack.Decoder(ToDoor).decode
+decode_to_replica = msgspec.msgpack.Decoder(ToEngine).decode
+decode_question = msgspec.msgpack.Decoder(Question).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode

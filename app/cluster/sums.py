@@ -1,0 +1,68 @@
+"""What replicas say, taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Final, TypeVar
+
+import msgspec
+
+from engine.api import BlockFate, EngineStats, ReusePoint, TenantStats
+
+_ORDER: Final = ("present", "evicted", "unknown")
+
+_Stats = TypeVar("_Stats", EngineStats, TenantStats)
+
+
+def sum_of(stats: Sequence[EngineStats]) -> EngineStats:
+    """One engine as large as all of them, at least one.
+
+    Of what is left to compute, and of what is computed in a second, it says the mean: a request
+    meets one replica.
+    """
+    total = reduce(_added, stats)
+    return msgspec.structs.replace(
+        total,
+        queue_seconds=total.queue_seconds / len(stats),
+        prefill_tokens_per_s=total.prefill_tokens_per_s / len(stats),
+    )
+
+
+def best_fates(answers: Sequence[Sequence[BlockFate]]) -> list[BlockFate]:
+    """Of each block, what is best: it is somewhere, or it was evicted last."""
+    return [
+        min(fates, key=lambda fate: (_ORDER.index(fate.state), fate.seconds_ago))
+        for fates in zip(*answers, strict=True)
+    ]
+
+
+def _added(one: EngineStats, other: EngineStats) -> EngineStats:
+    tenants = dict(one.tenants)
+    for name, stats in other.tenants.items():
+        tenants[name] = _numbers_added(tenants[name], stats) if name in tenants else stats
+    total = _numbers_added(one, other)
+    return msgspec.structs.replace(total, tenants=tenants, reuse=_curve(one, other))
+
+
+def _numbers_added(one: _Stats, other: _Stats) -> _Stats:
+    """The first one, with the numbers of both."""
+    values = {field: getattr(one, field) for field in one.__struct_fields__}
+    sums = {
+        field: value + getattr(other, field)
+        for field, value in values.items()
+        if isinstance(value, (int, float))
+    }
+    return msgspec.structs.replace(one, **sums)
+
+
+def _curve(one: EngineStats, other: EngineStats) -> list[ReusePoint]:
+    """Of pools that grow alike; each says as much as it was asked for."""
+    if len(one.reuse) != len(other.reuse):
+        return one.reuse or other.reuse
+    asked = one.prompt_tokens + other.prompt_tokens
+    share = one.prompt_tokens / asked if asked else 0.5
+    return [
+        ReusePoint(mine.blocks + its.blocks, share * mine.found + (1 - share) * its.found)
+        for mine, its in zip(one.reuse, other.reuse, strict=True)
+    ]

@@ -1,0 +1,278 @@
+"""Replicas on a real Ray cluster of this machine: what they serve, and what outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from app.cluster.launch import ENVIRONMENT
+from engine.api import EngineRequest, TokenDelta
+from engine.config import EngineConfig
+from engine.serve.process import ProcessEngine
+from tests.engine.model.test_model import save_model
+from tests.engine.simulation import make_request
+
+if TYPE_CHECKING:
+    from app.cluster.client import ClusterEngine
+    from app.cluster.deployment import Deployment
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(600),
+]
+
+PROJECT = Path(__file__).parents[3]
+CONFIG = {"device": "cpu", "dtype": "float32", "kv_memory_bytes": 8 << 20, "threads": 1}
+
+
+def wanted(folder: Path) -> Deployment:
+    """Two replicas of a model."""
+    from app.cluster.deployment import Deployment
+    from app.cluster.replica import ReplicaOptions
+
+    options = ReplicaOptions(
+        engine=EngineConfig(model_path=str(folder), **CONFIG),  # type: ignore[arg-type]
+        rebuild_seconds=60,
+        silence_seconds=120,
+        loading_seconds=300,
+    )
+    return Deployment(
+        options=options,
+        num_replicas=2,
+        cpus=0.5,
+        gpus=0,
+        address=None,
+        environment=ENVIRONMENT | {"PYTHONPATH": str(PROJECT)},
+        drain_seconds=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_model("llama", folder)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: Path) -> AsyncIterator[ClusterEngine]:
+    os.environ |= ENVIRONMENT
+    pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
+    from app.cluster.client import ClusterEngine
+    from app.cluster.deployment import Cluster
+
+    engine = ClusterEngine(Cluster(wanted(model)), ready_seconds=300)
+    await engine.start()
+    await eventually(lambda: engine.num_ready == 2)
+    yield engine
+    await engine.close()
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+Outputs = dict[int, list[int]]
+
+
+async def run(engine: Any, request: EngineRequest, heard: list[TokenDelta]) -> Outputs:
+    """All tokens by sequence; each delta is `heard`, too."""
+    outputs: Outputs = {index: [] for index in range(request.num_outputs)}
+    ended: list[int] = []
+    async with aclosing(engine.generate(request)) as deltas:
+        async for delta in deltas:
+            assert delta.error is None, delta.error
+            assert delta.index not in ended
+            outputs[delta.index] += delta.token_ids
+            if delta.finish_reason is not None:
+                ended.append(delta.index)
+            heard.append(delta)
+    assert sorted(ended) == sorted(outputs)
+    return outputs
+
+
+def requests(label: str) -> list[EngineRequest]:
+    """Greedy ones, and seeded ones of several sequences."""
+    greedy = [make_request(f"{label}-g{i}", [5, 6, 7, 8, 9 + i], 100) for i in range(12)]
+    sampled = []
+    for i in range(4):
+        one = make_request(f"{label}-s{i}", [5, 6, 7, 8, 9 + i], 60)
+        sampling = structs.replace(one.sampling, temperature=1.0, seed=i + 1)
+        sampled.append(structs.replace(one, num_sequences=3, sampling=sampling))
+    return greedy + sampled
+
+
+async def run_all(
+    engine: Any, label: str, disturb: Callable[[], Any] | None = None
+) -> list[Outputs]:
+    """What comes of all of them, disturbed in their middle."""
+    heard: list[TokenDelta] = []
+    tasks = [asyncio.create_task(run(engine, one, heard)) for one in requests(label)]
+    if disturb is not None:
+        await eventually(lambda: len(heard) > 200)
+        assert not all(task.done() for task in tasks)
+        result = disturb()
+        if asyncio.iscoroutine(result):
+            await result
+    return await asyncio.gather(*tasks)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(model: Path) -> AsyncIterator[list[Outputs]]:
+    """What one engine makes of them."""
+    alone = ProcessEngine(EngineConfig(model_path=str(model), **CONFIG))  # type: ignore[arg-type]
+    await alone.start()
+    yield await run_all(alone, "alone")
+    await alone.close()
+
+
+def processes(part: str) -> list[psutil.Process]:
+    """Below this one, by a part of their command lines."""
+    return [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if one.status() != psutil.STATUS_ZOMBIE and part in " ".join(one.cmdline())
+    ]
+
+
+async def is_empty(engine: ClusterEngine) -> None:
+    """All blocks have come back, and the replicas' books are in order."""
+    async with asyncio.timeout(60):
+        while True:
+            stats = await engine.stats()
+            if not (stats.running or stats.waiting or stats.blocks_in_use):
+                assert stats.invariant_violations == 0
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_replicas_serve_what_one_engine_does(
+    engine: ClusterEngine, undisturbed: list[Outputs]
+) -> None:
+    assert await run_all(engine, "calm") == undisturbed
+    await is_empty(engine)
+
+
+async def test_a_killed_replicas_streams_go_on_at_another(
+    engine: ClusterEngine, undisturbed: list[Outputs]
+) -> None:
+    def kill() -> None:
+        os.kill(processes("ServeReplica:partywall")[0].pid, signal.SIGKILL)
+
+    assert await run_all(engine, "killed", kill) == undisturbed
+    await eventually(lambda: engine.num_ready == 2)
+    await is_empty(engine)
+
+
+async def test_a_replicas_engine_that_dies_comes_back_alone(
+    engine: ClusterEngine, undisturbed: list[Outputs]
+) -> None:
+    starts = await engine.wait_started(0)
+
+    def kill() -> None:
+        os.kill(processes("partywall-replica-")[0].pid, signal.SIGKILL)
+
+    assert await run_all(engine, "alone-killed", kill) == undisturbed
+    await engine.wait_started(starts)
+    await is_empty(engine)
+
+
+async def test_an_update_rolls_through_under_streams(
+    engine: ClusterEngine, model: Path, undisturbed: list[Outputs]
+) -> None:
+    from app.cluster.deployment import Cluster
+
+    before = wanted(model)
+    options = structs.replace(before.options, rebuild_seconds=61)
+    update = Cluster(replace(before, options=options))
+
+    async def roll() -> None:
+        await asyncio.to_thread(update.deploy)
+
+    assert await run_all(engine, "updated", roll) == undisturbed
+    await eventually(lambda: engine.num_ready == 2)
+    await is_empty(engine)
+
+
+async def test_who_leaves_frees_its_blocks(engine: ClusterEngine) -> None:
+    async with aclosing(engine.generate(make_request("left", [5, 6, 7], 500))) as deltas:
+        async for delta in deltas:
+            if delta.token_ids:
+                break
+    await is_empty(engine)
+
+
+async def test_one_sequence_is_aborted_and_the_others_go_on(engine: ClusterEngine) -> None:
+    request = structs.replace(make_request("some", [5, 6, 7], 40), num_sequences=2)
+    ends = {}
+    async for delta in engine.generate(request):
+        if delta.token_ids and delta.index == 0 and not ends:
+            await engine.abort("some", 0)
+        if delta.finish_reason is not None:
+            ends[delta.index] = delta.finish_reason
+    assert ends == {0: "aborted", 1: "length"}
+
+
+async def test_what_follows_goes_where_its_blocks_are(engine: ClusterEngine) -> None:
+    draw = iter(range(10, 60))
+    prompts = [[next(draw)] * 64 for _ in range(6)]
+    for i, prompt in enumerate(prompts):
+        await run(engine, make_request(f"first{i}", prompt, 2, conversation=f"c{i}"), [])
+    await asyncio.sleep(1.0)  # for what the replicas tell of their blocks
+    for i, prompt in enumerate(prompts):
+        heard: list[TokenDelta] = []
+        await run(engine, make_request(f"next{i}", [*prompt, 3, 4], 2), heard)
+        assert heard[-1].cached_tokens >= 48
+    found, before = set(), None
+    while found == set() or before is not None:
+        page = await engine.chains("a", before)
+        found |= {chain.conversation for chain in page.chains}
+        before = page.next
+    assert found >= {f"c{i}" for i in range(6)}
+
+
+async def test_what_is_pinned_is_at_all_replicas_until_it_is_unpinned(
+    engine: ClusterEngine,
+) -> None:
+    pinned = make_request("pin", [8] * 33, 0)
+    await run(engine, structs.replace(pinned, pin="a/law"), [])
+    assert (await engine.stats()).blocks_pinned == 2 * engine.num_ready
+    await engine.unpin("a/law")
+    await is_empty(engine)
+
+
+async def test_a_second_door_joins_what_is_there(engine: ClusterEngine, model: Path) -> None:
+    from app.cluster.client import ClusterEngine
+    from app.cluster.deployment import Cluster
+
+    before = {one.pid for one in processes("partywall-replica-")}
+    update = wanted(model)
+    update = replace(update, options=structs.replace(update.options, rebuild_seconds=61))
+
+    class Guest(Cluster):
+        """Leaves the connection with Ray, which is this process', to its host."""
+
+        def close(self) -> None:
+            pass
+
+    second = ClusterEngine(Guest(update), ready_seconds=60)
+    await second.start()
+    assert await run(second, make_request("second", [5, 6, 7]), []) == await run(
+        engine, make_request("first", [5, 6, 7]), []
+    )
+    await second.close()
+    assert {one.pid for one in processes("partywall-replica-")} == before
