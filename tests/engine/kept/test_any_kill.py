@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from engine.api import CachePolicy, Namespaces, TenantShare
 from engine.serve.core import EngineCore
 from tests.engine.kept.simulated import keeper, kept_files, spoil, start
 from tests.engine.simulation import expected_output, make_request, random_prompt
@@ -30,47 +32,72 @@ class Life:
         self.rng, self.folder = random.Random(seed), folder
         self.prompts = [random_prompt(self.rng, self.rng.randrange(20, 60)) for _ in range(3)]
         self.prompts += [one[:24] + random_prompt(self.rng, 20) for one in self.prompts]
+        self.secrets = {"a": "one", "b": "one"}
         self.num_requests = 0
         self.num_restored = 0
         self.core = self._start()
 
     def _start(self) -> EngineCore:
         self.hosts = self.rng.choice([0, 0, 12])
-        return start(
+        core = start(
             self.folder,
-            num_blocks=96,
+            num_blocks=self.rng.choice([40, 96]),
             num_host_blocks=self.hosts,
             runs_ahead=self.rng.random() < 0.5,
             kept_bytes=self.rng.choice([1 << 20, 4 * 4096]),
         )
+        if self.rng.random() < 0.7:  # else nobody is there yet to say whose files may stay
+            keeper(core).forget_others(dict(self.secrets))
+        return core
 
     def live(self, steps: int) -> None:
         """Requests come and go; every answer is what it is alone."""
-        rng, outputs, expected = self.rng, {}, {}
+        rng = self.rng
+        self.expected: dict[tuple[str, int], list[int]] = {}
+        outputs: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for _ in range(steps):
             if rng.random() < 0.3:
-                prompt, tenant = rng.choice(self.prompts), rng.choice("ab")
-                name = f"r{self.num_requests}"
-                self.num_requests += 1
-                pin = f"{tenant}/{rng.randrange(2)}" if rng.random() < 0.4 else None
-                count = 0 if pin else 4
-                fields = {"pin": pin} if pin else {}
-                self.core.submit(make_request(name, prompt, count, tenant, **fields))
-                if not pin:
-                    expected[name], outputs[name] = expected_output(prompt, count), []
+                self._submit()
             elif rng.random() < 0.03:
-                self.core.forget_tenant(rng.choice("ab"))
-            elif expected and rng.random() < 0.05:
-                name = rng.choice(list(expected))
-                self.core.abort(name)
-                expected.pop(name)
+                self._forget(rng.choice("ab"))
+            elif self.expected and rng.random() < 0.05:
+                name, index = rng.choice(list(self.expected))
+                self.core.abort(name, index)
+                del self.expected[name, index]
             for delta in self.core.step():
                 assert delta.error is None or "pin" in delta.error
-                outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
-                if delta.finish_reason is not None and delta.request_id in expected:
-                    assert outputs[delta.request_id] == expected.pop(delta.request_id)
+                one = delta.request_id, delta.index
+                outputs[one].extend(delta.token_ids)
+                answer = self.expected.pop(one, None) if delta.finish_reason else None
+                assert answer in (None, outputs[one]) or delta.error
             self.core.scheduler.check()
             keeper(self.core).check()
+
+    def _submit(self) -> None:
+        rng, name, tenant = self.rng, f"r{self.num_requests}", self.rng.choice("ab")
+        prompt, fields = rng.choice(self.prompts), dict[str, object]()
+        self.num_requests += 1
+        if rng.random() < 0.4:  # of the group that both are in
+            shared_key, private_key = (one.encode().ljust(32, b".") for one in ("@", tenant))
+            fields["namespaces"] = Namespaces(
+                shared_key=shared_key, private_key=private_key, shared_tokens=24
+            )
+        if rng.random() < 0.3:
+            pin = f"{tenant}/{rng.randrange(2)}"
+            self.core.submit(make_request(name, prompt, 0, tenant, pin=pin, **fields))
+            return
+        wish, count = CachePolicy(lease_s=rng.choice([0.0, 60.0])), rng.choice([1, 1, 3])
+        share = TenantShare(max_leased_blocks=rng.choice([None, 4]))
+        fields |= {"num_sequences": count, "share": share}
+        self.core.submit(make_request(name, prompt, 4, tenant, cache=wish, **fields))
+        self.expected |= {(name, one): expected_output(prompt, 4, one) for one in range(count)}
+
+    def _forget(self, tenant: str) -> None:
+        """A tenant is deleted, or has another secret from now on."""
+        self.core.forget_tenant(tenant)
+        if self.rng.random() < 0.5:
+            self.secrets[tenant] += "'"
+            keeper(self.core).keep_under(tenant, self.secrets[tenant])
 
     def die(self) -> None:
         """The engine is gone, and the disk has kept what it likes."""
