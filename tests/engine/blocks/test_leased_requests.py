@@ -110,6 +110,17 @@ def test_a_tenant_leases_no_more_than_it_may() -> None:
     assert (core.stats().blocks_leased, core.stats().leases_cut) == (10, 12)
 
 
+def test_who_may_lease_nothing_any_more_loses_what_it_has_and_begins_nothing() -> None:
+    core = simulated_core(40)
+    serve(core, PROMPT, cache=LEASE)
+    leased = core.stats().blocks_leased
+    for _ in range(2):
+        serve(core, PROMPT, cache=LEASE, share=TenantShare(max_leased_blocks=0))
+        stats = core.stats().tenants["a"]
+        assert (stats.blocks_leased, stats.leases_cut) == (0, leased)
+    core.scheduler.check()
+
+
 def test_leases_cost_running_requests_nothing_but_are_told_when_they_break() -> None:
     clock = Clock()
     core = simulated_core(num_blocks=12, clock=clock)
