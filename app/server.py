@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,6 +24,10 @@ from app.transport.websocket_protocol import WebSocketProtocol
 
 _CLOSE_SECONDS = 5
 _PART_SECONDS = 1.0
+_REMEDIES = {
+    errno.EADDRINUSE: "choose another port, or stop what listens there ('ss -ltnp' names it)",
+    errno.EACCES: "choose a port from 1024 on, or give the service CAP_NET_BIND_SERVICE",
+}
 
 Hook = Callable[[], Awaitable[None]]
 Drain = Callable[[asyncio.Event], Awaitable[None]]
@@ -131,10 +136,19 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
+class CannotListen(OSError):
+    """An address that cannot be had: why not, and what to do about it."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        self.what = f"cannot listen on {host} port {port}: {error.strerror}"
+        self.remedy = _REMEDIES.get(error.errno or 0, "name an address of this machine")
+        super().__init__(f"{self.what}; {self.remedy}")
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet, so that a taken port is known before a long start.
 
-    Raises `OSError`, which names the address.
+    Raises `CannotListen`.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -142,26 +156,26 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot_listen(host, port, error) from error
+        raise CannotListen(host, port, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _cannot_listen(host, port, error) from error
+        raise CannotListen(host, port, error) from error
     return listener
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    return OSError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
 def local_url(host: str, listener: socket.socket, uses_tls: bool) -> str:
     """The URL at which a client on this machine reaches what was bound to `host`."""
     scheme = "https" if uses_tls else "http"
+    return f"{scheme}://{url_host(host)}:{listener.getsockname()[1]}"
+
+
+def url_host(host: str) -> str:
+    """The part of a URL for a client on this machine of what was bound to `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    host = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+    return f"[{host}]" if ":" in host else host
 
 
 async def run_server(

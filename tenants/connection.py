@@ -14,8 +14,8 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoScriptError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tenants.errors import InvalidField, StoreFull, StoreUnavailable, StoreUnsupported
@@ -227,11 +227,23 @@ async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Guar
         await _check_version(redis)
     except StoreUnavailable as error:
         await redis.close()
-        raise StoreUnavailable(f"no Redis at {without_password(url)}: {error}") from error
+        raise StoreUnavailable(_not_to_be_had(url, error)) from error
     except StoreUnsupported:
         await redis.close()
         raise
     return redis
+
+
+def _not_to_be_had(url: str, error: StoreUnavailable) -> str:
+    place, cause = without_password(url), error.__cause__
+    # redis-py wraps what it was told while it connected.
+    refusal = cause and (cause.__cause__ or cause.__context__ or cause)
+    if isinstance(refusal, AuthenticationError):
+        return (
+            f"Redis at {place} does not let this service in: {str(refusal).rstrip('.')}; correct "
+            "redis_password_file, or the user in redis_url"
+        )
+    return f"no Redis at {place}: {str(error).rstrip('.')}; start it there, or correct redis_url"
 
 
 async def _check_version(redis: GuardedRedis) -> None:

@@ -155,7 +155,9 @@ class EmbeddedStore:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(self._socket_path):
             if self._process is None or self._process.poll() is not None:
-                raise StoreFailed(f"the embedded store did not start: {self._log_tail()}")
+                raise StoreFailed(
+                    f"the embedded store did not start: {self._last_words()}; see {self._log_path}"
+                )
             if time.monotonic() > deadline:
                 raise StoreFailed(f"the embedded store is not ready after {_START_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
@@ -210,11 +212,13 @@ class EmbeddedStore:
         server += [part for name, value in options.items() for part in (f"--{name}", value)]
         return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *server]
 
-    def _log_tail(self) -> str:
+    def _last_words(self) -> str:
+        """What the log ends with, without process, time and level."""
         try:
-            return self._log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
+            tail = self._log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
         except OSError as error:
             return str(error)
+        return tail.rpartition("\n")[2].rpartition(" # ")[2]
 
 
 @contextlib.contextmanager
@@ -238,6 +242,19 @@ def attach_or_start(data_dir: Path) -> Iterator[str]:
             time.sleep(_POLL_SECONDS)
     with store:
         yield store.url
+
+
+def owner_of(data_dir: Path) -> int | None:
+    """The process that has the store of `data_dir` open, 0 while it starts. Changes nothing."""
+    path = data_dir / _LOCK_FILE
+    try:
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_owner(path)[0] or 0
+    except OSError:
+        return None
+    return None
 
 
 def _take_lock(data_dir: Path, handover_seconds: float) -> IO[str]:

@@ -28,6 +28,7 @@ from engine.model.paged_model import AttentionLayout, PagedModel, Weights
 from engine.model.parallel.cut import require_heads
 from engine.model.parallel.leader import Followers, LeadingModel
 from engine.model.parallel.shard import Shard
+from engine.model.start_errors import reading
 from engine.run.batch import pack
 from engine.run.control_groups import available_memory
 from kernels.native import library
@@ -118,12 +119,14 @@ def _load(
 
 
 def _load_original(config: EngineConfig, device: torch.device) -> _Original:
-    whole = AutoConfig.from_pretrained(config.model_path)
+    with reading(config.model_path):
+        whole = AutoConfig.from_pretrained(config.model_path)
     text = whole.get_text_config()
     if getattr(text, "attention_chunk_size", None):
         raise UnsupportedModel("attention in local chunks is not supported")
     dtype = choose_dtype(config, device)
-    model, quantized_by = _read(config, whole, device, dtype)
+    with reading(config.model_path):
+        model, quantized_by = _read(config, whole, device, dtype)
     eager = EagerDecoder(model, config.max_context_tokens)
     return _Original(eager, text, device, dtype, quantized_by)
 
@@ -257,9 +260,15 @@ def _return_memory(device: torch.device) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
+    """`auto` is CUDA where there is one. Raises `EngineError` for one that is not there."""
+    has_gpu = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if has_gpu else "cpu"
+    if name == "cuda" and not has_gpu:
+        lack = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
+        raise EngineError(
+            f"device: torch {lack}; have a driver and a torch for it, or choose cpu or auto"
+        )
     return torch.device(name)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import shlex
 import shutil
@@ -39,6 +40,7 @@ _CONVERTER_NEED = "memory of up to ten times the file's size"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 Progress = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 class ModelUnavailable(EngineError):
@@ -58,24 +60,57 @@ def resolve_model(
 
     Raises `ModelUnavailable`, saying what to do about it. Safe to call from several processes.
     """
+    cache = cache_dir or default_cache_dir()
+    source = _source(model)
+    if source is None:
+        return _downloaded(model, progress)
     if model == DEFAULT_MODEL:
-        cache = cache_dir or default_cache_dir()
-        return _converted(_find_gguf(), model, cache, progress, widens=True)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        return _converted(source, model, cache, progress, widens=True)
+    if source.is_dir():
+        return source.resolve()
+    found = _converted(source, source.stem, cache, progress, widens=False)
+    _relink(found, source)
+    return found
+
+
+def find_model(model: str) -> Path | None:
+    """Where on this machine the files of `model` are; `None` if they would have to be fetched.
+
+    Nothing is converted or fetched. Raises `ModelUnavailable`.
+    """
+    source = _source(model)
+    if source is not None:
+        return source
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except HFValidationError as error:
+        raise ModelUnavailable(f"{model} is neither a folder nor a hub id: {error}") from error
+    except OSError:
+        return None
+
+
+def _source(model: str) -> Path | None:
+    """The GGUF file or folder of `model`; `None` for the id of one on a hub.
+
+    Raises `ModelUnavailable`.
+    """
+    if model == DEFAULT_MODEL:
+        return _find_gguf()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
             raise ModelUnavailable(f"{model} has no config.json: not a Hugging Face model folder")
-        return folder.resolve()
-    if folder.suffix == ".gguf":
-        if not folder.is_file():
+        return path
+    if path.suffix == ".gguf":
+        if not path.is_file():
             raise ModelUnavailable(f"{model}: there is no such file")
-        cache = cache_dir or default_cache_dir()
-        found = _converted(folder, folder.stem, cache, progress, widens=False)
-        _relink(found, folder)
-        return found
-    if folder.is_absolute() or model.startswith((".", "~")):
+        return path
+    if path.is_absolute() or model.startswith((".", "~")):
         raise ModelUnavailable(f"{model}: there is no such folder")
-    return _downloaded(model, progress)
+    return None
 
 
 def _downloaded(model: str, progress: Progress) -> Path:
@@ -181,11 +216,26 @@ def _run_converter(gguf: Path, folder: Path, widens: bool) -> None:
     command = [sys.executable, "-m", _CONVERTER, str(gguf), str(folder)]
     command += ["--widen"] if widens else []
     # Its progress bars would fill the service's log.
-    status = subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False).returncode
-    if status == -signal.SIGKILL:
+    environment = os.environ | {"TQDM_DISABLE": "1"}
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False)
+    if done.returncode == -signal.SIGKILL:
         raise ModelUnavailable(f"converting {gguf} was killed; it takes {_CONVERTER_NEED}")
-    if status != 0:
-        raise ModelUnavailable(f"converting {gguf} failed with status {status}")
+    said = done.stderr.decode(errors="replace").strip()
+    if done.returncode != 0:
+        _log.debug("%s", said)
+        reason = said.rpartition("\n")[2] or f"status {done.returncode}"
+        raise ModelUnavailable(
+            f"converting {gguf} failed: {reason}; fetch the file again, or choose another model"
+        )
+    if said:
+        print(said, file=sys.stderr)
+
+
+def in_a_line(error: Exception) -> str:
+    """What an error of a library or the system says; further lines are for programmers."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error).strip().partition("\n")[0].rstrip(".: ") or type(error).__name__
 
 
 def main() -> None:

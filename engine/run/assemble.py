@@ -47,6 +47,7 @@ from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.load import load_model
 from engine.model.paged_model import PagedModel
 from engine.model.parallel.start import followers_of
+from engine.model.start_errors import memory_for
 from engine.model.step_size import StepSize, with_step_size
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import Padder, row_buckets
@@ -272,10 +273,12 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     threads = threads_of_rank(config.threads, config.tensor_parallel)
     config = msgspec.structs.replace(config, threads=threads)
     choice = choose_kernel_paths(config)
-    with followers_of(config, choice) as followers:
-        model = load_model(config, followers)
-    tell("weights")
-    draft = load_draft(config, model)
+    remedy = "choose a smaller model, quantize to int8 or int4, or have more memory"
+    with memory_for("the weights", remedy):
+        with followers_of(config, choice) as followers:
+            model = load_model(config, followers)
+        tell("weights")
+        draft = load_draft(config, model)
     if backends.default(model.device) == "reference":
         _log.warning(
             "kernels/native is not built: attention and products run in plain torch, right and "
@@ -289,13 +292,15 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
     num_blocks = _kv_memory_bytes(config, model, draft, block_bytes) // block_bytes
     num_host_blocks = config.host_memory_bytes // host_block_bytes
     if num_blocks < 1:
-        raise EngineError(f"kv_memory_bytes: a single block takes {block_bytes} bytes")
+        raise EngineError(f"kv_memory: a single block takes {block_bytes} bytes")
     if config.host_memory_bytes and not num_host_blocks:
-        raise EngineError(f"host_memory_bytes: a single block takes {host_block_bytes} bytes")
-    model.allocate(num_blocks + 1)
-    if draft is not None:
-        draft.allocate(num_blocks + 1)
-    model.allocate_host(num_host_blocks)
+        raise EngineError(f"host_memory: a single block takes {host_block_bytes} bytes")
+    with memory_for(f"{num_blocks * block_bytes >> 20} MiB of KV cache", "lower kv_memory"):
+        model.allocate(num_blocks + 1)
+        if draft is not None:
+            draft.allocate(num_blocks + 1)
+    with memory_for(f"{config.host_memory_bytes >> 20} MiB behind it", "lower host_memory"):
+        model.allocate_host(num_host_blocks)
     info = _info(config, model, fingerprint)
     size, ends = info.vocab_size, info.eos_token_ids
     vocabulary = load_vocabulary(Path(config.model_path), size, ends)

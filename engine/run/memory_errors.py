@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -34,5 +35,7 @@ def attempt(action: Callable[[], _T]) -> _T:
 def lacks_memory(error: Exception) -> bool:
     """Whether that is what an error of a library says."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     return any(sign in str(error) for sign in _SIGNS)

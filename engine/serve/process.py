@@ -105,9 +105,11 @@ def main() -> None:
         core = load_core(msgspec.json.decode(config_json, type=EngineConfig), tell)
         publisher = make_publisher(core.config, core.scheduler.pool, core.info.block_size)
     except Exception as error:
+        reason = str(error)
         if not isinstance(error, EngineError):  # what an operator can mend needs no traceback
             logging.getLogger(__name__).exception("the engine could not start")
-        socket.send(encode(Failed(f"{type(error).__name__}: {error}")))
+            reason = f"{type(error).__name__}: {error}"
+        socket.send(encode(Failed(reason)))
         socket.close(linger=1000)
         sys.exit(1)
     gc.collect()

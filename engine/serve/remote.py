@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import logging
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,16 @@ class RunningEngine(Protocol):
     def kill(self) -> None:
         """End it the hard way."""
         ...
+
+
+def _end_while_starting(status: int) -> str:
+    """In words: nobody but the system kills an engine that starts."""
+    if status == -signal.SIGKILL:
+        return (
+            "the engine was killed while starting, as the system does where memory runs out; "
+            "choose a smaller model, lower kv_memory, or have more memory"
+        )
+    return f"the engine exited with status {status} while starting"
 
 
 class RemoteEngine:
@@ -241,7 +252,7 @@ class RemoteEngine:
             await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 self._close_socket()
-                raise EngineError(f"the engine exited with status {gone.result()} while starting")
+                raise EngineError(_end_while_starting(gone.result()))
             message = first.result()
         except TimeoutError:
             await self._put_down(self._engine)

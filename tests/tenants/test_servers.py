@@ -21,6 +21,35 @@ async def test_a_server_that_is_not_there_is_an_error_without_the_password() -> 
     assert "hunter2" not in str(caught.value)
 
 
+async def test_a_server_that_lets_nobody_in_without_the_password_says_what_to_correct() -> None:
+    for words in (
+        b"-WRONGPASS invalid username-password pair",
+        b"-NOAUTH Authentication required.",
+    ):
+        async with refusing(words) as url:
+            with pytest.raises(StoreUnavailable, match="correct redis_password_file") as caught:
+                await open_redis(url)
+        assert "hunter2" not in str(caught.value)
+
+
+@asynccontextmanager
+async def refusing(words: bytes) -> AsyncIterator[str]:
+    """A server that answers everything so; the URL has a password."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            writer.write(words + b"\r\n")
+        writer.close()
+
+    with tempfile.TemporaryDirectory(prefix="pw-") as folder:
+        path = str(Path(folder) / "s")
+        server = await asyncio.start_unix_server(answer, path)
+        try:
+            yield f"unix://user:hunter2@{path}"
+        finally:
+            server.close()
+
+
 @pytest.mark.parametrize("url", ["", "127.0.0.1:6379", "http://127.0.0.1", "redis://h:port"])
 async def test_a_url_that_is_none_is_refused_by_name(url: str) -> None:
     with pytest.raises(InvalidField) as caught:

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.main import connection_bounds
-from app.server import Listener, bind, local_url, run_server
+from app.server import CannotListen, Listener, bind, local_url, run_server
 from app.settings import Settings, load_settings
 from app.transport.connection_bounds import ConnectionBounds
 from app.transport.websocket_protocol import ABORT_EXTENSION, WRITE_EXTENSION
@@ -154,7 +154,7 @@ async def test_a_start_that_fails_at_the_end_stops_the_application(probe: Probe)
 async def test_a_taken_port_is_an_error_at_once() -> None:
     with contextlib.closing(bind("127.0.0.1", 0)) as taken:
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(CannotListen, match=r"in use; choose another port"):
             bind("127.0.0.1", taken.getsockname()[1])
 
 

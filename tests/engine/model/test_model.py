@@ -157,7 +157,7 @@ def test_a_model_whose_attention_cannot_be_paged_is_refused(tmp_path: Path) -> N
 def test_a_kv_memory_without_room_for_a_block_is_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
     config = EngineConfig(model_path=str(tmp_path), device="cpu", kv_memory_bytes=10)
-    with pytest.raises(EngineError, match="kv_memory_bytes"):
+    with pytest.raises(EngineError, match="kv_memory: a single block"):
         load_core(config)
 
 

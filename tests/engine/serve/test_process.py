@@ -148,6 +148,23 @@ async def test_a_child_that_hangs_while_it_loads_is_killed(tmp_path: Path) -> No
     await engine.close()
 
 
+async def test_an_engine_that_the_system_kills_while_it_starts_is_told_so(tmp_path: Path) -> None:
+    class Killed:
+        async def wait(self) -> int:
+            return -signal.SIGKILL
+
+        def kill(self) -> None:
+            pass
+
+    async def launch(address: str) -> Killed:
+        return Killed()
+
+    engine = RemoteEngine(launch)
+    with pytest.raises(EngineError, match=r"killed while starting.* where memory runs out; choose"):
+        await engine.start()
+    await engine.close()
+
+
 async def test_a_slow_start_has_time_as_long_as_it_gets_further() -> None:
     peers: list[zmq.asyncio.Socket] = []
     gone = asyncio.Event()
@@ -227,7 +244,7 @@ async def test_what_an_operator_can_mend_is_told_without_a_traceback(
 ) -> None:
     save_model("llama", tmp_path)
     engine = ProcessEngine(msgspec.structs.replace(config(tmp_path), kv_memory_bytes=1))
-    with pytest.raises(EngineError, match="kv_memory_bytes: a single block takes"):
+    with pytest.raises(EngineError, match="kv_memory: a single block takes"):
         await engine.start()
     await engine.close()
     assert "Traceback" not in capfd.readouterr().err
