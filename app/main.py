@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cluster.launch import new_cluster
+from app.doctor.check import require
+from app.doctor.places import check_places
 from app.server import Listener, bind, local_url, run_server
 from app.setting_kinds import networks, origins
 from app.settings import Settings
@@ -175,12 +177,14 @@ async def run_service(
     """Start everything, serve until SIGTERM or SIGINT, and stop everything.
 
     `progress` is told what the start is doing, `welcome` what an operator needs once requests are
-    served. Raises `OSError` for an address that cannot be bound, `EngineError` for a model that
+    served. Raises `OSError` for an address that cannot be bound, `ValueError` for a place that
+    cannot be used, `EngineError` for a model that
     cannot be served, `StoreUnavailable` for a store that does not answer, and `CancelledError` when
     it is stopped before it is ready.
     """
     async with contextlib.AsyncExitStack() as stack:
         end = stack.enter_context(_cancelled_by_signals())
+        require(check_places(settings))
         sockets = _listening(settings, stack)
         allow_files(settings.max_connections)
         sweep()

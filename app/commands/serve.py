@@ -16,7 +16,7 @@ from app.commands.models import stronger_models
 from app.commands.options import settings_command
 from app.commands.store import store_options
 from app.settings import Settings, SettingsError, load_settings
-from engine.model.weights import DEFAULT_MODEL
+from engine.model.weights import DEFAULT_MODEL, in_a_line
 
 if TYPE_CHECKING:
     from app.main import Welcome
@@ -53,13 +53,15 @@ def _serve(settings: Settings) -> None:
         print(_welcome_text(what, settings), flush=True)
         _write_ready_file(what, settings)
 
-    if settings.ready_file is not None:
-        settings.ready_file.unlink(missing_ok=True)
     try:
+        if settings.ready_file is not None:
+            settings.ready_file.unlink(missing_ok=True)
         uvloop.run(run_service(settings, progress, welcome))
     except asyncio.CancelledError:
         print("stopped before it was ready", file=sys.stderr)
-    except (EngineError, StoreError, OSError, ValueError) as error:
+    except OSError as error:
+        raise CommandError(in_a_line(error)) from error
+    except (EngineError, StoreError, ValueError) as error:
         raise CommandError(str(error)) from error
 
 

@@ -1,0 +1,47 @@
+"""All that is looked at, in the order of a start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.doctor.check import Check
+from app.doctor.machine import check_machine
+from app.doctor.model import check_models
+from app.doctor.network import check_ports
+from app.doctor.places import check_disk, check_places
+from app.doctor.store import check_store
+from app.doctor.system import check_clock, check_environment
+from app.main import engine_config, service_prices, service_webhook
+from app.settings import Settings
+from engine.model.machine import Machine, examine
+
+
+def machine_of(settings: Settings) -> Machine:
+    """What an engine with these settings would compute with."""
+    named = [name for name in (settings.model, settings.draft_model) if name is not None]
+    return examine(engine_config(settings, *map(Path, named)))
+
+
+async def checks(settings: Settings, machine: Machine) -> list[Check]:
+    """What came of looking at everything that `serve` would use with these settings."""
+    return [
+        *check_machine(machine, settings),
+        *check_models(settings),
+        *check_places(settings),
+        *check_disk(settings),
+        *_given_files(settings),
+        *await check_store(settings),
+        *check_ports(settings),
+        check_environment(),
+        check_clock(settings),
+    ]
+
+
+def _given_files(settings: Settings) -> Iterator[Check]:
+    """Those whose contents only a start would read."""
+    try:
+        service_prices(settings, settings.model)
+        service_webhook(settings)
+    except (OSError, ValueError) as error:
+        yield Check("given files", "fail", str(error), "correct that file")

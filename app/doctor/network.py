@@ -1,0 +1,44 @@
+"""The addresses that a service would listen on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from app.doctor.check import Check
+from app.server import CannotListen, bind, url_host
+from app.settings import Settings
+
+
+def check_ports(settings: Settings) -> Iterator[Check]:
+    """Of the tenants' address and the operators': whether each can be had."""
+    yield _address("port", settings.host, settings.port, settings.uses_tls)
+    yield _address(
+        "admin port", settings.admin_host, settings.resolved_admin_port, settings.uses_tls
+    )
+
+
+def _address(part: str, host: str, port: int, uses_tls: bool) -> Check:
+    try:
+        bind(host, port).close()
+    except CannotListen as error:
+        version = _partywall_at(host, port, uses_tls)
+        if version is not None:
+            what = f"Partywall {version} serves on {host} port {port} already"
+            return Check(part, "warn", what, "stop it before another one is started there")
+        return Check(part, "fail", error.what, error.remedy)
+    return Check(part, "ok", f"{host} port {port or 'of those that are free'} can be had")
+
+
+def _partywall_at(host: str, port: int, uses_tls: bool) -> str | None:
+    """The version of the service that listens there, if it is one."""
+    import httpx
+
+    scheme = "https" if uses_tls else "http"
+    try:
+        # Whoever it is, nothing is told to it: its certificate does not matter.
+        url = f"{scheme}://{url_host(host)}:{port}/version"
+        answer = httpx.get(url, timeout=1.0, verify=False, trust_env=False)
+        version = answer.json()["version"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return None
+    return version if isinstance(version, str) else None
