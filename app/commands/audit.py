@@ -70,7 +70,9 @@ def audit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test any OpenAI-compatible server: can a tenant tell what its neighbour has sent?
+    """Test any OpenAI-compatible server for leaks between tenants.
+
+    It asks whether a tenant can tell what its neighbour has sent.
 
     Status 0: nothing shows it. 1: something does. 2: it cannot be told, or the audit failed.
     """

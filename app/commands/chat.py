@@ -35,7 +35,7 @@ def chat(
         float, typer.Option(min=0, max=2, help="Randomness; 0 always takes the likeliest token.")
     ] = 0.6,
 ) -> None:
-    """Chat in the terminal; piped input is taken as one question a line."""
+    """Chat in the terminal. Piped input is taken as one question a line."""
     if system is not None and prompt is not None:
         raise typer.BadParameter("--system and --prompt exclude each other")
     options = ChatOptions(

@@ -34,7 +34,7 @@ def create(
     name: Annotated[str | None, typer.Option(help="Name for people; the id by default.")] = None,
     **given: Any,
 ) -> None:
-    """Create a share group, whose members use the prompts that are put into it."""
+    """Create a share group. Its members use the prompts that are put into it."""
     with_stores(given, lambda stores: stores.groups.create(group, name, actor=actor()))
     print(f"created share group {group}")
 
@@ -67,7 +67,7 @@ def members(group: GroupId, as_json: AsJson = False, **given: Any) -> None:
 @app.command("rotate-secret")
 @settings_command(STORE_FIELDS)
 def rotate_secret(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
-    """Give a group another namespace secret: what it has cached is not found again."""
+    """Give a group another namespace secret. What it has cached is not found again."""
     confirm(f"Have all that is cached of share group {group} be computed again?", yes)
     with_stores(given, lambda stores: stores.groups.rotate_secret(group, actor=actor()))
     print(f"new namespace secret of share group {group}; now encrypt again: partywall store rotate")

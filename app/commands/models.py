@@ -28,7 +28,7 @@ def models(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """List the models that are at hand, and stronger ones that this machine has memory for."""
+    """List the models at hand, and stronger ones that would fit."""
     from app.models.catalogue import fitting
     from app.models.inventory import models_at_hand
 

@@ -13,9 +13,16 @@ from pydantic import ByteSize
 from app.setting_kinds import AUTO
 from app.settings import Settings, env_name, option_name
 
+_LONG_METAVAR = 40
+"""Help pages do not wrap them."""
 
-def settings_command(fields: list[str] | None = None) -> Callable[[Callable[..., None]], Any]:
+
+def settings_command(
+    fields: list[str] | None = None, shown: list[str] | None = None
+) -> Callable[[Callable[..., None]], Any]:
     """Give a command an option for each of `fields` (all settings, unless told otherwise).
+
+    Its help shows those of `shown` (all of them, unless told otherwise).
 
     The command takes the options that were given as keyword arguments, as text: checking them is
     `load_settings`' business, whose errors name option and variable alike.
@@ -32,7 +39,7 @@ def settings_command(fields: list[str] | None = None) -> Callable[[Callable[...,
         def run(**values: Any) -> None:
             command(**{name: value for name, value in values.items() if value is not None})
 
-        parameters = [*own, *(_parameter(name) for name in names)]
+        parameters = [*own, *(_parameter(name, name in (shown or names)) for name in names)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__doc__ = command.__doc__
@@ -56,10 +63,16 @@ def default_text(field: str) -> str:
     return str(default)
 
 
-def _parameter(name: str) -> inspect.Parameter:
+def _parameter(name: str, is_shown: bool) -> inspect.Parameter:
     field = Settings.model_fields[name]
     flag = field.annotation is bool
     option = option_name(name)
+    default = default_text(name) or "empty"
+    choices, description = _choices(name), field.description or ""
+    metavar = "|".join(choices) or "VALUE"
+    if len(metavar) > _LONG_METAVAR:
+        metavar = "VALUE"
+        description += f" One of {', '.join(choices)}."
     declaration = f"{option}/{option_name('no_' + name)}" if flag else option
     annotation = bool if flag else str
     return inspect.Parameter(
@@ -70,9 +83,10 @@ def _parameter(name: str) -> inspect.Parameter:
             annotation | None,
             typer.Option(
                 declaration,
-                metavar=None if flag else "|".join(_choices(name)) or "VALUE",
-                help=f"{field.description} [dim]{env_name(name)}[/dim]",
-                show_default=default_text(name),
+                metavar=None if flag else metavar,
+                help=f"{description}  [env var: {env_name(name)}; default: {default}]",
+                show_default=False,
+                hidden=not is_shown,
             ),
         ],
     )

@@ -23,7 +23,7 @@ app = typer.Typer(
     help="A streaming chat backend: one open-weight model, many tenants, one shared KV cache.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)

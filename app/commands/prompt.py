@@ -50,7 +50,10 @@ def put(
     activate: Annotated[bool, typer.Option(help="Use it where no version is named.")] = True,
     **given: Any,
 ) -> None:
-    """Register a system prompt (a new version, if there is one): --text, --file, or from stdin."""
+    """Register a system prompt, or a new version of it.
+
+    Its text comes from --text, --file or standard input.
+    """
     if text is not None and file is not None:
         raise typer.BadParameter("--text and --file exclude each other")
     if text is None:
@@ -78,7 +81,7 @@ def put(
 @app.command("list")
 @settings_command(STORE_FIELDS)
 def list_(owner: Owner, as_json: AsJson = False, **given: Any) -> None:
-    """List the system prompts of a tenant or share group, each in its active version."""
+    """List a tenant's or share group's system prompts. Each is shown in its active version."""
 
     async def work(stores: Stores) -> list[dict[str, Any]]:
         if owner.startswith("@"):
@@ -151,7 +154,7 @@ def activate(owner: Owner, name: PromptName, version: Version, **given: Any) -> 
 @app.command("pin")
 @settings_command(STORE_FIELDS)
 def pin(owner: Owner, name: PromptName, **given: Any) -> None:
-    """Keep a system prompt's blocks in the memory of every running service."""
+    """Keep a system prompt's blocks in memory. Every running service does."""
     _set_pinned(owner, name, True, given)
 
 

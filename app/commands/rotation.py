@@ -24,7 +24,7 @@ def _several() -> None:
 @app.command("rotate")
 @settings_command(STORE_FIELDS)
 def rotate(as_json: AsJson = False, **given: Any) -> None:
-    """Encrypt again what is not under the pepper and the newest secrets; tell what is left.
+    """Encrypt again what is not under the newest secrets.
 
     Services may run meanwhile. It can be ended and run again at any time.
     """

@@ -45,7 +45,7 @@ def create(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Create a tenant and print its API key, which cannot be read again."""
+    """Create a tenant and print its API key. It cannot be read again."""
     created, api_key = with_stores(
         given, lambda stores: stores.tenants.create_tenant(tenant, name, actor=actor())
     )
@@ -90,7 +90,7 @@ def set_(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Change a tenant; it holds for the next request of every running service."""
+    """Change a tenant. It holds for the next request of every running service."""
     from app.admin.tenant_patch import edited
 
     patch = _patch(changes)
@@ -113,7 +113,7 @@ def rotate_key(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Print a new API key; the newest old one ends now, or after --overlap-seconds."""
+    """Print a new API key. The newest old one ends now, or after --overlap-seconds."""
     _, api_key = with_stores(
         given,
         lambda stores: stores.tenants.rotate_key(
@@ -129,7 +129,7 @@ def rotate_key(
 @app.command("rotate-secret")
 @settings_command(STORE_FIELDS)
 def rotate_secret(tenant: TenantId, yes: Confirmed = False, **given: Any) -> None:
-    """Give a tenant another namespace secret: its cached blocks are not found again."""
+    """Give a tenant another namespace secret. Its cached blocks are not found again."""
     confirm(f"Have all that is cached of tenant {tenant} be computed again?", yes)
     with_stores(given, lambda stores: stores.tenants.rotate_secret(tenant, actor=actor()))
     print(f"new namespace secret of tenant {tenant}; now encrypt again: partywall store rotate")
@@ -146,7 +146,7 @@ def cache(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a tenant has in the cache of a running service, the last used first."""
+    """Show what a tenant has cached. It asks a running service; the last used comes first."""
     document = read_admin(url, admin_token, f"tenants/{tenant}/cache", limit=limit, after=after)
     if as_json:
         print_json(document)
@@ -164,7 +164,7 @@ def cache(
 @app.command("delete")
 @settings_command(STORE_FIELDS)
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
-    """Delete a tenant with its keys, prompts and stored responses; print what it used."""
+    """Delete a tenant. Its keys, prompts and stored responses go; what it used is printed."""
     from app.admin.documents import UsageDay
 
     confirm(f"Delete tenant {tenant} and everything of it?", yes)

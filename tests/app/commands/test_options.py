@@ -17,7 +17,7 @@ class Command:
 
     def __init__(self, fields: list[str] | None = None) -> None:
         self.given: dict[str, Any] | None = None
-        self.app = typer.Typer()
+        self.app = typer.Typer(rich_markup_mode=None)
 
         @settings_command(fields)
         def note(**given: Any) -> None:
