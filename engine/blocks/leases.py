@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -63,6 +63,12 @@ class TenantLeases:
     num_cut: int = 0
     """Leases that ended early because the tenant had too many."""
 
+    def add(self, other: TenantLeases) -> None:
+        """Count what another one's have been, too."""
+        self.block_seconds += other.block_seconds
+        self.num_broken += other.num_broken
+        self.num_cut += other.num_cut
+
 
 class Leases:
     """Every lease that runs, by tenant and block. Changes take amortised constant time, but for
@@ -86,6 +92,8 @@ class Leases:
         """Leased blocks that are up for eviction, and by what they are found."""
         self._idle: dict[str, None] = {}
         """Tenants that lease some of these."""
+        self._dropped = TenantLeases()
+        """The counts of tenants that are not known any more."""
         self._former: OrderedDict[str, None] = OrderedDict()
         """Tenants that had leases, the ones that have had none for longest first."""
 
@@ -116,6 +124,14 @@ class Leases:
             return TenantLeases()
         self._count(found, self._clock())
         return found
+
+    def totals(self) -> TenantLeases:
+        """The counts of all tenants together, of those that were forgotten, too."""
+        now, total = self._clock(), replace(self._dropped)
+        for record in self._tenants.values():
+            self._count(record, now)
+            total.add(record)
+        return total
 
     def is_leased(self, block: int) -> bool:
         """Whether somebody leases the block, as far as the ends of leases have been looked for."""
@@ -231,9 +247,12 @@ class Leases:
 
     def forget(self, tenant: str) -> list[int]:
         """End a tenant's leases, and forget what is known of it."""
-        freed = self.cut(tenant, 0)
-        self._tenants.pop(tenant, None)
-        self._former.pop(tenant, None)
+        freed: list[int] = []
+        record, now = self._tenants.get(tenant), self._clock()
+        if record is not None:
+            for block in list(record.leases):
+                freed += self._end(tenant, record, block, now)
+            self._drop(tenant)
         return freed
 
     def add_idle(self, block: int, key: bytes) -> None:
@@ -322,7 +341,12 @@ class Leases:
         """A tenant has no leases; of such ones only the last are known."""
         self._former[tenant] = None
         if len(self._former) > _FORMER_TENANTS:
-            del self._tenants[self._former.popitem(last=False)[0]]
+            self._drop(next(iter(self._former)))
+
+    def _drop(self, tenant: str) -> None:
+        """Forget a tenant that has no leases."""
+        self._former.pop(tenant, None)
+        self._dropped.add(self._tenants.pop(tenant))
 
     def _withdraw(self, tenant: str, record: TenantLeases, block: int) -> None:
         record.idle.pop(block, None)

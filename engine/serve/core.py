@@ -188,7 +188,7 @@ class EngineCore:
         """A snapshot of the books."""
         tiers, lifecycle = self.scheduler.tiers, self.scheduler.lifecycle
         pool, speculation = tiers.pool, self.scheduler.speculation
-        tenants = self._tenant_stats()
+        leases, tenants = pool.leases.totals(), self._tenant_stats()
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=lifecycle.num_waiting,
@@ -208,9 +208,9 @@ class EngineCore:
             invariant_violations=self._violations,
             blocks_pinned=self.scheduler.pins.num_blocks,
             blocks_leased=pool.leases.num_blocks,
-            lease_block_seconds=sum(one.lease_block_seconds for one in tenants.values()),
-            leases_broken=sum(one.leases_broken for one in tenants.values()),
-            leases_cut=sum(one.leases_cut for one in tenants.values()),
+            lease_block_seconds=leases.block_seconds,
+            leases_broken=leases.num_broken,
+            leases_cut=leases.num_cut,
             host_blocks_total=tiers.host.num_slots,
             host_blocks_used=tiers.host.num_used,
             recomputed=lifecycle.num_recomputed,

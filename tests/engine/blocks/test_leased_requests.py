@@ -121,6 +121,20 @@ def test_who_may_lease_nothing_any_more_loses_what_it_has_and_begins_nothing() -
     core.scheduler.check()
 
 
+def test_what_is_counted_since_the_start_stays_when_a_tenant_is_forgotten() -> None:
+    clock, share = Clock(), TenantShare(max_leased_blocks=4)
+    core = simulated_core(40, clock=clock)
+    serve(core, PROMPT, cache=LEASE, share=share)
+    clock.now += 5
+    before = core.stats()
+    assert (before.leases_cut, before.lease_block_seconds) == (7, 20)
+    core.forget_tenant("a")
+    clock.now += 5
+    after = core.stats()
+    assert (after.leases_cut, after.lease_block_seconds) == (7, 20)
+    assert "a" not in after.tenants
+
+
 def test_leases_cost_running_requests_nothing_but_are_told_when_they_break() -> None:
     clock = Clock()
     core = simulated_core(num_blocks=12, clock=clock)
