@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from app.setting_kinds import paths
 from app.settings import Settings
+from tenants import slots
 from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.rotation import Rotation
 from tenants.audit import MAX_ENTRIES, Audit
@@ -134,6 +135,8 @@ async def open_stores(
             tells_budgets=settings.webhook_url is not None,
         )
         await stores.tenants.check_pepper()
+        if owner:
+            await slots.finish_all(redis)
         yield stores
 
 

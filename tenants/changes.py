@@ -41,9 +41,9 @@ def publication(change: Change) -> Command:
 
 async def count_subscribers(redis: GuardedRedis) -> int:
     """How many processes listen. Raises `StoreUnavailable`."""
-    reply = await redis.execute("PUBSUB", "NUMSUB", redis_keys.CHANGES)
+    replies = await redis.execute_on_each("PUBSUB", "NUMSUB", redis_keys.CHANGES)
     # redis-py gives pairs or a flat list, by version.
-    return int(reply[0][1] if isinstance(reply[0], tuple | list) else reply[1])
+    return sum(int(one[0][1] if isinstance(one[0], tuple | list) else one[1]) for one in replies)
 
 
 async def listen(redis: GuardedRedis) -> AsyncGenerator[Change, None]:

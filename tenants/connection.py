@@ -6,26 +6,33 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoScriptError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoScriptError,
+    RedisClusterException,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tenants.errors import InvalidField, StoreFull, StoreUnavailable, StoreUnsupported
 from tenants.records import Change
+from tenants.servers import Argument, Command, Servers, connect
 
-Argument = str | bytes | int | float
-Command = tuple[Argument, ...]
+__all__ = ["Argument", "Command", "GuardedRedis", "Script", "open_redis"]
 
 TIMEOUT_SECONDS = 1.0
-UNREACHABLE = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+UNREACHABLE = (
+    *(RedisConnectionError, RedisTimeoutError, RedisClusterException),
+    *(OSError, TimeoutError),
+)
 _COOL_DOWN_SECONDS = 0.5
 _MAX_CALLS = 64
 _MAX_SUBSCRIPTIONS = 8
@@ -49,30 +56,59 @@ class GuardedRedis:
     """Redis behind deadlines and a circuit breaker; any trouble with it is `StoreUnavailable`.
 
     After a failure every call fails at once for half a second; then one call is let through, and
-    its success closes the circuit. Nothing is retried: a write that timed out may have happened.
-    More calls than there are connections wait for their turn, which is no failure of Redis; a
-    call's deadline begins with its turn.
+    its success closes the circuit. Each server of a Redis Cluster has a circuit of its own, so that
+    one that is lost is not waited for by those whose keys are elsewhere. Nothing is retried: a
+    write that timed out may have happened. More calls than there are connections wait for their
+    turn, which is no failure of Redis; a call's deadline begins with its turn.
     """
 
-    def __init__(self, redis: Redis, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self._redis = redis
+    def __init__(self, servers: Servers, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._servers = servers
         self._timeout_seconds = timeout_seconds
         self._turns = asyncio.Semaphore(_MAX_CALLS)
-        self._open_until: float | None = None
+        self._open_until: dict[str, float] = {}
+        """By server: when a call is let through again."""
         self._listeners: list[Callable[[Change], None]] = []
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys lie in slots: a script or a transaction then has keys of one slot only."""
+        return self._servers.is_cluster
+
+    def slot_of(self, key: str) -> int:
+        """Of a key; all are in one where there is one server."""
+        return self._servers.slot_of(key)
 
     async def execute(self, *command: Argument) -> Any:
         """One command's reply."""
-        async with self._guard():
-            return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        async with self._guard(command):
+            return await self._servers.execute(*command)
+
+    async def execute_on_each(self, *command: Argument) -> list[Any]:
+        """Every server's reply to a command without a key."""
+        async with self._guard(command):
+            return await self._servers.execute_on_each(*command)
 
     async def pipeline(self, *commands: Command) -> list[Any]:
-        """Several commands in one round trip, each on its own."""
-        return await self._run(commands, transaction=False)
+        """Several commands in one round trip, each on its own.
+
+        Where this raises, those for other servers of a cluster have been run all the same.
+        """
+        return _raise_first(await self._replies(commands))
 
     async def transaction(self, *commands: Command) -> list[Any]:
         """Several commands on keys of one slot, all or none."""
-        return await self._run(commands, transaction=True)
+        return _raise_first(await self._send(commands, transaction=True)) if commands else []
+
+    async def scan(self, pattern: str, count: int) -> AsyncIterator[list[bytes]]:
+        """All keys that match, some at a time; a key may come twice."""
+        batches = self._servers.scan(pattern, count)
+        while True:
+            async with self._guard(("SCAN",)):
+                names = await anext(batches, None)
+            if names is None:
+                return
+            yield names
 
     async def run_script(
         self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()
@@ -95,16 +131,16 @@ class GuardedRedis:
         ]
         for first in range(0, len(commands), _SCRIPTS_AT_ONCE):
             batch = commands[first : first + _SCRIPTS_AT_ONCE]
-            try:
-                await self.pipeline(*batch)
-            except NoScriptError:
-                # Not one of them has run then.
-                await self.execute("SCRIPT LOAD", script.text)
-                await self.pipeline(*batch)
+            replies = await self._replies(batch)
+            unknown = [isinstance(reply, NoScriptError) for reply in replies]
+            if any(unknown):  # and has not run there; at other servers it may have
+                missed = compress(batch, unknown)
+                await self.pipeline(*(("EVAL", script.text, *one[2:]) for one in missed))
+            _raise_first(list(compress(replies, (not one for one in unknown))))
 
     def pubsub(self) -> PubSub:
         """A subscription on a connection of its own, outside of the guard."""
-        return self._redis.pubsub()
+        return self._servers.pubsub()
 
     def add_listener(self, listener: Callable[[Change], None]) -> None:
         """Have `listener` called with every change that is written or heard of here."""
@@ -117,26 +153,52 @@ class GuardedRedis:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._redis.aclose()
+        await self._servers.close()
 
-    async def _run(self, commands: Sequence[Command], transaction: bool) -> list[Any]:
-        if not commands:
-            return []
-        async with self._guard(), self._redis.pipeline(transaction=transaction) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            replies: list[Any] = await pipeline.execute(raise_on_error=False)
+    async def _replies(self, commands: Sequence[Command]) -> list[Any]:
+        """Replies, and errors in the place of some; each server is asked by itself."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for number, command in enumerate(commands):
+            places[self._place_of(command)].append(number)
+        replies: list[Any] = [None] * len(commands)
+
+        async def ask(numbers: list[int]) -> None:
+            some = [commands[number] for number in numbers]
+            try:
+                found = await self._send(some, transaction=False)
+            except StoreUnavailable as error:
+                found = [error] * len(some)
+            for number, reply in zip(numbers, found, strict=True):
+                replies[number] = reply
+
+        await asyncio.gather(*map(ask, places.values()))
+        return replies
+
+    async def _send(self, commands: Sequence[Command], transaction: bool) -> list[Any]:
+        """The replies of one server. An error says something of the server, or of a command."""
+        async with self._guard(commands[0]):
+            async with self._servers.pipeline(transaction=transaction) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                replies: list[Any] = await pipeline.execute(raise_on_error=False)
             for reply in replies:
-                if isinstance(reply, Exception):
+                if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
                     raise reply
             return replies
 
+    def _place_of(self, command: Command) -> str:
+        try:
+            return self._servers.place_of(command)
+        except RedisClusterException as error:
+            raise StoreUnavailable(f"Redis Cluster: {error}") from error
+
     @contextlib.asynccontextmanager
-    async def _guard(self) -> AsyncIterator[None]:
-        self._fail_fast()
+    async def _guard(self, command: Command) -> AsyncIterator[None]:
+        place = self._place_of(command)
+        self._fail_fast(place)
         await self._wait_for_turn()
         try:
-            with self._watched():
+            with self._watched(place):
                 async with asyncio.timeout(self._timeout_seconds):
                     yield
         finally:
@@ -152,24 +214,24 @@ class GuardedRedis:
         except TimeoutError:
             raise StoreUnavailable("too many calls wait for Redis") from None
 
-    def _fail_fast(self) -> None:
-        if self._open_until is not None and time.monotonic() < self._open_until:
+    def _fail_fast(self, place: str) -> None:
+        if time.monotonic() < self._open_until.get(place, 0.0):
             raise StoreUnavailable("Redis did not answer a moment ago")
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        self._fail_fast()  # others may have failed while this call waited
-        if self._open_until is not None:
+    def _watched(self, place: str) -> Iterator[None]:
+        self._fail_fast(place)  # others may have failed while this call waited
+        if place in self._open_until:
             # This call is the probe; others keep failing fast while it is under way.
-            self._open_until = time.monotonic() + self._timeout_seconds
+            self._open_until[place] = time.monotonic() + self._timeout_seconds
         try:
             with heeding_cancellation():
                 yield
         except UNREACHABLE as error:
-            self._open_until = time.monotonic() + _COOL_DOWN_SECONDS
+            self._open_until[place] = time.monotonic() + _COOL_DOWN_SECONDS
             raise StoreUnavailable(f"Redis does not answer: {str(error) or 'timeout'}") from error
         except ResponseError as error:
-            self._open_until = None
+            self._open_until.pop(place, None)
             code = error_code(error)
             if code in _OUR_FAULT:
                 raise
@@ -177,7 +239,15 @@ class GuardedRedis:
                 raise StoreFull(f"Redis has no memory left: {error}") from error
             raise StoreUnavailable(f"Redis refuses: {error}") from error
         else:
-            self._open_until = None
+            self._open_until.pop(place, None)
+
+
+def _raise_first(replies: list[Any]) -> list[Any]:
+    """The replies, none of which is an error."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def error_code(error: ResponseError) -> str:
@@ -207,22 +277,16 @@ def heeding_cancellation() -> Iterator[None]:
 async def open_redis(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> GuardedRedis:
     """Connect to `redis://`, `rediss://` or `unix://` and check that the server will do.
 
-    Raises `InvalidField` for a malformed URL, `StoreUnavailable` when nothing answers there,
+    With `redis+cluster://` or `rediss+cluster://` it is any server of a Redis Cluster. Raises
+    `InvalidField` for a malformed URL, `StoreUnavailable` when nothing answers there,
     `StoreUnsupported` for anything older than Redis 7 or Valkey 8.
     """
     try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_CALLS + _MAX_SUBSCRIPTIONS,
-            timeout=timeout_seconds,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,  # a server without HELLO can then still say how old it is
+        redis = GuardedRedis(
+            connect(url, timeout_seconds, _MAX_CALLS + _MAX_SUBSCRIPTIONS), timeout_seconds
         )
-    except ValueError as error:
+    except (ValueError, RedisClusterException) as error:
         raise InvalidField("redis_url", str(error)) from None
-    redis = GuardedRedis(Redis.from_pool(pool), timeout_seconds)
     try:
         await _check_version(redis)
     except StoreUnavailable as error:

@@ -15,8 +15,9 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, redis_keys, usage
+from tenants import audit, redis_keys, slots, usage
 from tenants.at_rest.records import WrappedRecords, unless_altered
+from tenants.commits import absent, holds
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, StoreConflict
 from tenants.owners import clear_slot, list_records
@@ -30,7 +31,7 @@ from tenants.records import (
     is_id,
     with_new_secret,
 )
-from tenants.writes import Writes, absent, holds, until_committed
+from tenants.writes import Writes, until_committed
 
 
 class ShareGroups:
@@ -170,6 +171,7 @@ class ShareGroups:
             if is_id(group_id) and await self._redis.execute(
                 "EXISTS", redis_keys.deleting(f"@{group_id}")
             ):
+                await slots.finish(self._redis, f"@{group_id}")
                 return True
             raise
         members = await self.members(group_id)

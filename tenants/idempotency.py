@@ -65,6 +65,7 @@ class Attempt(msgspec.Struct, frozen=True):
         return guarding(
             (("GETRANGE", self.record, 0, _HEAD_BYTES - 1), self.head),
             ("SET", self.record, self.head + _MADE, "EX", KEPT_SECONDS),
+            ("SET", self.record, self.head, "EX", IN_PROGRESS_SECONDS),
         )
 
 
@@ -121,10 +122,7 @@ class Idempotency:
         names = [known.name(actor, key) for known in self._secrets]
         head = newest.digest(fingerprint) + secrets.token_bytes(_ATTEMPT_BYTES)
         attempt = Attempt(names[0], head)
-        first, *records = await self._redis.transaction(
-            ("SET", names[0], head, "NX", "EX", IN_PROGRESS_SECONDS),
-            *(("GET", name) for name in names),
-        )
+        first, records = await self._claim(names, head)
         if first:
             records[0] = None
         for known, name, kept in zip(self._secrets, names, records, strict=True):
@@ -133,6 +131,20 @@ class Idempotency:
                     await self.abandon(attempt)
                 return known.answer(name, fingerprint, kept)
         return attempt
+
+    async def _claim(self, names: list[str], head: bytes) -> tuple[bool, list[bytes | None]]:
+        """Whether there was no record under the first name, where ours is now; and all there are.
+
+        In a Redis Cluster the others are read behind that, since they lie in other slots: of two
+        attempts at once under two peppers each may then find the other, and neither goes on.
+        """
+        claim = ("SET", names[0], head, "NX", "EX", IN_PROGRESS_SECONDS)
+        reads = [("GET", name) for name in names]
+        if self._redis.is_cluster:
+            first, own = await self._redis.transaction(claim, reads[0])
+            return bool(first), [own, *await self._redis.pipeline(*reads[1:])]
+        first, *records = await self._redis.transaction(claim, *reads)
+        return bool(first), records
 
     async def finish(self, attempt: Attempt, answer: bytes) -> None:
         """Keep the answer of a write for a day."""

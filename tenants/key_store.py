@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, key_format, pepper_record, redis_keys
+from tenants import audit, key_format, pepper_record, redis_keys, slots
 from tenants.at_rest.records import WrappedRecords
 from tenants.cache import ReadThroughCache
+from tenants.commits import exists, holds
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
@@ -23,7 +24,7 @@ from tenants.errors import (
 )
 from tenants.pepper import Peppers
 from tenants.records import ApiKey, Change, Principal, Tenant, check_name, is_id
-from tenants.writes import Writes, commit_if, exists, holds, until_committed
+from tenants.writes import Writes, until_committed
 
 CACHE_SECONDS = 5.0
 STALE_SECONDS = 3600.0
@@ -289,7 +290,7 @@ class KeyStore:
             new = replace(key, digest=digest, pepper_id=key_format.pepper_id(newest))
             edited = [new if one.id == key.id else one for one in keys]
             name = redis_keys.keys(key.tenant_id)
-            committed = await commit_if(
+            committed = await slots.commit(
                 self._redis,
                 [holds(name, blob)],
                 [

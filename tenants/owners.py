@@ -62,13 +62,7 @@ async def clear_slot(redis: GuardedRedis, owner: str, keep: frozenset[str]) -> N
     Whatever was there when the owner's `meta` went is seen by one full scan.
     """
     kept = {key.encode() for key in keep}
-    cursor = b"0"
-    while True:
-        cursor, names = await redis.execute(
-            "SCAN", cursor, "MATCH", redis_keys.everything_of(owner), "COUNT", _SCAN_COUNT
-        )
+    async for names in redis.scan(redis_keys.everything_of(owner), _SCAN_COUNT):
         doomed = [name for name in names if name not in kept]
         if doomed:
             await redis.execute("UNLINK", *doomed)
-        if int(cursor) == 0:
-            return

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tenants import redis_keys
+from tenants.commits import commit_if, holds
 from tenants.connection import GuardedRedis
 from tenants.errors import PepperMismatch
 from tenants.pepper import Peppers
-from tenants.writes import commit_if, holds, until_committed
+from tenants.writes import until_committed
 
 _FINGERPRINT_BYTES = 32
 

@@ -9,9 +9,9 @@ import msgspec
 from tenants import redis_keys
 from tenants.at_rest.contents import decoded
 from tenants.at_rest.keyring import Keyring, Namespace
+from tenants.commits import commit_if, field_holds
 from tenants.connection import Command, GuardedRedis
 from tenants.owners import not_found
-from tenants.writes import commit_if, field_holds
 
 
 class PromptText(msgspec.Struct, frozen=True):

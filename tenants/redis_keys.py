@@ -4,8 +4,8 @@
 one of them lies in one slot of a cluster, and scripts on the way of a request stay within it.
 
 An operator's write is the exception. It puts its line into the one audit stream, and with it the
-list of tenants and the look-up of keys are written in the same script: on one server (which may
-have replicas) that is atomic, and over several the line could not be.
+list of tenants and the look-up of keys are written. On one server that is one script; over several
+it is a step for each slot, see `tenants.slots`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ GROUPS = "pw:groups"
 AUDIT = "pw:audit"
 """Stream: every write of an operator, see `tenants.audit`."""
 
+UNFINISHED = "pw:unfinished"
+"""Sorted set: `owner write` of the writes under way in a Redis Cluster, by when they began."""
 
 OUTBOX_DUE = "pw:outbox:{all}:due"
 """Sorted set: ids of messages that are to be delivered, by when to try."""
@@ -72,6 +74,17 @@ def meta(owner: str) -> str:
 def deleting(owner: str) -> str:
     """String: what was `meta`, until the rest of a deleted owner is gone."""
     return f"pw:{{{owner}}}:deleting"
+
+
+def unfinished(owner: str) -> str:
+    """Hash: ids of writes to the commands in other slots that they still have to run."""
+    return f"pw:{{{owner}}}:unfinished"
+
+
+def step(key: str, write_id: str) -> str:
+    """String with expiry, in the slot of `key`: that a write has run its commands there."""
+    tag = re.search(r"\{([^}]+)\}", key)
+    return f"pw:step:{{{key if tag is None else tag[1]}}}:{write_id}"
 
 
 def keys(tenant_id: str) -> str:

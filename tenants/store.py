@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, changes, redis_keys, usage
+from tenants import audit, changes, redis_keys, slots, usage
 from tenants.at_rest.records import unless_altered
+from tenants.commits import Check, absent, exists, holds
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
@@ -39,7 +40,7 @@ from tenants.records import (
     with_new_secret,
 )
 from tenants.usage import DayUsage
-from tenants.writes import Check, absent, exists, holds, until_committed
+from tenants.writes import until_committed
 
 __all__ = ["CACHE_SECONDS", "STALE_SECONDS", "StoreUnavailable", "TenantStore"]
 
@@ -250,6 +251,7 @@ class TenantStore(KeyStore):
         except TenantNotFound:
             if not is_id(tenant_id) or not await self._redis.execute("EXISTS", deleting):
                 raise
+            await slots.finish(self._redis, tenant_id)
             # Cut off before: whoever missed the notice hears it now.
             await self._redis.execute(*changes.publication(change))
             self._redis.notify(change)

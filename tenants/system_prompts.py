@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tenants import audit, redis_keys
 from tenants.at_rest.keyring import Keyring
 from tenants.cache import ReadThroughCache
+from tenants.commits import exists, field_holds
 from tenants.connection import Command, GuardedRedis, Script
 from tenants.errors import InvalidField, PromptNotFound
 from tenants.key_store import CACHE_SECONDS, STALE_SECONDS
@@ -29,7 +30,7 @@ from tenants.records import (
     is_owner,
     is_prompt_name,
 )
-from tenants.writes import Writes, exists, field_holds, until_committed
+from tenants.writes import Writes, until_committed
 
 MAX_TEXT_BYTES = 1 << 20
 _VERSION = re.compile(r"[1-9][0-9]{0,14}")

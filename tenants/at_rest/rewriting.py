@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.sealer import HEAD_BYTES, is_sealed
+from tenants.commits import Check, commit_if
 from tenants.connection import GuardedRedis
-from tenants.writes import Check, commit_if
 
 
 async def rewrite(

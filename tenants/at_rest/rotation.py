@@ -18,13 +18,13 @@ from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.records import WrappedRecords
 from tenants.at_rest.rewriting import rewrite
 from tenants.at_rest.sealer import HEAD_BYTES
+from tenants.commits import commit_if, holds
 from tenants.connection import GuardedRedis
 from tenants.errors import SealBroken, StoreUnavailable, TenantNotFound
 from tenants.pepper import Peppers
 from tenants.store import TenantStore
 from tenants.stored_objects import REVISION_BYTES
 from tenants.system_prompts import SystemPrompts
-from tenants.writes import commit_if, holds
 
 SETTLE_SECONDS = 60.0
 """By then no service uses a former namespace secret for anything new."""
@@ -79,14 +79,8 @@ class Rotation:
         begun, left = time.time(), Left()
         await pepper_record.lead(self._redis, self._peppers)
         with_former: list[str] = []
-        cursor = b"0"
-        while True:
-            cursor, names = await self._redis.execute(
-                "SCAN", cursor, "MATCH", redis_keys.EVERY_OWNERS, "COUNT", _SCAN_COUNT
-            )
+        async for names in self._redis.scan(redis_keys.EVERY_OWNERS, _SCAN_COUNT):
             with_former += await self._rewrite_all([name.decode() for name in names], left)
-            if int(cursor) == 0:
-                break
         for owner in sorted(set(with_former)):
             if not await self._drop_former(owner, begun - SETTLE_SECONDS):
                 left.former_secrets.append(owner)
@@ -184,7 +178,7 @@ class Rotation:
 
     async def _compact_log(self) -> None:
         """Have an append-only file be written anew, which holds what was overwritten until then."""
-        info = await self._redis.execute("INFO", "persistence")
-        if info.get("aof_enabled"):
+        infos = await self._redis.execute_on_each("INFO", "persistence")
+        if any(info.get("aof_enabled") for info in infos):
             with contextlib.suppress(ResponseError, StoreUnavailable):  # one may be under way
-                await self._redis.execute("BGREWRITEAOF")
+                await self._redis.execute_on_each("BGREWRITEAOF")

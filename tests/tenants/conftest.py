@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import redis
 from msgspec.structs import replace
+from redis.cluster import RedisCluster
 
 from tenants.at_rest.keyring import Keyring
 from tenants.audit import Audit
@@ -44,10 +45,17 @@ def redis_url() -> Iterator[str]:
         server.kill()
 
 
+def plain_client(url: str) -> redis.Redis:
+    """For tests, the client of a cluster is as that of a server."""
+    if "+cluster://" in url:
+        return RedisCluster.from_url(url.replace("+cluster", ""))  # type: ignore[return-value]
+    return redis.Redis.from_url(url)
+
+
 @pytest.fixture
 def raw(redis_url: str) -> Iterator[redis.Redis]:
     """A plain client, to see what is really in there; each test starts with an empty store."""
-    with redis.Redis.from_url(redis_url) as client:
+    with plain_client(redis_url) as client:
         for key in client.scan_iter("pw:*"):
             client.delete(key)
         yield client

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.admin.mount import ENDPOINTS
-from tenants import writes
+from tenants import commits
 from tenants.connection import Script
 from tenants.errors import StoreUnavailable
 from tests.app.admin.problem import fields, problem
@@ -68,7 +68,7 @@ async def test_a_write_whose_reply_timed_out_is_not_made_again_under_its_key(
 
     async def lost(script: Script, *arguments: Any) -> Any:
         reply = await real(script, *arguments)
-        if lose and script is writes._COMMIT:
+        if lose and script is commits._COMMIT:
             raise StoreUnavailable("timeout")
         return reply
 
@@ -90,7 +90,7 @@ async def test_a_deletion_that_was_cut_off_goes_on_under_its_key(
 
     async def lost(script: Script, *arguments: Any) -> Any:
         reply = await real(script, *arguments)
-        if script is writes._COMMIT:
+        if script is commits._COMMIT:
             raise StoreUnavailable("timeout")
         return reply
 
