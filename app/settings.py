@@ -255,7 +255,11 @@ class Settings(BaseSettings):
     )
     output_token_price: Price = Field(2.0, description="What an output token counts.")
 
-    redis_url: str | None = Field(None, description="Redis or Valkey to use, not the embedded one.")
+    redis_url: str | None = Field(
+        None,
+        description="Redis or Valkey to use, not the embedded one; of a Redis Cluster any server, "
+        "as redis+cluster://HOST:PORT.",
+    )
     redis_password_file: Location | None = Field(
         None, description="File that holds the password for redis_url."
     )
