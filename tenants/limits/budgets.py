@@ -210,7 +210,9 @@ class Budgets:
             "currency": prices.currency,
         }
         event = {"type": "budget.reached", "timestamp": f"{now:%Y-%m-%dT%H:%M:%SZ}", "data": data}
-        name = f"budget-{tenant.id}-{now:%Y-%m}-{threshold}-{micros}"
+        # A receiver knows messages by their names: a deleted tenant's are another one's.
+        whose = f"{tenant.id}-{tenant.created_at:.0f}"
+        name = f"budget-{whose}-{now:%Y-%m}-{threshold}-{micros}"
         told, field = redis_keys.budget_told(tenant.id), f"{now:%Y-%m}:{threshold}"
         try:
             if await self._outbox.put(name, msgspec.json.encode(event)):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
+from tenants import redis_keys
 from tenants.limits import budgets as module
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Limiter
@@ -104,10 +105,16 @@ async def test_a_budget_counts_as_told_only_once_there_was_room_for_the_message(
     await refused(process, tenant, 1001)
     message = await outbox.take()
     assert message is not None
-    assert message.id == "budget-acme-2026-11-hard-1"
+    assert message.id == f"budget-acme-{tenant.created_at:.0f}-2026-11-hard-1"
     await outbox.done(message.id)
     await refused(process, tenant, 1001)
     assert await outbox.take() is None
+    new = replace(tenant, created_at=tenant.created_at + 1)
+    await room.redis.execute("DEL", redis_keys.budget_told("acme"))  # as deleting the tenant does
+    await refused(process, new, 1001)
+    other = await outbox.take()
+    assert other is not None
+    assert other.id != message.id
 
 
 async def test_the_part_of_a_groups_prompts_counts(room: Room, clock: Clock) -> None:
