@@ -33,6 +33,7 @@ _MODULES = {
     "gpu": "bench.engine.gpu",
     "routing": "bench.cluster.routing",
     "scale": "bench.cluster.scale",
+    "cluster": "bench.cluster.replicas",
     "peers": "bench.service.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
