@@ -129,7 +129,8 @@ class ClusterEngine:
 
     async def close(self) -> None:
         """See `EngineClient.close`."""
-        self._unwatch()
+        unwatch, self._unwatch = self._unwatch, lambda: None
+        unwatch()
         for run in self._runs.values():
             run.stream.end("aborted")
         await self._fleet.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -37,8 +38,8 @@ PROJECT = Path(__file__).parents[3]
 CONFIG = {"device": "cpu", "dtype": "float32", "kv_memory_bytes": 8 << 20, "threads": 1}
 
 
-def wanted(folder: Path) -> Deployment:
-    """Two replicas of a model."""
+def wanted(folder: Path, address: str | None = None) -> Deployment:
+    """Three replicas of a model."""
     from app.cluster.deployment import Deployment
     from app.cluster.replica import ReplicaOptions
 
@@ -50,10 +51,10 @@ def wanted(folder: Path) -> Deployment:
     )
     return Deployment(
         options=options,
-        num_replicas=2,
+        num_replicas=3,
         cpus=0.5,
         gpus=0,
-        address=None,
+        address=address,
         environment=ENVIRONMENT | {"PYTHONPATH": str(PROJECT)},
         drain_seconds=5,
     )
@@ -75,7 +76,7 @@ async def engine(model: Path) -> AsyncIterator[ClusterEngine]:
 
     engine = ClusterEngine(Cluster(wanted(model)), ready_seconds=300)
     await engine.start()
-    await eventually(lambda: engine.num_ready == 2)
+    await eventually(lambda: engine.num_ready == 3)
     yield engine
     await engine.close()
 
@@ -107,9 +108,9 @@ async def run(engine: Any, request: EngineRequest, heard: list[TokenDelta]) -> O
 
 def requests(label: str) -> list[EngineRequest]:
     """Greedy ones, and seeded ones of several sequences."""
-    greedy = [make_request(f"{label}-g{i}", [5, 6, 7, 8, 9 + i], 100) for i in range(12)]
+    greedy = [make_request(f"{label}-g{i}", [5, 6, 7, 8, 9 + i], 100) for i in range(48)]
     sampled = []
-    for i in range(4):
+    for i in range(16):
         one = make_request(f"{label}-s{i}", [5, 6, 7, 8, 9 + i], 60)
         sampling = structs.replace(one.sampling, temperature=1.0, seed=i + 1)
         sampled.append(structs.replace(one, num_sequences=3, sampling=sampling))
@@ -123,7 +124,7 @@ async def run_all(
     heard: list[TokenDelta] = []
     tasks = [asyncio.create_task(run(engine, one, heard)) for one in requests(label)]
     if disturb is not None:
-        await eventually(lambda: len(heard) > 200)
+        await eventually(lambda: len(heard) > 800)
         assert not all(task.done() for task in tasks)
         result = disturb()
         if asyncio.iscoroutine(result):
@@ -174,7 +175,7 @@ async def test_a_killed_replicas_streams_go_on_at_another(
         os.kill(processes("ServeReplica:partywall")[0].pid, signal.SIGKILL)
 
     assert await run_all(engine, "killed", kill) == undisturbed
-    await eventually(lambda: engine.num_ready == 2)
+    await eventually(lambda: engine.num_ready == 3)
     await is_empty(engine)
 
 
@@ -204,7 +205,7 @@ async def test_an_update_rolls_through_under_streams(
         await asyncio.to_thread(update.deploy)
 
     assert await run_all(engine, "updated", roll) == undisturbed
-    await eventually(lambda: engine.num_ready == 2)
+    await eventually(lambda: engine.num_ready == 3)
     await is_empty(engine)
 
 
@@ -276,3 +277,47 @@ async def test_a_second_door_joins_what_is_there(engine: ClusterEngine, model: P
     )
     await second.close()
     assert {one.pid for one in processes("partywall-replica-")} == before
+
+
+DOOR = """
+import asyncio, sys
+from pathlib import Path
+
+from app.cluster.client import ClusterEngine
+from app.cluster.deployment import Cluster
+from tests.app.cluster.test_cluster import wanted
+from tests.engine.simulation import make_request
+
+
+async def main() -> None:
+    engine = ClusterEngine(Cluster(wanted(Path(sys.argv[1]), sys.argv[2])), ready_seconds=60)
+    await engine.start()
+    await asyncio.gather(*(one(engine, number) for number in range(256)))
+
+
+async def one(engine: ClusterEngine, number: int) -> None:
+    async for delta in engine.generate(make_request(f"door{number}", [5, 6, number], 500)):
+        print("begun", flush=True)
+
+
+asyncio.run(main())
+"""
+
+
+async def test_a_door_that_dies_leaves_no_blocks_behind(engine: ClusterEngine, model: Path) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    await is_empty(engine)
+    door = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", DOOR, str(model), address),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+    )
+    assert door.stdout is not None
+    assert (await door.stdout.readline()).strip() == b"begun"
+    assert (await engine.stats()).running
+    door.kill()
+    await door.communicate()
+    await is_empty(engine)
