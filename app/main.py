@@ -178,9 +178,8 @@ async def run_service(
 
     `progress` is told what the start is doing, `welcome` what an operator needs once requests are
     served. Raises `OSError` for an address that cannot be bound, `ValueError` for a place that
-    cannot be used, `EngineError` for a model that
-    cannot be served, `StoreUnavailable` for a store that does not answer, and `CancelledError` when
-    it is stopped before it is ready.
+    cannot be used, `EngineError` for a model that cannot be served, `StoreUnavailable` for a store
+    that does not answer, and `CancelledError` when it is stopped before it is ready.
     """
     async with contextlib.AsyncExitStack() as stack:
         end = stack.enter_context(_cancelled_by_signals())

@@ -55,11 +55,16 @@ def load_or_create_pepper(data_dir: Path, override_file: Path | None = None) -> 
     """
     if override_file is not None:
         return _read(override_file)
-    path = data_dir / _FILE_NAME
+    path = pepper_path(data_dir)
     if not path.exists():
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _create(path)
     return _read(path)
+
+
+def pepper_path(data_dir: Path) -> Path:
+    """Where the one that was made on first use is."""
+    return data_dir / _FILE_NAME
 
 
 def _create(path: Path) -> None:

@@ -50,14 +50,14 @@ def load_admin_token(data_dir: Path, token_file: Path | None) -> AdminToken:
     """The tokens in `token_file` if one is given, else the one of `data_dir`, made on first use.
 
     Raises `ValueError` for a given token that is too short to be safe, a line that is none, and a
-    file without any, and `OSError`.
+    file without any or with no digest, and `OSError`.
     """
     if token_file is not None:
         lines = [line.split() for line in token_file.read_text().splitlines() if line.strip()]
         return AdminToken(dict(map(_parse, lines or [[]])))
     path = token_path(data_dir)
     if path.exists():
-        return AdminToken({bytes.fromhex(path.read_text().strip()): DEFAULT_HOLDER})
+        return AdminToken({_read_digest(path): DEFAULT_HOLDER})
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     write_private(path, _digest(token).hex() + "\n")
     return AdminToken.of(token, created=token)
@@ -80,6 +80,18 @@ def write_private(path: Path, text: str) -> None:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def _read_digest(path: Path) -> bytes:
+    try:
+        digest = bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ValueError(
+            f"{path} is no digest of a token; delete it, and start again for a new one"
+        )
+    return digest
 
 
 def _digest(token: str) -> bytes:

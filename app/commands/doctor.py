@@ -72,5 +72,6 @@ def _verdict(found: Sequence[Check]) -> str:
     warnings = sum(check.grade == "warn" for check in found)
     if not fails + warnings:
         return "nothing is wrong"
-    would = "a service would not start" if fails else "a service would start"
-    return f"{would}: {fails} to mend, {warnings} to know of"
+    if not fails:
+        return f"nothing to mend, {warnings} to know of"
+    return f"a service would not start: {fails} to mend, {warnings} to know of"

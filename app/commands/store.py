@@ -13,6 +13,7 @@ import typer
 
 from app.commands.errors import CommandError
 from app.settings import Settings, SettingsError, load_settings, option_name
+from engine.model.weights import in_a_line
 
 if TYPE_CHECKING:
     from app.stores import Stores
@@ -40,7 +41,9 @@ def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Res
 
     try:
         return asyncio.run(run())
-    except (StoreError, OSError) as error:
+    except OSError as error:
+        raise CommandError(in_a_line(error)) from error
+    except StoreError as error:
         raise CommandError(str(error)) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.admin.token import load_admin_token, token_path
 from app.doctor.check import Check
 from app.doctor.machine import check_machine
 from app.doctor.model import check_models
@@ -13,8 +14,11 @@ from app.doctor.places import check_disk, check_places
 from app.doctor.store import check_store
 from app.doctor.system import check_clock, check_environment
 from app.main import engine_config, service_prices, service_webhook
+from app.setting_kinds import paths
 from app.settings import Settings
 from engine.model.machine import Machine, examine
+from tenants.errors import InvalidField
+from tenants.pepper import load_peppers, pepper_path
 
 
 def machine_of(settings: Settings) -> Machine:
@@ -45,3 +49,16 @@ def _given_files(settings: Settings) -> Iterator[Check]:
         service_webhook(settings)
     except (OSError, ValueError) as error:
         yield Check("given files", "fail", str(error), "correct that file")
+    try:
+        _read_secrets(settings)
+    except (InvalidField, OSError, ValueError) as error:
+        yield Check("secrets", "fail", str(error), "have the original files back")
+
+
+def _read_secrets(settings: Settings) -> None:
+    """Those that are there; a start would make the others."""
+    data_dir, given = settings.data_dir, settings.pepper_file
+    if given is not None or pepper_path(data_dir).exists():
+        load_peppers(data_dir, given, paths(settings.other_pepper_files))
+    if settings.admin_token_file is not None or token_path(data_dir).exists():
+        load_admin_token(data_dir, settings.admin_token_file)

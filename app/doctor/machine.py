@@ -94,17 +94,19 @@ def _memory(machine: Machine, settings: Settings) -> Check:
     weights = _weights_bytes(settings.model)
     if settings.draft_model is not None:
         weights = (weights or 0) + (_weights_bytes(settings.draft_model) or 0)
-    needed = kv + host + (weights or 0) + BESIDE_BYTES
+    replicas = settings.replicas if settings.ray_address is None else 1
+    needed = replicas * (kv + host + (weights or 0) + BESIDE_BYTES)
     may_take = f"{machine.available_bytes // _MIB} MiB of memory may be taken"
     if needed <= machine.available_bytes:
         return Check("memory", "ok", f"{may_take}, {needed // _MIB} MiB are needed at least")
     parts = "" if weights is None else f"weights {weights // _MIB} MiB, "
     parts += f"host memory {host // _MIB} MiB, " if host else ""
+    each = f"for each of {replicas} replicas, " if replicas > 1 else ""
     return Check(
         "memory",
         "warn",
         f"{may_take}; {parts}KV cache {kv // _MIB} MiB and what runs beside them, "
-        f"{BESIDE_BYTES // _MIB} MiB, need {needed // _MIB} MiB",
+        f"{BESIDE_BYTES // _MIB} MiB, {each}need {needed // _MIB} MiB",
         f"free memory, raise the container's limit, or lower {option_name('kv_memory')}; a service "
         "that runs here already has its part of it",
     )

@@ -42,8 +42,8 @@ def _model(part: str, field: str, model: str) -> Check:
 
 def _problem(found: Path) -> str:
     """Why a file, or a folder, cannot be read as a model; empty where it can."""
-    files = [found] if found.is_file() else sorted(found.glob("*.safetensors"))
-    if not files and not (found / "weights.gguf").exists():
+    files = [found] if found.is_file() else [*found.glob("*.safetensors"), *found.glob("*.bin")]
+    if not files:
         return f"there are no weights (*.safetensors) in {found}"
     for file in files:
         if not os.access(file, os.R_OK):

@@ -26,7 +26,7 @@ def _address(part: str, host: str, port: int, uses_tls: bool) -> Check:
             what = f"Partywall {version} serves on {host} port {port} already"
             return Check(part, "warn", what, "stop it before another one is started there")
         return Check(part, "fail", error.what, error.remedy)
-    return Check(part, "ok", f"{host} port {port or 'of those that are free'} can be had")
+    return Check(part, "ok", f"{host} port {port} can be had" if port else f"a free one of {host}")
 
 
 def _partywall_at(host: str, port: int, uses_tls: bool) -> str | None:

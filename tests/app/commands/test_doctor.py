@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from app.commands.program import app
@@ -60,3 +61,13 @@ def test_prices_that_cannot_be_read_fail(tmp_path: Path) -> None:
     status, text = run("--price-file", str(prices), folder=tmp_path)
     assert status == 1
     assert "price_file" in text
+
+
+@pytest.mark.parametrize("name", ["pepper", "admin-token.sha256"])
+def test_secrets_that_a_start_could_not_read_fail(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("junk")
+    status, text = run("--json", folder=tmp_path)
+    assert status == 1
+    (check,) = [check for check in json.loads(text)["checks"] if check["grade"] == "fail"]
+    assert check["part"] == "secrets"
+    assert name in check["what"]

@@ -82,6 +82,10 @@ def test_memory_that_does_not_fit_is_a_warning() -> None:
     assert "KV cache 9216 MiB" in check.what
     (check,) = wrong(host_memory="9GiB")
     assert "host memory 9216 MiB" in check.what
+    beside = {"cluster": True, "kept_disk": 0, "replicas": 9, "kv_memory": "1GiB"}
+    (check,) = wrong(**beside)
+    assert "for each of 9 replicas" in check.what
+    assert wrong(**beside, ray_address="10.0.0.1:6379") == [], "they are elsewhere"
 
 
 def test_the_size_of_given_weights_counts(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_weights_are_looked_at_where_they_lie(tmp_path: Path) -> None:
     assert model(tmp_path / "nothing").grade == "fail"
     (tmp_path / "config.json").write_text("{}")
     assert "no weights" in model(tmp_path).what
+    (tmp_path / "pytorch_model.bin").touch()
+    assert model(tmp_path).grade == "ok"
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     assert "model.safetensors cannot be read" in model(tmp_path).what
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
