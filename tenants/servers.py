@@ -17,7 +17,9 @@ Command = tuple[Argument, ...]
 
 _CLUSTER_SCHEMES: Final = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 _SCRIPTS: Final = ("EVAL", "EVALSHA")
-_KEYLESS: Final = frozenset({"BGREWRITEAOF", "ECHO", "INFO", "PING", "PUBLISH", "PUBSUB", "SCAN"})
+_KEYLESS: Final = frozenset(
+    {"BGREWRITEAOF", "CONFIG GET", "ECHO", "INFO", "PING", "PUBLISH", "PUBSUB", "SCAN", "TIME"}
+)
 
 
 def key_of(command: Command) -> str | None:

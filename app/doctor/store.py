@@ -160,16 +160,16 @@ def _clock(ahead: float) -> Check:
 
 
 async def _ask(url: str) -> StoreState:
-    """Raises `StoreError` for a Redis that cannot be used."""
+    """Of the first server, where it is a cluster. Raises `StoreError` for one of no use."""
     redis = await open_redis(url)
     try:
         taken = []
         for _ in range(_ROUND_TRIPS):
             start = time.perf_counter()
-            seconds, microseconds = await redis.execute("TIME")
+            (seconds, microseconds), *_ = await redis.execute_on_each("TIME")
             taken.append((time.perf_counter() - start) * 1000)
         ahead = int(seconds) + int(microseconds) / 1e6 - time.time()
-        info = await redis.execute("INFO")
+        info, *_ = await redis.execute_on_each("INFO")
         snapshots = await _snapshots(redis)
     finally:
         await redis.close()
@@ -181,7 +181,7 @@ async def _snapshots(redis: GuardedRedis) -> str | None:
     from redis.exceptions import RedisError
 
     try:
-        reply = await redis.execute("CONFIG GET", "save")
+        reply, *_ = await redis.execute_on_each("CONFIG GET", "save")
     except (StoreError, RedisError):
         return None
     found: str | None = reply.get("save") if isinstance(reply, dict) else None

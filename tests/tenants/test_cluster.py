@@ -12,6 +12,8 @@ import pytest
 import redis
 from msgspec.structs import replace
 
+from app.doctor.store import check_store
+from app.settings import Settings
 from tenants import redis_keys, slots
 from tenants.connection import Script, open_redis
 from tenants.errors import (
@@ -231,3 +233,11 @@ async def test_a_cluster_that_is_not_there_is_an_error_without_the_password() ->
     assert "hunter2" not in str(caught.value)
     with pytest.raises(InvalidField, match="redis_url"):
         await open_redis("redis+cluster://host/1")
+
+
+async def test_a_look_at_what_redis_tells_of_itself_asks_a_server_of_the_cluster(
+    redis_url: str,
+) -> None:
+    first, *others = await check_store(Settings(redis_url=redis_url))
+    assert (first.part, first.grade) == ("Redis", "ok")
+    assert [check.part for check in others] == ["Redis memory", "Redis files", "Redis clock"]
