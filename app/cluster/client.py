@@ -204,9 +204,12 @@ class ClusterEngine:
         return structs.replace(page, next=following)
 
     async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`: the sums of all replicas'."""
+        """See `EngineClient.stats`: the sums of all replicas', and of what leases have cost what
+        this door is to book.
+        """
         answers = await self._ask_all(Probe(0))
-        return sum_of([answer.stats for answer in answers if isinstance(answer, ProbeReply)])
+        total = sum_of([answer.stats for answer in answers if isinstance(answer, ProbeReply)])
+        return structs.replace(total, tenants=self._fleet.ledger.booked(total.tenants))
 
     async def _generate(
         self, request: EngineRequest, to: Replica | None = None

@@ -11,11 +11,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from app.cluster.index import PrefixIndex
+from app.cluster.ledger import LeaseLedger
 from app.cluster.link import Link
-from app.cluster.messages import Blocks, ToDoor
+from app.cluster.messages import Blocks, State, ToDoor
 from app.cluster.routing import ReplicaLoad, Router
 from engine.api import EngineInfo, EngineRequest, EngineStats
-from engine.serve.messages import Deltas, ProbeReply, Ready, Submit
+from engine.serve.messages import Deltas, Ready, Submit
 from engine.serve.running_stream import RunningStream
 
 _FIRST_TOKENS_PER_S: Final = 1000.0
@@ -78,6 +79,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
         self._num_links = 0
+        self.ledger = LeaseLedger()
         self._index = PrefixIndex()
         self._router: Router | None = None
         self._homes: OrderedDict[str, int] = OrderedDict()
@@ -169,8 +171,9 @@ class Fleet:
                         run.stream.push(delta)
                         if run.stream.has_ended:
                             self.leave(run)
-            case ProbeReply(_, stats):
+            case State(stats, books):
                 replica.stats, replica.said_at = stats, self._loop.time()
+                self.ledger.observe(link.number, stats.tenants, books=books)
             case Blocks(stored, removed, cleared):
                 if cleared:
                     self._index.cleared(link.number)
@@ -186,6 +189,7 @@ class Fleet:
     def _lose(self, replica: Replica, *, has_died: bool) -> None:
         """What it was computing is to go on elsewhere, and nothing is known to be there."""
         self._index.cleared(replica.link.number)
+        self.ledger.forget(replica.link.number)
         if self._router is not None:
             self._router.gone(replica.link.number)
         runs, replica.runs = list(replica.runs.values()), {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.api import EngineStats
 from engine.serve.messages import (
     AskChains,
     AskFates,
@@ -28,13 +29,20 @@ class Blocks(msgspec.Struct, frozen=True, tag=True):
     cleared: bool = False
 
 
+class State(msgspec.Struct, frozen=True, tag=True):
+    """How it goes, and whether it is this door that books what leases have cost since it said."""
+
+    stats: EngineStats
+    books: bool
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """There is nothing to say, but the replica lives."""
 
 
-ToDoor = Ready | Deltas | ProbeReply | Blocks | Beat
+ToDoor = Ready | Deltas | State | Blocks | Beat
 """`Ready` comes first, and once more for each engine that takes the place of a dead one; then
-`ProbeReply`, or `Beat` while there is none, twice a second."""
+`State`, or `Beat` while there is none, twice a second."""
 Question = Probe | AskFates | AskChains
 Answer = ProbeReply | FatesReply | ChainsReply
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from app.cluster.messages import (
     Answer,
     Beat,
     Blocks,
+    State,
     ToDoor,
     decode_question,
     decode_to_replica,
@@ -94,7 +95,7 @@ class EngineReplica:
         Raises `WrongReplica` if it is not `replica` that is called; and so does what follows.
         """
         self._expect(replica)
-        own = self._doors[door] = _Door(self._engine, self._events)
+        own = self._doors[door] = _Door(self._engine, self._events, lambda: self._books(door))
         try:
             own.put(Ready(self._engine.info))
             while own.is_heard_of:
@@ -116,6 +117,10 @@ class EngineReplica:
         """An `Answer` to a `Question`. Raises `EngineUnavailable`."""
         self._expect(replica)
         return encode(await self._answer(decode_question(question)))
+
+    def _books(self, door: str) -> bool:
+        """Whether it is the one that has been here longest: only one is to book leases."""
+        return next(iter(self._doors)) == door
 
     def _expect(self, replica: str) -> None:
         if replica != self._name:
@@ -143,8 +148,11 @@ class EngineReplica:
 class _Door:
     """A front door's requests, and what there is to tell it."""
 
-    def __init__(self, engine: ProcessEngine, events: tuple[str, str]) -> None:
+    def __init__(
+        self, engine: ProcessEngine, events: tuple[str, str], books: Callable[[], bool]
+    ) -> None:
         self._engine = engine
+        self._books = books
         self._loop = asyncio.get_running_loop()
         self._deltas: list[TokenDelta] = []
         self._others: list[ToDoor] = []
@@ -226,7 +234,7 @@ class _Door:
 
     async def _state(self) -> ToDoor:
         try:
-            return ProbeReply(0, await self._engine.stats())
+            return State(await self._engine.stats(), self._books())
         except EngineUnavailable:
             return Beat()
 

@@ -17,10 +17,8 @@ class LeaseBooking:
     def __init__(self, engine: EngineClient, booking: Booking) -> None:
         self._engine = engine
         self._booking = booking
-        self._starts = 0
         self._booked: dict[str, tuple[float, int]] = {}
-        """Of the engine that was started so many times: since when it counts for an owner, and
-        what of that is booked."""
+        """Since when the engine counts for an owner, and what of that is booked."""
 
     async def run(self) -> None:
         """Book until cancelled."""
@@ -31,9 +29,6 @@ class LeaseBooking:
 
     async def book(self) -> None:
         """Book the block-seconds that leases have lasted until now. Raises `EngineUnavailable`."""
-        starts = await self._engine.wait_started(0)
-        if starts != self._starts:
-            self._starts, self._booked = starts, {}
         tenants = (await self._engine.stats()).tenants
         booked, self._booked = self._booked, {}
         for owner, one in tenants.items():

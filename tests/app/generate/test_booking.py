@@ -109,9 +109,13 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
     await world.stores.groups.create("law")
     real = await engine.stats()
     counted: dict[str, float] = {}
+    since = 1.0
 
     async def stats() -> EngineStats:
-        tenants = {name: replace(IDLE, lease_block_seconds=one) for name, one in counted.items()}
+        tenants = {
+            name: replace(IDLE, lease_block_seconds=one, leases_since=since)
+            for name, one in counted.items()
+        }
         return replace(real, tenants=tenants)
 
     monkeypatch.setattr(engine, "stats", stats)
@@ -119,10 +123,7 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
     for counted["acme"], counted["@law"] in ((10.6, 0.0), (26.0, 100.0), (25.9, 100.0)):
         await booking.book()
 
-    async def started_again(starts: int) -> int:
-        return starts + 2
-
-    monkeypatch.setattr(engine, "wait_started", started_again)
+    since = 2.0  # a new engine
     counted["acme"], counted["@law"] = 30.2, 0.0
     await booking.book()
     world.stores.usage.add_shared("@law", user="umbra", used_tokens=1)
@@ -135,7 +136,6 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
 async def test_leases_are_booked_also_of_who_was_forgotten_meanwhile() -> None:
     now, meter, engine = 0.0, Mock(), AsyncMock()
     leases = Leases(lambda: now)
-    engine.wait_started.return_value = 1
     booking = LeaseBooking(engine, Booking(meter))
     for forgotten in (True, True, False):
         leases.grant([1, 2], LeaseTerms("acme", 1000.0))
