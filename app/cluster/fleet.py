@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from engine.api import EngineInfo, EngineRequest, EngineStats
 from engine.serve.messages import Deltas, Ready, Submit
 from engine.serve.running_stream import RunningStream
 
+_log = logging.getLogger(__name__)
 _FIRST_TOKENS_PER_S: Final = 1000.0
 """Of a prompt, at a replica that has not computed any yet."""
 _MOST_HOMES: Final = 65_536
@@ -82,6 +84,9 @@ class Fleet:
         self.ledger = LeaseLedger()
         self._index = PrefixIndex()
         self._router: Router | None = None
+        self._computes: tuple[object, ...] = ()
+        """What the first replica did; nothing else can go on with its streams, nor with what this
+        door makes of texts."""
         self._homes: OrderedDict[str, int] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -161,7 +166,12 @@ class Fleet:
         match message:
             case Ready(info):
                 if self._router is None:
-                    self._router = Router(self._index, info.block_size)
+                    self._router, self._computes = Router(self._index, info.block_size), _what(info)
+                if _what(info) != self._computes:
+                    _log.error(
+                        "replica %d computes %s: it gets no requests", link.number, info.model
+                    )
+                    return
                 replica.info, replica.said_at = info, self._loop.time()
                 self._on_ready(replica)
             case Deltas(deltas):
@@ -201,3 +211,8 @@ class Fleet:
         closing = asyncio.create_task(link.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def _what(info: EngineInfo) -> tuple[object, ...]:
+    """What a replica computes, and so what its blocks hold."""
+    return info.hash_extras, info.dtype, info.block_size, info.vocab_size
