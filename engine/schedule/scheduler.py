@@ -371,8 +371,7 @@ class Scheduler:
         share, most = request.share, int(self._config.lease_share * self.pool.num_blocks)
         if share.max_leased_blocks is not None:
             most = share.max_leased_blocks
-        seconds = request.cache.lease_s if most else 0.0  # who may lease nothing is not cut either
-        return LeaseTerms(request.tenant, seconds, most, share.weight)
+        return LeaseTerms(request.tenant, request.cache.lease_s, most, share.weight)
 
     def _undo(self, plans: list[StepPlan]) -> None:
         undo(plans, self.lifecycle, keep=self.pins.references)

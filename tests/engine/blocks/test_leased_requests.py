@@ -110,17 +110,6 @@ def test_a_tenant_leases_no_more_than_it_may() -> None:
     assert (core.stats().blocks_leased, core.stats().leases_cut) == (10, 12)
 
 
-def test_who_may_lease_nothing_any_more_loses_what_it_has_and_begins_nothing() -> None:
-    core = simulated_core(40)
-    serve(core, PROMPT, cache=LEASE)
-    leased = core.stats().blocks_leased
-    for _ in range(2):
-        serve(core, PROMPT, cache=LEASE, share=TenantShare(max_leased_blocks=0))
-        stats = core.stats().tenants["a"]
-        assert (stats.blocks_leased, stats.leases_cut) == (0, leased)
-    core.scheduler.check()
-
-
 def test_what_is_counted_since_the_start_stays_when_a_tenant_is_forgotten() -> None:
     clock, share = Clock(), TenantShare(max_leased_blocks=4)
     core = simulated_core(40, clock=clock)
