@@ -69,6 +69,8 @@ class RunningResponses:
         # What renews each record, and what Redis has not been told yet.
         self._running: dict[str, Command | _Record] = {}
         self._unwritten: dict[str, Command | _Record] = {}
+        self._ended: set[str] = set()
+        """Records of this process that Redis may still have, though their responses are over."""
         self._claims: dict[str, str] = {}
         """Responses of this process, by what they have claimed."""
         self._woken = asyncio.Event()
@@ -77,6 +79,7 @@ class RunningResponses:
         """A response of this process runs; `record` is what others are to show of it."""
         key = redis_keys.running(tenant_id, response_id)
         self._running[key] = self._unwritten[key] = _Record(tenant_id, key, record)
+        self._ended.discard(key)
         self._woken.set()
 
     def note_end(self, tenant_id: str, response_id: str) -> None:
@@ -84,6 +87,7 @@ class RunningResponses:
         key = redis_keys.running(tenant_id, response_id)
         if self._running.pop(key, None) is not None:
             self._unwritten[key] = ("DEL", key)
+            self._ended.add(key)
             self._woken.set()
 
     async def claim(self, tenant_id: str, conversation_id: str, response_id: str) -> bool:
@@ -120,6 +124,8 @@ class RunningResponses:
             return None
         key = redis_keys.running(tenant_id, response_id)
         record = await self._redis.execute("GET", key)
+        if key in self._ended:
+            return None
         return None if record is None else await self._keyring.open(tenant_id, record, key)
 
     async def ask_to_cancel(self, tenant_id: str, response_id: str) -> None:
@@ -180,6 +186,7 @@ class RunningResponses:
             _log.debug("running responses are not recorded: %s", error)
             self._unwritten = batch | self._unwritten
             return False
+        self._ended -= batch.keys() - self._unwritten.keys()
         return True
 
     async def _seal_records(self) -> None:

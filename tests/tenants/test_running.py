@@ -47,12 +47,26 @@ async def test_what_runs_is_found_by_others_until_it_ends(room: Room) -> None:
         assert await elsewhere.find("acme", "resp_2") == b"two"
 
 
+async def test_what_has_ended_is_not_found_here_though_redis_has_it_still(room: Room) -> None:
+    here, there = (RunningResponses(room.redis, room.keyring) for _ in range(2))
+    here.note_begin("acme", "resp_1", b"running")
+    assert await here._write()
+    assert await here.find("acme", "resp_1") == b"running"
+    here.note_end("acme", "resp_1")
+    assert await there.find("acme", "resp_1") == b"running"
+    assert await here.find("acme", "resp_1") is None
+    assert await here._write()
+    assert not here._ended
+    assert await there.find("acme", "resp_1") is None
+
+
 async def test_what_ends_with_its_process_is_written_last(room: Room) -> None:
     async with a_process(room, 30.0) as here:
         here.note_begin("acme", "resp_1", b"one")
         await until(here, "resp_1", b"one")
         here.note_end("acme", "resp_1")
-    assert await here.find("acme", "resp_1") is None
+    elsewhere = RunningResponses(room.redis, room.keyring)
+    assert await elsewhere.find("acme", "resp_1") is None
 
 
 async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(

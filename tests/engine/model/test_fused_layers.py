@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -309,7 +310,10 @@ def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
         load_model(config_of(tmp_path, quantize="int8"))
     for scheme in ("int8", "int4"):
         on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize=scheme), device="cuda")
-        with pytest.raises(EngineError, match=f"quantize: {scheme} weights are for CPUs"):
+        with (
+            patch.object(torch.cuda, "is_available", return_value=True),
+            pytest.raises(EngineError, match=f"quantize: {scheme} weights are for CPUs"),
+        ):
             load_model(on_gpu)
     with pytest.raises(EngineError, match="batch_invariant: not for this model: Olmo2ForCausalLM"):
         load_model(config_of(tmp_path, batch_invariant=True))

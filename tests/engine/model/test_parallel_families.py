@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import torch
 
 from engine.api import EngineError
 from engine.run.assemble import load_parts, make_core
@@ -56,7 +57,8 @@ def test_a_model_that_is_not_fused_is_refused_and_its_processes_end(tmp_path: Pa
     assert not multiprocessing.active_children()
 
 
-def test_a_gpu_is_refused(tmp_path: Path) -> None:
+def test_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     save_model("llama", tmp_path)
     with pytest.raises(EngineError, match="tensor_parallel: models are cut for CPUs only"):
         load_parts(msgspec.structs.replace(config_of(tmp_path, 2), device="cuda"))
