@@ -5,6 +5,7 @@ What a request says as well is told beside it, as if all had been found.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -48,6 +49,9 @@ async def lose(_: Asker, engine: Engine, __: Body) -> None:
 async def share(asker: Asker, _: Engine, body: Body) -> None:
     """What the conversation begins with is everybody's of the tenant from now on."""
     await asker.world.register("acme", asker.text(12, 12).replace(" ", "-"), body["instructions"])
+    async with asyncio.timeout(20):  # for the notice of it
+        while not await asker.world.stores.prompts.find_by_text("acme", body["instructions"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 async def diagnosed(
