@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from app.cluster.index import PrefixIndex
 from app.cluster.ledger import LeaseLedger
 from app.cluster.link import Link
 from app.cluster.messages import Blocks, State, ToDoor
-from app.cluster.routing import ReplicaLoad, Router
+from app.cluster.routing.index import PrefixIndex
+from app.cluster.routing.router import ReplicaLoad, Router
 from engine.api import EngineInfo, EngineRequest, EngineStats
 from engine.serve.messages import Deltas, Ready, Submit
 from engine.serve.running_stream import RunningStream

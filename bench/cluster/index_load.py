@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import psutil
 
-from app.cluster.index import PrefixIndex
-from app.cluster.routing import ReplicaLoad, Router
+from app.cluster.routing.index import PrefixIndex
+from app.cluster.routing.router import ReplicaLoad, Router
 from engine.blocks.changes import Change
 from engine.serve.kv_events import KVEventBatch, events_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.cluster.routing import Depths, ReplicaLoad, Router, ranked
+from app.cluster.routing.router import Depths, ReplicaLoad, Router, ranked
 from bench.cluster.workloads import Request
 
 _RAY_MATCH_RATE: Final = 0.1

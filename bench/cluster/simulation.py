@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from app.cluster.index import PrefixIndex
-from app.cluster.routing import ReplicaLoad
+from app.cluster.routing.index import PrefixIndex
+from app.cluster.routing.router import ReplicaLoad
 from bench.cluster.policies import Doors, Policy, Question, Seen
 from bench.cluster.replica import Pace, Replica, Served
 from bench.cluster.workloads import Request, Workload

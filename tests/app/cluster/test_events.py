@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from app.cluster.events import Follower
-from app.cluster.index import PrefixIndex
+from app.cluster.routing.index import PrefixIndex
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
 from engine.serve.core import EngineCore

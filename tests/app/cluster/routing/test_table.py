@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cluster.holders import HolderSets
-from app.cluster.table import CompactTable
+from app.cluster.routing.holders import HolderSets
+from app.cluster.routing.table import CompactTable
 
 KEYS = st.integers(0, 2**64 - 1) | st.integers(0, 3)
 CHANGES = st.lists(st.tuples(st.sampled_from(["default", "replace", "remove"]), KEYS))

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.cluster.in_flight import InFlight
-from app.cluster.placements import Placements
-from app.cluster.routing import Choice, ReplicaLoad, Router, ranked
+from app.cluster.routing.in_flight import InFlight
+from app.cluster.routing.placements import Placements
+from app.cluster.routing.router import Choice, ReplicaLoad, Router, ranked
 
 BLOCK = 16
 RATE = 1000.0

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Literal, Protocol
 
-from app.cluster.in_flight import InFlight
-from app.cluster.placements import Placements
-from app.cluster.shortlist import shortlist
+from app.cluster.routing.in_flight import InFlight
+from app.cluster.routing.placements import Placements
+from app.cluster.routing.shortlist import shortlist
 
 Why = Literal["cached", "spread", "two_choices", "sticky"]
 
@@ -42,7 +42,7 @@ EQUAL_SECONDS: Final = 0.005
 
 
 class Depths(Protocol):
-    """Who holds what: `app.cluster.index`, or nothing at all where there are no events.
+    """Who holds what: `app.cluster.routing.index`, or nothing at all where there are no events.
 
     Nothing is said of a replica whose events have not been heard for a while.
     """

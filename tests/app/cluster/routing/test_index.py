@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from app.cluster.index import PrefixIndex
+from app.cluster.routing.index import PrefixIndex
 
 
 def chain(name: str, count: int) -> list[bytes]:

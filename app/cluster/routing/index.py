@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Final
 
-from app.cluster.holders import Holders, HolderSets
-from app.cluster.table import CompactTable
+from app.cluster.routing.holders import Holders, HolderSets
+from app.cluster.routing.table import CompactTable
 
 _KEY_BYTES: Final = 8
 """Of a hash: a look-up of what is not among 10^9 blocks finds one of them once in 10^10 times,

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from app.cluster import shortlist as module
-from app.cluster.routing import Choice, ReplicaLoad, Router
-from app.cluster.shortlist import MOST_LOOKED_AT, shortlist
-from tests.app.cluster.test_routing import BLOCK, Held, chain, choose, idle, load
+from app.cluster.routing import shortlist as module
+from app.cluster.routing.router import Choice, ReplicaLoad, Router
+from app.cluster.routing.shortlist import MOST_LOOKED_AT, shortlist
+from tests.app.cluster.routing.test_router import BLOCK, Held, chain, choose, idle, load
 
 MANY = 3 * MOST_LOOKED_AT
 

@@ -1,0 +1,1 @@
+"""To which replica a request goes: what is known of their caches, and the choice."""
