@@ -1,9 +1,8 @@
-"""What engines behind Ray Serve cost: tokens a second and first tokens, beside one engine.
+"""What engines behind Ray Serve cost: tokens a second and first tokens, beside the same without it.
 
-One engine in a process of its own, as `partywall serve` has it, and a cluster on this machine take
-turns at the same load; so does a cluster of each size. The replicas of a cluster share the cores
-that the one engine has all of. One replica so shows what Ray costs, several what dividing the
-machine costs besides.
+A cluster on this machine and as many engines in processes of their own, as `partywall serve` has
+one, take turns at the same load; so does a cluster of each size. The engines share the cores, and
+those without Ray take requests in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -32,14 +33,15 @@ from engine.serve.process import ProcessEngine
 
 SIZES: Final = (1, 2, 4)
 FIGURES: Final = {
-    "tokens_per_s_alone": "tokens a second of one engine, all streams together, median",
-    "ttft_ms_alone": "time to the first token of a lone request to it, ms, median",
-} | {
     name: meaning
     for size in SIZES
     for name, meaning in (
-        (f"tokens_per_s_ratio_{size}", f"tokens a second of {size} replicas, over one engine's"),
-        (f"ttft_added_ms_{size}", f"first token of {size} replicas less that of one engine, ms"),
+        (f"tokens_per_s_{size}", f"tokens a second of {size} replicas, median"),
+        (
+            f"tokens_per_s_ratio_{size}",
+            f"that, over {size} engines without Ray",
+        ),
+        (f"ttft_added_ms_{size}", f"first token of {size} replicas less that without Ray, ms"),
     )
 }
 _READY_SECONDS: Final = 300.0
@@ -63,35 +65,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure one cluster after the other, each in turns with the one engine."""
+    """Measure one cluster after the other, each in turns with as many engines without Ray."""
     os.environ |= ENVIRONMENT
     foreign = warn_if_busy()
-    beds = [asyncio.run(_Bed(options, size).measure()) for size in options.sizes]
-    figures = {
-        "tokens_per_s_alone": median(rate for bed in beds for rate in bed.rates["alone"]),
-        "ttft_ms_alone": 1000 * median(time for bed in beds for time in bed.firsts["alone"]),
-    }
-    table = Table("replicas", "tokens/s", "of one engine's", "first token ms", "of one engine's")
+    beds = [_measured(options, size) for size in options.sizes]
+    figures: dict[str, float] = {}
+    table = Table("replicas", "tokens/s", "without Ray", "first token ms", "without Ray")
     for bed in beds:
-        rate, alone = (median(bed.rates[kind]) for kind in ("cluster", "alone"))
-        first, first_alone = (1000 * median(bed.firsts[kind]) for kind in ("cluster", "alone"))
-        figures[f"tokens_per_s_ratio_{bed.size}"] = rate / alone
-        figures[f"ttft_added_ms_{bed.size}"] = first - first_alone
-        shown = f"{rate:.0f}", f"{alone:.0f}", f"{first:.1f}", f"{first_alone:.1f}"
+        rate, plain = (median(bed.rates[kind]) for kind in ("cluster", "plain"))
+        first, first_plain = (1000 * median(bed.firsts[kind]) for kind in ("cluster", "plain"))
+        figures[f"tokens_per_s_{bed.size}"] = rate
+        figures[f"tokens_per_s_ratio_{bed.size}"] = rate / plain
+        figures[f"ttft_added_ms_{bed.size}"] = first - first_plain
+        shown = f"{rate:.0f}", f"{plain:.0f}", f"{first:.1f}", f"{first_plain:.1f}"
         table.add_row(str(bed.size), *shown)
     return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
 
 
+def _measured(options: argparse.Namespace, size: int) -> _Bed:
+    """In a process of its own: Ray starts by forking, and what it has left running once may hang
+    the next fork."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_measure, options, size).result()
+
+
+def _measure(options: argparse.Namespace, size: int) -> _Bed:
+    return asyncio.run(_Bed(options, size).measure())
+
+
 class _Bed:
-    """One engine and a cluster, and what they have done."""
+    """A cluster and as many plain engines, and what they have done."""
 
     def __init__(self, options: argparse.Namespace, size: int) -> None:
         self.size = size
-        self.rates: dict[str, list[float]] = {"alone": [], "cluster": []}
+        self.rates: dict[str, list[float]] = {"plain": [], "cluster": []}
         """Tokens a second, by round."""
-        self.firsts: dict[str, list[float]] = {"alone": [], "cluster": []}
+        self.firsts: dict[str, list[float]] = {"plain": [], "cluster": []}
         """Seconds to the first token of lone requests."""
         self._options = options
+        self._threads = max(1, compute_threads(None) // size)
+        """Of each engine."""
         self._draw = random.Random(0)
         self._vocab_size = 0
         self._num_requests = 0
@@ -100,39 +113,38 @@ class _Bed:
         """Give both the same load in turns."""
         async with self._engines() as engines:
             for number in range(1 + self._options.rounds):
-                for kind, engine in engines.items():
-                    rate, firsts = await self._round(engine)
+                for kind, those in engines.items():
+                    rate, firsts = await self._round(those)
                     if number:  # the first one finds everything new
                         self.rates[kind].append(rate)
                         self.firsts[kind] += firsts
         return self
 
     @asynccontextmanager
-    async def _engines(self) -> AsyncIterator[dict[str, _Engine]]:
+    async def _engines(self) -> AsyncIterator[dict[str, Sequence[_Engine]]]:
         try:
             from app.cluster.client import ClusterEngine
             from app.cluster.deployment import Cluster
         except ModuleNotFoundError as error:
             raise BenchError(f"needs the extra partywall[cluster]: {error}") from error
         cluster = ClusterEngine(Cluster(self._deployment()), _READY_SECONDS)
-        alone = ProcessEngine(self._config(compute_threads(None)))
+        plain = [ProcessEngine(self._config(self._threads)) for _ in range(self.size)]
         try:
-            await asyncio.gather(alone.start(), cluster.start())
+            await asyncio.gather(cluster.start(), *(engine.start() for engine in plain))
             async with asyncio.timeout(_READY_SECONDS):
                 while cluster.num_ready < self.size:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-            self._vocab_size = alone.info.vocab_size
-            yield {"alone": alone, "cluster": cluster}
+            self._vocab_size = cluster.info.vocab_size
+            yield {"plain": plain, "cluster": [cluster]}
         finally:
-            await asyncio.gather(alone.close(), cluster.close())
+            await asyncio.gather(cluster.close(), *(engine.close() for engine in plain))
 
     def _deployment(self) -> Any:
         from app.cluster.deployment import Deployment
         from app.cluster.replica import ReplicaOptions
 
-        threads = max(1, compute_threads(None) // self.size)
         options = ReplicaOptions(
-            engine=self._config(threads),
+            engine=self._config(self._threads),
             rebuild_seconds=60,
             silence_seconds=120,
             loading_seconds=300,
@@ -140,7 +152,7 @@ class _Bed:
         return Deployment(
             options=options,
             num_replicas=self.size,
-            cpus=threads,
+            cpus=self._threads,
             gpus=0,
             address=None,
             environment=ENVIRONMENT,
@@ -154,14 +166,17 @@ class _Bed:
             threads=threads,
         )
 
-    async def _round(self, engine: _Engine) -> tuple[float, list[float]]:
+    async def _round(self, engines: Sequence[_Engine]) -> tuple[float, list[float]]:
         """Tokens a second of all streams at once, and first tokens of some that come alone."""
         start = perf_counter()
         outputs = await asyncio.gather(
-            *(self._run(engine, self._options.output_tokens) for _ in range(self._options.streams))
+            *(
+                self._run(engines[number % len(engines)], self._options.output_tokens)
+                for number in range(self._options.streams)
+            )
         )
         seconds = perf_counter() - start
-        firsts = [(await self._run(engine, 2))[1] for _ in range(4)]
+        firsts = [(await self._run(engines[0], 2))[1] for _ in range(4)]
         return sum(count for count, _ in outputs) / seconds, firsts
 
     async def _run(self, engine: _Engine, max_tokens: int) -> tuple[int, float]:
