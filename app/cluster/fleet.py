@@ -16,8 +16,9 @@ from app.cluster.link import Link
 from app.cluster.messages import Blocks, State, ToDoor
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
+from app.cluster.turns import Turns
 from engine.api import EngineInfo, EngineRequest, EngineStats
-from engine.serve.messages import Deltas, Ready, Submit
+from engine.serve.messages import Deltas, Ready, ServedElsewhere, Submit
 from engine.serve.running_stream import RunningStream
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Fleet:
         self._by_number: dict[int, Replica] = {}
         self._num_links = 0
         self.ledger = LeaseLedger()
+        self._turns = Turns()
         self._index = PrefixIndex()
         self._router: Router | None = None
         self._computes: tuple[object, ...] = ()
@@ -184,6 +186,9 @@ class Fleet:
             case State(stats, books):
                 replica.stats, replica.said_at = stats, self._loop.time()
                 self.ledger.observe(link.number, stats.tenants, books=books)
+                elsewhere = self._turns.observe(link.number, stats.tenants)
+                if books and elsewhere:
+                    link.send(ServedElsewhere(elsewhere))
             case Blocks(stored, removed, cleared):
                 if cleared:
                     self._index.cleared(link.number)
@@ -200,6 +205,7 @@ class Fleet:
         """What it was computing is to go on elsewhere, and nothing is known to be there."""
         self._index.cleared(replica.link.number)
         self.ledger.forget(replica.link.number)
+        self._turns.forget(replica.link.number)
         if self._router is not None:
             self._router.gone(replica.link.number)
         runs, replica.runs = list(replica.runs.values()), {}

@@ -40,6 +40,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    ServedElsewhere,
     Submit,
     ToEngine,
     Unpin,
@@ -210,6 +211,8 @@ class _Door:
                 await self._engine.unpin(pin)
             case ForgetTenant(tenant):
                 await self._engine.forget_tenant(tenant)
+            case ServedElsewhere(tenants):
+                await self._engine.served_elsewhere(tenants)
 
     async def close(self) -> None:
         """Abort its requests."""

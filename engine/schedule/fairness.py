@@ -39,6 +39,10 @@ every exchange hands a place to a smaller counter or, between equal ones, evens 
 neither goes on for ever. Hence every exchange is one of finitely many between two tokens served,
 and each token is charged once. Whoever has yielded waits first in its tenant's queue, where
 the others' growing counters will make it the smallest.
+
+Where other engines serve the same tenants, what they do counts here for whoever has requests here:
+who asks at several is not served several times as much. It puts nobody far ahead of the virtual
+time: what an engine did for a tenant while nobody else wanted it is not to be paid for elsewhere.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ from engine.config import EngineConfig
 from engine.schedule.accounts import Account
 from engine.schedule.group import SequenceGroup
 
+_MOST_AHEAD = 16_384.0
+"""How far beyond the virtual time what other engines do may put a counter."""
 _STRETCH = 2.0
 """Prompts wait for others of so many times their own length."""
 
@@ -86,6 +92,10 @@ class Fairness(Protocol):
 
     def admits(self, account: Account) -> None:
         """The tenant's next request is about to be admitted and charged."""
+        ...
+
+    def served_elsewhere(self, account: Account, amount: float) -> None:
+        """Other engines have served the tenant, that has requests here, so much (`served`)."""
         ...
 
     def rank(self, account: Account) -> tuple[float, float]:
@@ -138,6 +148,9 @@ class FirstCome:
         """See `Fairness`."""
 
     def admits(self, account: Account) -> None:
+        """See `Fairness`."""
+
+    def served_elsewhere(self, account: Account, amount: float) -> None:
         """See `Fairness`."""
 
     def rank(self, account: Account) -> tuple[float, float]:  # noqa: ARG002 - all alike
@@ -195,6 +208,11 @@ class VirtualTokenCounters:
     def admits(self, account: Account) -> None:
         """See `Fairness`."""
         self._virtual_time = max(self._virtual_time, account.counter)
+
+    def served_elsewhere(self, account: Account, amount: float) -> None:
+        """See `Fairness`."""
+        most = max(account.counter, self._virtual_time + _MOST_AHEAD)
+        account.counter = min(account.counter + amount, most)
 
     def rank(self, account: Account) -> tuple[float, float]:
         """See `Fairness`; between equals, as lifting makes them, whoever runs less goes first."""

@@ -17,7 +17,7 @@ be handed on at once.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -194,6 +194,13 @@ class Scheduler:
         groups = [group for name, group in self.lifecycle.live.items() if name in names]
         ended = [one for group in groups for one in self.lifecycle.end(group, "error", error)]
         return self._over(ended)
+
+    def served_elsewhere(self, tenants: Mapping[str, float]) -> None:
+        """Other engines have served tenants so much; it counts for those with requests here."""
+        for tenant, amount in tenants.items():
+            account = self.accounts.get(tenant)
+            if account.waiting or account.running:
+                self.lifecycle.fairness.served_elsewhere(account, amount)
 
     def forget_tenant(self, tenant: str) -> None:
         """Drop a tenant's pins and reserve, and make its blocks unfindable.

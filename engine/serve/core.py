@@ -52,6 +52,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    ServedElsewhere,
     Submit,
     ToEngine,
     Unpin,
@@ -409,6 +410,8 @@ def serve(
                 core.scheduler.pins.unpin(message.pin)
             elif isinstance(message, ForgetTenant):
                 core.forget_tenant(message.tenant)
+            elif isinstance(message, ServedElsewhere):
+                core.scheduler.served_elsewhere(message.tenants)
             elif isinstance(message, ForgetOthers):
                 core.forget_others(message.tenants)
             elif isinstance(message, KeepUnder):

@@ -32,6 +32,12 @@ class ForgetTenant(msgspec.Struct, frozen=True, tag=True):
     tenant: str
 
 
+class ServedElsewhere(msgspec.Struct, frozen=True, tag=True):
+    """What other engines have served tenants since the last such message (`TenantStats.served`)."""
+
+    tenants: dict[str, float]
+
+
 class ForgetOthers(msgspec.Struct, frozen=True, tag=True):
     """Remove what is kept on disk for all but these tenants, with these secrets."""
 
@@ -120,6 +126,7 @@ ToEngine = (
     | Abort
     | Unpin
     | ForgetTenant
+    | ServedElsewhere
     | ForgetOthers
     | KeepUnder
     | Probe

@@ -46,6 +46,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    ServedElsewhere,
     Shutdown,
     Submit,
     ToEngine,
@@ -202,6 +203,10 @@ class RemoteEngine:
     async def forget_tenant(self, tenant: str) -> None:
         """See `EngineClient.forget_tenant`."""
         self._send_if_running(ForgetTenant(tenant))
+
+    async def served_elsewhere(self, tenants: Mapping[str, float]) -> None:
+        """Other engines have served tenants so much, as `TenantStats.served` counts it."""
+        self._send_if_running(ServedElsewhere(dict(tenants)))
 
     async def forget_others(self, tenants: Mapping[str, str]) -> None:
         """See `EngineClient.forget_others`."""

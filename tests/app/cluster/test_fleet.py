@@ -12,10 +12,18 @@ import pytest
 from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
-from app.cluster.messages import ToDoor
-from engine.api import EngineInfo, EngineUnavailable, TokenDelta
-from engine.serve.messages import Deltas, Ready, Submit, ToEngine, decode_to_engine, encode
-from tests.engine.simulation import make_request
+from app.cluster.messages import State, ToDoor
+from engine.api import EngineInfo, EngineUnavailable, TenantStats, TokenDelta
+from engine.serve.messages import (
+    Deltas,
+    Ready,
+    ServedElsewhere,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from tests.engine.simulation import make_request, simulated_core
 
 INFO = EngineInfo(
     model="m",
@@ -128,3 +136,38 @@ async def test_a_replica_of_another_model_gets_no_requests() -> None:
         assert resumed.request.generated == [[7]]
     assert not other.heard
     await engine.close()
+
+
+def state(served: float, *, books: bool) -> State:
+    tenant = TenantStats(
+        running=1,
+        waiting=0,
+        blocks_held=0,
+        blocks_shared=0,
+        blocks_cached=0,
+        blocks_pinned=0,
+        served=served,
+    )
+    stats = simulated_core().stats()
+    return State(structs.replace(stats, tenants={"a": tenant}), books)
+
+
+async def test_replicas_are_told_of_each_others_service_by_the_door_that_books() -> None:
+    os.environ |= ENVIRONMENT
+    pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
+    from app.cluster.client import ClusterEngine
+
+    place = Place()
+    engine = ClusterEngine(place, ready_seconds=10)  # type: ignore[arg-type]
+    engine._fleet.attend(place.handle)
+    engine._fleet.become(frozenset({"one", "two"}))
+    await eventually(lambda: len(place.handle.replicas) == 2)
+    one, two = place.handle.replicas["one"], place.handle.replicas["two"]
+    said = [(one, 0.0, True), (two, 0.0, False), (one, 40.0, True), (two, 3.0, False)]
+    for replica, served, books in [*said, (one, 40.0, True)]:
+        replica.queue.put_nowait(state(served, books=books))
+        await eventually(replica.queue.empty)
+    await eventually(lambda: one.heard)
+    assert one.heard == [ServedElsewhere({"a": 3.0})]
+    await engine.close()
+    assert not two.heard
