@@ -186,21 +186,21 @@ class ClusterEngine:
     async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
         """See `EngineClient.chains`: those of one replica behind those of the other."""
         number, within = (None, None) if before is None else divmod(before, 1 << _PAGE_BITS)
-        replicas = sorted(self._fleet.ready, key=lambda one: one.link.number)
-        left = [one for one in replicas if number is None or one.link.number >= number]
+        replicas = sorted(self._fleet.ready, key=lambda one: one.order)
+        left = [one for one in replicas if number is None or one.order >= number]
         if not left:
             if number is None:
                 raise EngineUnavailable("no replica is ready")
             return ChainPage(chains=[])
         first = left[0]
-        is_same = first.link.number == number and within
+        is_same = first.order == number and within
         answer = await first.link.ask(AskChains(0, tenant, within if is_same else None))
         assert isinstance(answer, ChainsReply)
         page, following = answer.page, None
         if page.next is not None:
-            following = (first.link.number << _PAGE_BITS) + page.next
+            following = (first.order << _PAGE_BITS) + page.next
         elif len(left) > 1:
-            following = left[1].link.number << _PAGE_BITS
+            following = left[1].order << _PAGE_BITS
         return structs.replace(page, next=following)
 
     async def stats(self) -> EngineStats:
@@ -235,7 +235,7 @@ class ClusterEngine:
         """Have each replica compute a prompt; returns the end of one that fails, or of any."""
 
         async def compute(replica: Replica) -> TokenDelta:
-            own = f"{request.request_id}@{replica.link.number}"
+            own = f"{request.request_id}@{replica.order}"
             part = structs.replace(request, request_id=own)
             return [delta async for delta in self._generate(part, replica)][-1]
 

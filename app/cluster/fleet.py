@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 from msgspec import structs
@@ -47,22 +48,11 @@ class Replica:
     """What is known of a replica, and what it has of this door's."""
 
     link: Link
+    order: int
+    """That they joined in; this door's own."""
     info: EngineInfo | None = None
     """`None`: it is not ready."""
-    stats: EngineStats | None = None
-    said_at: float = 0.0
     runs: dict[str, Run] = field(default_factory=dict)
-
-    def load(self, now: float) -> ReplicaLoad:
-        """What the router is to know of it."""
-        if self.stats is None:
-            return ReplicaLoad(0.0, 1.0, _FIRST_TOKENS_PER_S, now - self.said_at)
-        return ReplicaLoad(
-            queue_seconds=self.stats.queue_seconds,
-            kv_free_share=1 - self.stats.blocks_in_use / self.stats.blocks_total,
-            prefill_tokens_per_s=self.stats.prefill_tokens_per_s or _FIRST_TOKENS_PER_S,
-            age_s=now - self.said_at,
-        )
 
 
 class Fleet:
@@ -81,7 +71,9 @@ class Fleet:
         self._names: frozenset[str] = frozenset()
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
-        self._num_links = 0
+        self._loads: dict[int, ReplicaLoad] = {}
+        """Of those that are ready."""
+        self._num_joined = 0
         self.ledger = LeaseLedger()
         self._turns = Turns()
         self._index = PrefixIndex()
@@ -113,9 +105,9 @@ class Fleet:
             self._lose(replica, has_died=False)
             self._close(replica.link)
         for name in names - self._replicas.keys():
-            link = Link(self._handle, name, self._num_links, self._hear, self._lost)
-            self._num_links += 1
-            self._replicas[name] = self._by_number[link.number] = Replica(link)
+            link = Link(self._handle, name, _number(name), self._hear, self._lost)
+            self._num_joined += 1
+            self._replicas[name] = self._by_number[link.number] = Replica(link, self._num_joined)
 
     def send(self, run: Run, to: Replica | None = None) -> bool:
         """Have it computed where that costs least, or by that one; `False`: there is none."""
@@ -145,14 +137,14 @@ class Fleet:
         links = [replica.link for replica in self._replicas.values()]
         self._replicas.clear()
         self._by_number.clear()
+        self._loads.clear()
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
     def _choose(self, run: Run, router: Router) -> Replica:
         """Where a request costs least, of those that are ready."""
         now, conversation = self._loop.time(), run.request.conversation
-        loads = {replica.link.number: replica.load(now) for replica in self.ready}
         home = None if conversation is None else self._homes.get(conversation)
-        choice = router.choose(run.hashes, len(run.request.prompt), loads, now, home)
+        choice = router.choose(run.hashes, len(run.request.prompt), self._loads, now, home)
         router.routed(run.name, choice, run.hashes, now)
         if conversation is not None:
             self._homes[conversation] = choice.replica
@@ -171,10 +163,12 @@ class Fleet:
                     self._router, self._computes = Router(self._index, info.block_size), _what(info)
                 if _what(info) != self._computes:
                     _log.error(
-                        "replica %d computes %s: it gets no requests", link.number, info.model
+                        "replica %x computes %s: it gets no requests", link.number, info.model
                     )
                     return
-                replica.info, replica.said_at = info, self._loop.time()
+                replica.info = info
+                first = ReplicaLoad(0.0, 1.0, _FIRST_TOKENS_PER_S, self._loop.time())
+                self._loads.setdefault(link.number, first)
                 self._on_ready(replica)
             case Deltas(deltas):
                 for delta in deltas:
@@ -184,7 +178,8 @@ class Fleet:
                         if run.stream.has_ended:
                             self.leave(run)
             case State(stats, books):
-                replica.stats, replica.said_at = stats, self._loop.time()
+                if replica.info is not None:
+                    self._loads[link.number] = _load(stats, self._loop.time())
                 self.ledger.observe(link.number, stats.tenants, books=books)
                 elsewhere = self._turns.observe(link.number, stats.tenants)
                 if books and elsewhere:
@@ -198,11 +193,12 @@ class Fleet:
     def _lost(self, link: Link) -> None:
         replica = self._by_number.get(link.number)
         if replica is not None:
-            replica.info = replica.stats = None
+            replica.info = None
             self._lose(replica, has_died=True)
 
     def _lose(self, replica: Replica, *, has_died: bool) -> None:
         """What it was computing is to go on elsewhere, and nothing is known to be there."""
+        self._loads.pop(replica.link.number, None)
         self._index.cleared(replica.link.number)
         self.ledger.forget(replica.link.number)
         self._turns.forget(replica.link.number)
@@ -217,6 +213,21 @@ class Fleet:
         closing = asyncio.create_task(link.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def _number(name: str) -> int:
+    """What routing calls a replica, alike at all doors, so that they prefer the same one."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
+
+
+def _load(stats: EngineStats, now: float) -> ReplicaLoad:
+    """What the router is to know of a replica that says this."""
+    return ReplicaLoad(
+        queue_seconds=stats.queue_seconds,
+        kv_free_share=1 - stats.blocks_in_use / stats.blocks_total,
+        prefill_tokens_per_s=stats.prefill_tokens_per_s or _FIRST_TOKENS_PER_S,
+        said_at=now,
+    )
 
 
 def _what(info: EngineInfo) -> tuple[object, ...]:

@@ -38,7 +38,7 @@ class Link:
         on_message: Callable[[Link, ToDoor], None],
         on_lost: Callable[[Link], None],
     ) -> None:
-        """`number` is the replica's for the index and the router, of this process alone.
+        """`number` is the replica's for the index and the router.
 
         `on_lost` is told that nothing comes any more of what was sent, before it is tried anew.
         """

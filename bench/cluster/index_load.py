@@ -59,22 +59,24 @@ def measure_decisions(num_replicas: int, seed: int) -> float:
     for holders, hashes in chains:
         for replica in holders:
             index.stored(replica, hashes)
-    loads = {
-        replica: ReplicaLoad(draw.expovariate(2.0), draw.uniform(0.0, 1.0), 2e4, 0.1)
-        for replica in range(num_replicas)
-    }
+    loads = {replica: _load(draw, 0.0) for replica in range(num_replicas)}
     router = Router(index, BLOCK_SIZE, seed)
     prompts = [draw.choice(chains)[1] for _ in range(_IN_FLIGHT + _DECISIONS)]
     now = 0.0
     spent: list[float] = []
     for number, hashes in enumerate(prompts):
         now += 0.001
+        loads[number % num_replicas] = _load(draw, now)
         began = time.process_time()
         choice = router.choose(hashes, _CHAIN * BLOCK_SIZE + 1, loads, now)
         router.routed(str(number), choice, hashes, now)
         router.finished(str(number - _IN_FLIGHT))
         spent.append(time.process_time() - began)
     return 1 / statistics.fmean(spent[_IN_FLIGHT:])
+
+
+def _load(draw: random.Random, now: float) -> ReplicaLoad:
+    return ReplicaLoad(draw.expovariate(2.0), draw.uniform(0.0, 1.0), 2e4, now)
 
 
 def _measure_index(num_blocks: int, num_replicas: int, seed: int) -> IndexLoad:

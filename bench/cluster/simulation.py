@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from app.cluster.routing.index import PrefixIndex
@@ -84,9 +84,7 @@ class Cluster:
             self._report(request.at)
             self._run_until(request.at)
             door = number % len(self._doors)
-            replica = self._doors[door].choose(
-                Question(request, self._seen(door, request.at), request.at)
-            )
+            replica = self._doors[door].choose(Question(request, self._seen(door), request.at))
             self._sent[door][replica] += 1
             if number == self._num_warming:
                 self._counted_from = request.at
@@ -123,18 +121,15 @@ class Cluster:
         self._reports = [
             Seen(
                 ReplicaLoad(
-                    one.queue_seconds, one.kv_free_share, one.prefill_tokens_per_s, age_s=0.0
+                    one.queue_seconds, one.kv_free_share, one.prefill_tokens_per_s, said_at=due
                 ),
                 one.num_requests,
             )
             for one in self.replicas
         ]
 
-    def _seen(self, door: int, now: float) -> dict[int, Seen]:
-        age = now - self._reported_at
+    def _seen(self, door: int) -> dict[int, Seen]:
         return {
-            number: Seen(
-                replace(report.load, age_s=age), report.num_requests + self._sent[door][number]
-            )
+            number: Seen(report.load, report.num_requests + self._sent[door][number])
             for number, report in enumerate(self._reports)
         }

@@ -62,8 +62,8 @@ class ReplicaLoad:
     """Part of its blocks that no request holds, cached ones among them: 0 ... 1."""
     prefill_tokens_per_s: float
     """Of a prompt, beside what it decodes."""
-    age_s: float
-    """How long ago it said so."""
+    said_at: float
+    """When it said so, in seconds of the door's clock."""
 
     def __post_init__(self) -> None:
         if not self.prefill_tokens_per_s > 0:
@@ -126,13 +126,14 @@ class Router:
         if not loads:
             raise ValueError("loads: there is no replica")
         prompt = _Prompt(hashes, prompt_tokens, home)
+        since = now - STALE_SECONDS
         fit = {
             replica: load
             for replica, load in loads.items()
-            if load.age_s <= STALE_SECONDS and load.kv_free_share >= FULL_SHARE
+            if load.said_at >= since and load.kv_free_share >= FULL_SHARE
         }
         if not fit:
-            fit = {one: load for one, load in loads.items() if load.age_s <= STALE_SECONDS}
+            fit = {one: load for one, load in loads.items() if load.said_at >= since}
         return self._by_score(prompt, fit, now) if fit else self._blindly(prompt, loads)
 
     def routed(self, request_id: str, choice: Choice, hashes: Sequence[bytes], now: float) -> None:
@@ -205,10 +206,10 @@ class Router:
         since. And how much more than its share it has computed.
         """
         crowding = self._placements.crowding(loads)
-        queues = {replica: load.queue_seconds - load.age_s for replica, load in loads.items()}
+        queues = {one: load.queue_seconds - (now - load.said_at) for one, load in loads.items()}
         for replica in self._in_flight.sent_to():
             if replica in queues:
-                then = now - loads[replica].age_s
+                then = loads[replica].said_at
                 queues[replica] += self._in_flight.seconds_since(replica, then)
         return {
             replica: (queue if queue > 0 else 0.0) + CROWDING_WEIGHT * crowding[replica]

@@ -15,6 +15,7 @@ from app.cluster.routing.router import Choice, ReplicaLoad, Router, ranked
 
 BLOCK = 16
 RATE = 1000.0
+NOW = 10.0
 LONG = 64
 """Blocks of a prompt that takes about a second."""
 
@@ -41,7 +42,7 @@ def chain(name: str, length: int = LONG, behind: Sequence[bytes] = ()) -> list[b
 def load(
     queue: float = 0.0, free: float = 1.0, rate: float = RATE, age: float = 0.0
 ) -> ReplicaLoad:
-    return ReplicaLoad(queue, free, rate, age)
+    return ReplicaLoad(queue, free, rate, NOW - age)
 
 
 def idle(count: int = 4) -> dict[int, ReplicaLoad]:
@@ -49,7 +50,7 @@ def idle(count: int = 4) -> dict[int, ReplicaLoad]:
 
 
 def choose(router: Router, hashes: Sequence[bytes], loads: Mapping[int, ReplicaLoad]) -> Choice:
-    return router.choose(hashes, len(hashes) * BLOCK + 1, loads, now=10.0)
+    return router.choose(hashes, len(hashes) * BLOCK + 1, loads, now=NOW)
 
 
 def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
@@ -152,7 +153,7 @@ def test_what_was_sent_since_the_last_report_is_waited_for() -> None:
     seen = set()
     for name in "abcd":
         choice = choose(router, chain(name), loads)
-        router.routed(name, choice, chain(name), now=10.0)
+        router.routed(name, choice, chain(name), now=NOW)
         seen.add(choice.replica)
     assert seen == {0, 1, 2, 3}, "a burst does not herd"
 
@@ -172,7 +173,7 @@ def test_no_replica_starves_and_none_is_flooded() -> None:
     for number in range(400):
         prompt = chain(f"cold {number}")
         choice = choose(router, prompt, loads)
-        router.routed(str(number), choice, prompt, now=10.0)
+        router.routed(str(number), choice, prompt, now=NOW)
         taken[choice.replica] += 1
     assert min(taken.values()) >= 90
 
@@ -218,7 +219,7 @@ def test_where_all_are_silent_the_better_of_two_is_taken() -> None:
     for number in range(400):
         choice = choose(router, chain("a"), silent)
         assert (choice.why, choice.cached_tokens) == ("two_choices", 0)
-        router.routed(str(number), choice, chain("a"), now=10.0)
+        router.routed(str(number), choice, chain("a"), now=NOW)
         taken[choice.replica] += 1
     assert max(taken.values()) - min(taken.values()) <= 8, "what this door has sent is known"
     assert choose(router, chain("a"), {7: load(age=60.0)}).replica == 7
@@ -263,7 +264,7 @@ def test_the_same_questions_have_the_same_answers() -> None:
             age = draw.choice([0.1, 60.0])
             loads = {r: load(draw.random(), age=age) for r in range(3)}
             given.append(choose(router, prompt, loads))
-            router.routed(str(number), given[-1], prompt, now=10.0)
+            router.routed(str(number), given[-1], prompt, now=NOW)
             if draw.random() < 0.7:
                 router.finished(str(draw.randrange(number + 1)))
         return given
