@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from app.cluster.fleet import Fleet, Replica, Run
+from app.cluster.heads import Heads
 from app.cluster.membership import watch_replicas
 from app.cluster.messages import Answer, Question
 from app.cluster.sums import best_fates, sum_of
@@ -41,6 +43,8 @@ from engine.validation import check_request
 
 _THREADED_TOKENS: Final = 16_384
 """Longer prompts are hashed beside the loop."""
+_WARMING_SECONDS: Final = 60.0
+"""After which a new replica takes requests, however many prompts it has not computed yet."""
 _PAGE_BITS: Final = 48
 """Of a page's number, below its replica's."""
 
@@ -93,7 +97,8 @@ class ClusterEngine:
         self._starts = 0
         self._started = asyncio.Condition()
         self._unwatch: Callable[[], None] = lambda: None
-        self._telling: set[asyncio.Task[None]] = set()
+        self._heads = Heads()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def info(self) -> EngineInfo:
@@ -105,7 +110,7 @@ class ClusterEngine:
 
     @property
     def num_ready(self) -> int:
-        """How many replicas take requests."""
+        """How many replicas compute."""
         return len(self._fleet.ready)
 
     async def start(self) -> None:
@@ -145,10 +150,12 @@ class ClusterEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
         """See `EngineClient.generate`. What is pinned is computed by every replica."""
         check_request(request, self.info)
+        hashes = await self._hashes(request)
+        self._heads.note(request, hashes, self.info.block_size, self._loop.time())
         if request.pin is not None:
-            yield await self._compute_everywhere(request)
+            yield await self._compute_everywhere(request, hashes)
             return
-        async with aclosing(self._generate(request)) as deltas:
+        async with aclosing(self._generate(request, hashes)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -163,10 +170,12 @@ class ClusterEngine:
 
     async def unpin(self, pin: str) -> None:
         """See `EngineClient.unpin`."""
+        self._heads.unpin(pin)
         self._tell_all(Unpin(pin))
 
     async def forget_tenant(self, tenant: str) -> None:
         """See `EngineClient.forget_tenant`."""
+        self._heads.forget_tenant(tenant)
         self._tell_all(ForgetTenant(tenant))
 
     async def forget_others(self, tenants: Mapping[str, str]) -> None:
@@ -212,15 +221,14 @@ class ClusterEngine:
         return structs.replace(total, tenants=self._fleet.ledger.booked(total.tenants))
 
     async def _generate(
-        self, request: EngineRequest, to: Replica | None = None
+        self, request: EngineRequest, hashes: Sequence[bytes], to: Replica | None = None
     ) -> AsyncGenerator[TokenDelta]:
         """Serve one request, by that replica if it is there."""
         if request.request_id in self._runs:
             raise EngineError(f"request id {request.request_id!r} is in use")
-        run = Run(request, RunningStream(request, self._cadence_seconds), [])
+        run = Run(request, RunningStream(request, self._cadence_seconds), hashes)
         self._runs[request.request_id] = run
         try:
-            run.hashes = await self._hashes(request)
             self._place(run, to)
             while not run.stream.is_read:
                 yield await run.stream.next()
@@ -231,13 +239,15 @@ class ClusterEngine:
             if self._fleet.leave(run) and replica is not None:
                 replica.link.send(Abort(name))
 
-    async def _compute_everywhere(self, request: EngineRequest) -> TokenDelta:
+    async def _compute_everywhere(
+        self, request: EngineRequest, hashes: Sequence[bytes]
+    ) -> TokenDelta:
         """Have each replica compute a prompt; returns the end of one that fails, or of any."""
 
         async def compute(replica: Replica) -> TokenDelta:
             own = f"{request.request_id}@{replica.order}"
             part = structs.replace(request, request_id=own)
-            return [delta async for delta in self._generate(part, replica)][-1]
+            return [delta async for delta in self._generate(part, hashes, replica)][-1]
 
         ends = await asyncio.gather(*map(compute, self._fleet.ready))
         end = next((one for one in ends if one.finish_reason in ("error", "aborted")), ends[0])
@@ -263,19 +273,30 @@ class ClusterEngine:
         if deadline is not None:
             deadline.cancel()
 
-    def _ready(self, replica: Replica) -> None:  # noqa: ARG002
-        """There is a new engine: who waits for one may have it."""
+    def _ready(self, replica: Replica) -> None:
+        """There is a new engine: who waits for one may have it, and others once it is warm."""
         for run in list(self._homeless):
             self._forget_home(run)
             self._place(run)
         self._starts += 1
-        telling = asyncio.create_task(self._tell_start())
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        for task in map(asyncio.create_task, (self._tell_start(), self._warm(replica))):
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _tell_start(self) -> None:
         async with self._started:
             self._started.notify_all()
+
+    async def _warm(self, replica: Replica) -> None:
+        """Have a new replica compute its share of prompts, then take requests."""
+        numbers = [one.link.number for one in self._fleet.ready]
+        own, now = replica.link.number, self._loop.time()
+        with contextlib.suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(_WARMING_SECONDS):
+                for head in self._heads.share_of(own, numbers, now, self._fleet.is_held):
+                    async for _ in self._generate(head.request, head.hashes, replica):
+                        pass
+        self._fleet.admit(replica)
 
     def _lost(self, runs: list[Run], has_died: bool) -> None:
         """A replica computes these no more."""

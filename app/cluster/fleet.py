@@ -52,6 +52,8 @@ class Replica:
     """That they joined in; this door's own."""
     info: EngineInfo | None = None
     """`None`: it is not ready."""
+    takes_requests: bool = False
+    """Others are spared it until it has been admitted."""
     runs: dict[str, Run] = field(default_factory=dict)
 
 
@@ -72,7 +74,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
         self._loads: dict[int, ReplicaLoad] = {}
-        """Of those that are ready."""
+        """Of those that take requests."""
         self._num_joined = 0
         self.ledger = LeaseLedger()
         self._turns = Turns()
@@ -86,7 +88,7 @@ class Fleet:
 
     @property
     def ready(self) -> list[Replica]:
-        """Those that take requests."""
+        """Those that compute, though some may not take requests yet."""
         return [replica for replica in self._replicas.values() if replica.info is not None]
 
     def attend(self, handle: Any) -> None:
@@ -113,6 +115,9 @@ class Fleet:
         """Have it computed where that costs least, or by that one; `False`: there is none."""
         if self._router is None or not self.ready:
             return False
+        if not self._loads:
+            for replica in self.ready:
+                self.admit(replica)
         run.num_replicas += 1
         run.name = f"{run.request.request_id}.{run.num_replicas}"
         run.at = to if to is not None and to.info is not None else self._choose(run, self._router)
@@ -120,6 +125,17 @@ class Fleet:
         resumption = structs.replace(run.stream.resumption(), request_id=run.name)
         run.at.link.send(Submit(resumption))
         return True
+
+    def admit(self, replica: Replica) -> None:
+        """It may take requests, if it is ready."""
+        if replica.info is not None and not replica.takes_requests:
+            replica.takes_requests = True
+            first = ReplicaLoad(0.0, 1.0, _FIRST_TOKENS_PER_S, self._loop.time())
+            self._loads[replica.link.number] = first
+
+    def is_held(self, hashes: Sequence[bytes]) -> bool:
+        """Whether a replica has all of these blocks."""
+        return len(hashes) in self._index.depths(hashes).values()
 
     def leave(self, run: Run) -> bool:
         """It is nobody's any more; returns whether somebody may still be at it."""
@@ -167,8 +183,9 @@ class Fleet:
                     )
                     return
                 replica.info = info
-                first = ReplicaLoad(0.0, 1.0, _FIRST_TOKENS_PER_S, self._loop.time())
-                self._loads.setdefault(link.number, first)
+                self._dismiss(replica)  # a new engine has nothing cached
+                if not self._loads:
+                    self.admit(replica)
                 self._on_ready(replica)
             case Deltas(deltas):
                 for delta in deltas:
@@ -178,7 +195,7 @@ class Fleet:
                         if run.stream.has_ended:
                             self.leave(run)
             case State(stats, books):
-                if replica.info is not None:
+                if replica.takes_requests:
                     self._loads[link.number] = _load(stats, self._loop.time())
                 self.ledger.observe(link.number, stats.tenants, books=books)
                 elsewhere = self._turns.observe(link.number, stats.tenants)
@@ -198,7 +215,7 @@ class Fleet:
 
     def _lose(self, replica: Replica, *, has_died: bool) -> None:
         """What it was computing is to go on elsewhere, and nothing is known to be there."""
-        self._loads.pop(replica.link.number, None)
+        self._dismiss(replica)
         self._index.cleared(replica.link.number)
         self.ledger.forget(replica.link.number)
         self._turns.forget(replica.link.number)
@@ -208,6 +225,11 @@ class Fleet:
         for run in runs:
             run.at = None
         self._on_lost(runs, has_died)
+
+    def _dismiss(self, replica: Replica) -> None:
+        """It is to take no requests until it is admitted."""
+        replica.takes_requests = False
+        self._loads.pop(replica.link.number, None)
 
     def _close(self, link: Link) -> None:
         closing = asyncio.create_task(link.close())

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
 from app.cluster.messages import State, ToDoor
-from engine.api import EngineInfo, EngineUnavailable, TenantStats, TokenDelta
+from engine.api import EngineInfo, EngineRequest, EngineUnavailable, TenantStats, TokenDelta
 from engine.serve.messages import (
     Deltas,
     Ready,
@@ -171,3 +171,56 @@ async def test_replicas_are_told_of_each_others_service_by_the_door_that_books()
     assert one.heard == [ServedElsewhere({"a": 3.0})]
     await engine.close()
     assert not two.heard
+
+
+async def test_a_new_replica_computes_its_prompts_before_it_takes_requests() -> None:
+    os.environ |= ENVIRONMENT
+    pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
+    from app.cluster.client import ClusterEngine
+
+    place = Place()
+    engine = ClusterEngine(place, ready_seconds=10)  # type: ignore[arg-type]
+    engine._fleet.attend(place.handle)
+    engine._fleet.become(frozenset({"old"}))
+    await eventually(lambda: len(place.handle.replicas) == 1)
+    old = place.handle.replicas["old"]
+    old.queue.put_nowait(Ready(INFO))
+    await eventually(lambda: engine.num_ready == 1)
+
+    def end(replica: Told) -> None:
+        """Answer the last request with its end."""
+        name = replica.heard[-1].request.request_id  # type: ignore[union-attr]
+        delta = TokenDelta(request_id=name, finish_reason="length")
+        replica.queue.put_nowait(Deltas([delta]))
+
+    async def run(request: EngineRequest, at: Told) -> None:
+        before = len(at.heard)
+        running = asyncio.ensure_future(anext(engine.generate(request)))
+        await eventually(lambda: len(at.heard) > before)
+        end(at)
+        assert (await running).finish_reason == "length"
+
+    pinned = make_request("pinned", [7] * 32, shared_tokens=32, pin="p")
+    nothing = structs.replace(pinned.sampling, max_tokens=0)
+    await run(structs.replace(pinned, sampling=nothing), old)
+    engine._fleet.become(frozenset({"old", "new"}))
+    await eventually(lambda: "new" in place.handle.replicas)
+    new = place.handle.replicas["new"]
+    new.queue.put_nowait(Ready(INFO))
+    await eventually(lambda: new.heard)
+    (warming,) = new.heard
+    assert isinstance(warming, Submit)
+    assert (warming.request.prompt, warming.request.pin) == ([7] * 32, "p")
+    for number in range(6):
+        await run(make_request(f"early {number}", [number] * 40), old)
+    end(new)
+    await eventually(lambda: len(engine._fleet._loads) == 2)
+    old.queue.put_nowait(state_with_queue(60.0))
+    await eventually(old.queue.empty)
+    await run(make_request("late", [9] * 40), new)
+    assert len(new.heard) == 2
+    await engine.close()
+
+
+def state_with_queue(seconds: float) -> State:
+    return State(structs.replace(simulated_core().stats(), queue_seconds=seconds), books=False)
