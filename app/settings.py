@@ -198,6 +198,18 @@ class Settings(BaseSettings):
         "kept_disk 0.",
     )
     replicas: Count = Field(1, description="Their number; each has threads and kv_memory.")
+    max_replicas: Count | None = Field(
+        None,
+        description="Up to how many there are while they are needed; without it always replicas.",
+    )
+    replica_queue_seconds: Seconds = Field(
+        2.0,
+        description="What may wait at a replica on average, in seconds that its prompts take; with "
+        "more, or with 85 % of KV memory in use, there is another replica.",
+    )
+    replica_idle_seconds: Seconds = Field(
+        300.0, description="For how long fewer replicas must have been enough before one ends."
+    )
     ray_address: str | None = Field(
         None,
         description="Ray cluster that they run on, such as 10.0.0.1:6379; without it one on this "
@@ -422,14 +434,16 @@ class Settings(BaseSettings):
 
     def _check_cluster(self) -> None:
         if not self.cluster:
-            if self.replicas > 1 or self.ray_address is not None:
-                raise ValueError("replicas and ray_address go with cluster")
+            if self.replicas > 1 or self.max_replicas is not None or self.ray_address is not None:
+                raise ValueError("replicas, max_replicas and ray_address go with cluster")
             return
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError("max_replicas must be at least replicas")
         if self.kept_disk:
             raise ValueError("kept_disk must be 0 with cluster: replicas keep no blocks on disk")
         if self.kv_events is not None:
             raise ValueError("kv_events goes without cluster: replicas tell their front doors")
-        if self.replicas > 1 and self.kv_memory is None:
+        if max(self.replicas, self.max_replicas or 1) > 1 and self.kv_memory is None:
             raise ValueError("kv_memory must be given with replicas: one machine may have several")
 
     @property

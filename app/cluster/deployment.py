@@ -16,10 +16,11 @@ import msgspec
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from app.cluster.replica import EngineReplica, ReplicaOptions
+from app.cluster.scaling import ByNeed
 from engine.api import EngineError
 
 APPLICATION: Final = "partywall"
@@ -29,12 +30,22 @@ _MOST_CALLS: Final = 10_000
 """At once, of all doors to one replica; each has one or two."""
 
 
+_RISE_SECONDS: Final = 10.0
+"""For how long more replicas must be needed, on average, before there are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """What is to run where."""
 
     options: ReplicaOptions
     num_replicas: int
+    """At least."""
+    most_replicas: int
+    queue_seconds: float
+    """With more of them waiting at each on average there are to be more."""
+    idle_seconds: float
+    """For how long fewer must have been enough before one ends."""
     cpus: float
     gpus: float
     """Of each replica."""
@@ -56,8 +67,10 @@ class Cluster:
     @property
     def version(self) -> str:
         """What is wanted; a replica says of which one it is."""
-        wanted = repr((self._wanted.num_replicas, self._wanted.cpus, self._wanted.gpus))
-        data = wanted.encode() + msgspec.json.encode(self._wanted.options)
+        wanted = self._wanted
+        scaling = wanted.num_replicas, wanted.most_replicas, wanted.queue_seconds
+        numbers = *scaling, wanted.idle_seconds, wanted.cpus, wanted.gpus
+        data = repr(numbers).encode() + msgspec.json.encode(self._wanted.options)
         return blake2b(data, digest_size=8).hexdigest()
 
     def connect(self) -> Any:
@@ -96,7 +109,7 @@ class Cluster:
         self._folder = tempfile.mkdtemp(prefix="partywall-ray-")
         ray.init(
             "local",
-            num_cpus=max(os.cpu_count() or 1, int(self._wanted.num_replicas * self._wanted.cpus)),
+            num_cpus=max(os.cpu_count() or 1, int(self._wanted.most_replicas * self._wanted.cpus)),
             include_dashboard=False,
             configure_logging=False,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -105,12 +118,30 @@ class Cluster:
             _node_ip_address="127.0.0.1",
         )
 
+    def _number(self) -> dict[str, Any]:
+        """How many replicas there are to be, as Serve is told."""
+        wanted = self._wanted
+        if wanted.most_replicas == wanted.num_replicas:
+            return {"num_replicas": wanted.num_replicas}
+        policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
+            policy_function=ByNeed, policy_kwargs={"queue_seconds": wanted.queue_seconds}
+        )
+        scaling = AutoscalingConfig(
+            min_replicas=wanted.num_replicas,
+            max_replicas=wanted.most_replicas,
+            upscale_delay_s=_RISE_SECONDS,
+            downscale_delay_s=wanted.idle_seconds,
+            look_back_period_s=_RISE_SECONDS,
+            policy=policy,
+        )
+        return {"autoscaling_config": scaling}
+
     def _application(self) -> serve.Application:
         wanted, options = self._wanted, msgspec.json.encode(self._wanted.options)
         router: Any = "app.cluster.addressing.ChosenReplica"
         as_replicas = serve.deployment(
             name="engine",
-            num_replicas=wanted.num_replicas,
+            **self._number(),
             max_ongoing_requests=_MOST_CALLS,
             graceful_shutdown_timeout_s=wanted.drain_seconds,
             request_router_config=RequestRouterConfig(request_router_class=router),

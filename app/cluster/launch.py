@@ -23,6 +23,8 @@ ENVIRONMENT: Final = {
     # keep one that is to go for half a minute.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Replicas say how loaded they are often enough for what is to be done about it in seconds.
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 
 
@@ -40,7 +42,8 @@ def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
         raise EngineError(
             f"cluster: {error.name} is not installed: pip install 'partywall[cluster]'"
         ) from error
-    sharing = settings.replicas if settings.ray_address is None else 1
+    most_replicas = settings.max_replicas or settings.replicas
+    sharing = most_replicas if settings.ray_address is None else 1
     threads = settings.threads or max(1, compute_threads(None) // sharing)
     wanted = Deployment(
         options=ReplicaOptions(
@@ -50,6 +53,9 @@ def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
             loading_seconds=settings.engine_loading_seconds,
         ),
         num_replicas=settings.replicas,
+        most_replicas=most_replicas,
+        queue_seconds=settings.replica_queue_seconds,
+        idle_seconds=settings.replica_idle_seconds,
         cpus=threads,
         gpus=float(settings.device == "cuda"),
         address=settings.ray_address,

@@ -27,6 +27,7 @@ from app.cluster.messages import (
     decode_question,
     decode_to_replica,
 )
+from app.cluster.scaling import KV_SHARE, QUEUE_SECONDS
 from engine.api import EngineError, EngineRequest, EngineUnavailable, TokenDelta
 from engine.config import EngineConfig
 from engine.serve.messages import (
@@ -89,6 +90,15 @@ class EngineReplica:
     async def greet(self) -> str:
         """The version that was deployed. Who calls is told by Ray which replicas there are."""
         return self._version
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller is told now and then (`app.cluster.scaling`)."""
+        try:
+            stats = await self._engine.stats()
+        except EngineUnavailable:
+            return {}
+        share = stats.blocks_in_use / stats.blocks_total
+        return {QUEUE_SECONDS: stats.queue_seconds, KV_SHARE: share}
 
     async def attend(self, door: str, replica: str) -> AsyncIterator[bytes]:
         """What a door is told, from now until it leaves: `ToDoor`.

@@ -152,6 +152,9 @@ class _Bed:
         return Deployment(
             options=options,
             num_replicas=self.size,
+            most_replicas=self.size,
+            queue_seconds=1,
+            idle_seconds=1,
             cpus=self._threads,
             gpus=0,
             address=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -52,6 +53,9 @@ def wanted(folder: Path, address: str | None = None) -> Deployment:
     return Deployment(
         options=options,
         num_replicas=3,
+        most_replicas=3,
+        queue_seconds=1,
+        idle_seconds=1,
         cpus=0.5,
         gpus=0,
         address=address,
@@ -277,6 +281,31 @@ async def test_a_second_door_joins_what_is_there(engine: ClusterEngine, model: P
     )
     await second.close()
     assert {one.pid for one in processes("partywall-replica-")} == before
+
+
+async def test_replicas_come_and_go_by_need_under_streams(
+    engine: ClusterEngine,
+    model: Path,
+    undisturbed: list[Outputs],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from app.cluster import deployment
+    from app.cluster.deployment import Cluster
+
+    monkeypatch.setattr(deployment, "_RISE_SECONDS", 2.0)
+    hurried = replace(wanted(model), num_replicas=1, queue_seconds=1e-4)
+    await asyncio.to_thread(Cluster(hurried).deploy)
+    async with asyncio.timeout(240):
+        while engine.num_ready > 1:  # nothing waits while these answers are written
+            long = make_request("long", [5, 6, 7], 400)
+            assert len((await run(engine, long, []))[0]) == 400
+        for number in itertools.count():
+            assert await run_all(engine, f"more{number}") == undisturbed
+            if engine.num_ready == 3:
+                break
+    await is_empty(engine)
+    await asyncio.to_thread(Cluster(wanted(model)).deploy)
+    await eventually(lambda: engine.num_ready == 3)
 
 
 DOOR = """
