@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from starlette.requests import HTTPConnection
 
+from app.logs.request import note_principal
 from app.wire.errors import ApiError, unauthorized
 from tenants.records import Principal
 from tenants.store import TenantStore
@@ -35,6 +36,7 @@ async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Prin
     principal = await tenants.authenticate(key)
     if principal is None:
         raise unauthorized("This API key is not valid.")
+    note_principal(principal.tenant.id, principal.key.id)
     if principal.tenant.status == "disabled":
         raise tenant_disabled()
     return principal

@@ -106,6 +106,8 @@ def engine_config(
         tensor_parallel=settings.tensor_parallel,
         kernel_paths=settings.kernel_paths,
         cache_dir=str(settings.cache_dir),
+        log_format=settings.log_format,
+        log_level=settings.log_level,
     )
 
 

@@ -36,6 +36,7 @@ from app.setting_kinds import (
     is_loopback,
     paths,
 )
+from engine.config import LogFormat, LogLevel
 from engine.model.weights import DEFAULT_MODEL, default_cache_dir
 from tenants.records import TenantLimits
 
@@ -83,6 +84,13 @@ class Settings(BaseSettings):
     insecure: bool = Field(False, description="Accept clear text on an address beyond loopback.")
     ready_file: Location | None = Field(
         None, description="Written (mode 0600) once requests are served: URL, pid, new secrets."
+    )
+
+    log_format: LogFormat = Field(
+        "auto", description="Lines of the log; auto is text on a terminal and JSON elsewhere."
+    )
+    log_level: LogLevel = Field(
+        "info", description="What is logged at least; a line for every request is info."
     )
 
     model: str = Field(

@@ -19,6 +19,7 @@ _MODULES = {
     "leases": "bench.tenants.leases",
     "sockets": "bench.service.sockets",
     "socket-overhead": "bench.service.socket_overhead",
+    "log-lines": "bench.service.log_lines",
     "stall": "bench.service.stall",
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",

@@ -12,6 +12,8 @@ from engine.blocks.eviction_policy import Eviction
 Quantization = Literal["auto", "none", "int8", "int4"]
 KernelPaths = Literal["auto", "floats", "words", "tiles"]
 Speculation = Literal["off", "lookup", "draft"]
+LogFormat = Literal["auto", "json", "text"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 _AT_LEAST_ONE = (
     "block_size",
@@ -114,6 +116,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     On a CPU it does not depend on how its prompt is cut into chunks either; prompts take longer. On
     a GPU a prompt token that is computed alone may be rounded differently than in a longer chunk.
     """
+    log_format: LogFormat = "auto"
+    """Of the lines that an engine's process logs; `auto`: text on a terminal, JSON elsewhere."""
+    log_level: LogLevel = "info"
+    """What these say at least."""
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
@@ -134,6 +140,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.speculation not in get_args(Speculation):
             raise ValueError(f"speculation: {self.speculation!r} is none of off, lookup, draft")
+        if self.log_format not in get_args(LogFormat):
+            raise ValueError(f"log_format: {self.log_format!r} is none of auto, json, text")
+        if self.log_level not in get_args(LogLevel):
+            raise ValueError(
+                f"log_level: {self.log_level!r} is none of debug, info, warning, error"
+            )
         if (self.speculation == "draft") != (self.draft_model_path is not None):
             raise ValueError("draft_model_path: goes with speculation draft, and that with it")
         if self.tensor_parallel > 1 and self.kept_dir is not None:

@@ -28,13 +28,13 @@ def serve(**given: Any) -> None:
 
     Every option is also an environment variable, named beside it; the command line wins.
     """
-    from app.transport.request_ids import log_to
+    from app.logs.setup import log_to
 
     try:
         settings = load_settings(**given)
     except SettingsError as error:
         raise CommandError(str(error)) from None
-    log_to(sys.stderr)
+    log_to(sys.stderr, settings.log_format, settings.log_level)
     _warn_if_exposed(settings)
     _serve(settings)
 

@@ -18,6 +18,9 @@ from app.generate.lines import Line, LineEnd, Piece
 from app.generate.logprob_room import LogprobRoom
 from app.generate.logprobs import TokenTexts
 from app.generate.sifter import Sifter
+from app.generate.timeline import Timeline
+from app.logs.lines import log_generation
+from app.logs.request import current_request
 from app.prompt.conversation import Prompt
 from app.prompt.reasoning_style import Opened
 from app.prompt.tools import Tools
@@ -117,7 +120,10 @@ class Generation:
         self._reader: asyncio.Task[object] | None = None
         self._is_waiting = False
         self._first_run = request.num_generated == 0
-        self._started = perf_counter()
+        self.timeline = Timeline()
+        self._origin = current_request()
+        if self._origin is not None:
+            self._origin.num_generations += 1
         self._last_tokens: dict[int, float] = {}
         self._searched_tokens = 0
         self._logprob_room = logprob_room
@@ -243,6 +249,7 @@ class Generation:
             try:
                 await deltas.aclose()
             finally:
+                log_generation(self, self._origin)
                 await self._settle()
 
     def _interrupt(self, how: Interruption, failure: ApiError | None = None) -> None:
@@ -355,8 +362,10 @@ class Generation:
         now, before = perf_counter(), self._last_tokens.get(delta.index)
         if not self._last_tokens:
             self.ticket.first_token()
-            self._metrics.time_to_first_token.observe(now - self._started)
+            self.timeline.first_token = now
+            self._metrics.time_to_first_token.observe(now - self.timeline.started)
         if before is not None:
             tokens = len(delta.token_ids)
             self._metrics.inter_token_latency.observe((now - before) / tokens, tokens)
+            self.timeline.add_gap(now - before, tokens)
         self._last_tokens[delta.index] = now

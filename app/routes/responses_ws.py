@@ -29,6 +29,7 @@ from starlette.websockets import WebSocket
 
 from app.auth import authenticate, select_subprotocol
 from app.context import Service
+from app.logs.request import note_error
 from app.transport.http import error_response
 from app.transport.intake import IncomingBody
 from app.transport.origins import check_origin
@@ -62,6 +63,7 @@ async def responses_socket(socket: WebSocket) -> None:
         known = as_api_error(error)
         if accepted or known is None:
             raise
+        note_error(known.code)
         await socket.send_denial_response(error_response(known))
 
 

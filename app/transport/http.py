@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import Service
+from app.logs.request import note_error
 from app.transport.bounds import INLINE_BYTES
 from app.transport.server_sent_events import until_gone
 from app.wire.common import Model, decode_json, parse
@@ -165,6 +166,7 @@ def _refusal(request: Request, route: str, error: Exception) -> Response:
         known = internal_error()
     service: Service = request.app.state.service
     service.metrics.count_refused(route, known.status)
+    note_error(known.code)
     return error_response(known)
 
 

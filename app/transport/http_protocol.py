@@ -23,6 +23,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from app.logs.lines import log_refusal
+from app.logs.request import new_request_id
 from app.transport.connection_bounds import ConnectionBounds, Place
 from app.transport.websocket_protocol import ABORT_EXTENSION, WebSocketProtocol
 from app.wire.errors import ApiError, invalid_request
@@ -286,11 +288,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _answer(self, error: ApiError) -> None:
         body = msgspec.json.encode(error.body())
+        request_id = new_request_id()
+        log_refusal(error, None, request_id=request_id)
         lines = [
             STATUS_LINE[error.status],
             *(b"%s: %s\r\n" % header for header in self.server_state.default_headers),
             b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
-            b"connection: close\r\n\r\n",
+            b"x-request-id: %s\r\nconnection: close\r\n\r\n" % request_id.encode(),
             body,
         ]
         self.transport.write(b"".join(lines))

@@ -1,26 +1,22 @@
-"""An id for every request and socket: in its answer's headers, and in whatever is logged for it.
-
-Ids are made here, never taken from a client, who could otherwise write into the log under another
-request's id.
-"""
+"""An id for every request and socket: in its answer's headers, and in whatever is logged for it."""
 
 from __future__ import annotations
-
-import logging
-import uuid
-from contextvars import ContextVar
-from typing import TextIO
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.logs.lines import log_answer, log_socket
+from app.logs.request import CLIENT_ID_HEADERS, RequestContext, begin_request
+
 HEADER = "x-request-id"
+CLIENT_HEADER = CLIENT_ID_HEADERS[0]
 _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
-_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+_ABNORMAL_CLOSURE = 1006
 
 
 class RequestIds:
-    """Plain ASGI middleware: an `x-request-id` on every HTTP response and handshake.
+    """Plain ASGI middleware: an `x-request-id` on every HTTP response and handshake, and a line in
+    the log at the end of each.
 
     Tasks that serve the request inherit it for what they log.
     """
@@ -33,29 +29,50 @@ class RequestIds:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{uuid.uuid4().hex}"
-        _request_id.set(request_id)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] in _STARTS:
-                MutableHeaders(scope=message)[HEADER] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
-
-
-class _RequestIdFilter(logging.Filter):
-    """Gives every record a `request`: its id in brackets, or nothing."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        request_id = _request_id.get()
-        record.request = "" if request_id is None else f" [{request_id}]"
-        return True
+        context = begin_request(scope)
+        seen = _Seen(context, receive, send)
+        try:
+            await self._app(
+                scope, seen.receive if scope["type"] == "websocket" else receive, seen.send
+            )
+        finally:
+            seen.log()
 
 
-def log_to(stream: TextIO) -> None:
-    """Log warnings and worse, with the id of the request that they belong to."""
-    handler = logging.StreamHandler(stream)
-    handler.addFilter(_RequestIdFilter())
-    form = "%(levelname)s %(name)s%(request)s: %(message)s"
-    logging.basicConfig(level=logging.WARNING, format=form, handlers=[handler])
+class _Seen:
+    """How a request is answered, or a socket closed, as it passes through."""
+
+    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+        self._context = context
+        self._receive = receive
+        self._send = send
+        self._status: int | None = None
+        self._is_socket = False
+        self._close_code = _ABNORMAL_CLOSURE
+
+    async def receive(self) -> Message:
+        """What a socket's client sends; the last message says how it has closed."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            self._close_code = message["code"]
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send, the start of an answer with the ids."""
+        if message["type"] in _STARTS:
+            headers = MutableHeaders(scope=message)
+            headers[HEADER] = self._context.id
+            if self._context.client_id is not None:
+                headers[CLIENT_HEADER] = self._context.client_id
+            self._status = message.get("status")
+            self._is_socket = message["type"] == "websocket.accept"
+        elif message["type"] == "websocket.close":
+            self._close_code = message["code"]
+        await self._send(message)
+
+    def log(self) -> None:
+        """It is over."""
+        if self._is_socket:
+            log_socket(self._context, self._close_code)
+        elif not self._context.num_generations:
+            log_answer(self._context, self._status)

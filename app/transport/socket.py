@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket
 
+from app.logs.request import current_request
 from app.responses.registry import Responses
 from app.transport.bounds import INLINE_BYTES, Bounds
 from app.transport.intake import Intake
@@ -110,6 +111,8 @@ class OpenSocket:
                     try:
                         await self._take(frame, lanes, connection.principal.tenant.id)
                     except RefusedMessage as refused:
+                        if (context := current_request()) is not None:
+                            context.num_refused += 1
                         if refused.previous is not None:
                             lanes.evict(refused.previous)
                         self._writer.reply(error_event(refused.error, refused.stream_id))

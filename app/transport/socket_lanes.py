@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from app.logs.lines import log_refusal
+from app.logs.request import current_request
 from app.prompt.history import SocketHistory
 from app.responses.registry import Responses
 from app.responses.run import ResponseRun
@@ -243,6 +245,7 @@ class Lanes:
             _log.error("a response on a socket failed", exc_info=error)
             known = internal_error()
         self._responses.metrics.count_refused("responses", known.status)
+        log_refusal(known, current_request())
         return error_event(known, stream_id)
 
     async def _begin(self, message: _Message) -> tuple[ResponseRun, int]:

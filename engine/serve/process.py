@@ -15,6 +15,7 @@ import zmq
 
 from engine.api import EngineBroken, EngineError
 from engine.config import EngineConfig
+from engine.logs import log_process
 from engine.run.threads import thread_environment
 from engine.serve.messages import Failed, Loading, encode
 from engine.serve.remote import RemoteEngine, RunningEngine
@@ -83,7 +84,8 @@ def main() -> None:
     die_with(int(parent_pid))
     # Ctrl-C reaches the whole terminal; the service decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    config = msgspec.json.decode(config_json, type=EngineConfig)
+    log_process("engine", config.log_format, config.log_level, sys.stderr)
     socket = zmq.Context().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.connect(address)
@@ -102,7 +104,7 @@ def main() -> None:
 
     tell("libraries")
     try:
-        core = load_core(msgspec.json.decode(config_json, type=EngineConfig), tell)
+        core = load_core(config, tell)
         publisher = make_publisher(core.config, core.scheduler.pool, core.info.block_size)
     except Exception as error:
         reason = str(error)

@@ -221,6 +221,8 @@ ENGINE_SETTINGS = {
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_events_replay": "tcp://127.0.0.1:5558",
     "kv_events_topic": "kv",
+    "log_format": "json",
+    "log_level": "warning",
     "block_size": 32,
     "max_context_tokens": 512,
     "step_token_budget": 256,

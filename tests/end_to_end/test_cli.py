@@ -282,7 +282,13 @@ def test_stopping_interrupts_a_running_stream_and_leaves_a_store_that_starts_aga
     assert events[-1] == "response.incomplete"
     assert close_code == 1012
     assert service.process.wait(STOP_SECONDS) == 0
-    assert "Traceback" not in service.log.read_text()
+    printed = service.log.read_text()
+    assert "Traceback" not in printed
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert "engine" in {line.get("process") for line in lines}
+    (ended,) = (line for line in lines if line.get("finish") == "suspended")
+    same = [line for line in lines if line.get("request_id") == ended["request_id"]]
+    assert [line["close_code"] for line in same if line["event"] == "socket"] == [1012]
 
     # Without a service the commands work on the same store.
     assert "demo" in {tenant["id"] for tenant in partywall.read("tenant", "list")}

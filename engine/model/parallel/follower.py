@@ -6,6 +6,7 @@ import gc
 import logging
 import pickle
 import signal
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError
 from engine.config import EngineConfig
+from engine.logs import log_process
 from engine.model.kernel_paths import Choice, use_choice
 from engine.model.load import load_shard
 from engine.model.paged_model import PagedModel
@@ -27,7 +29,7 @@ def follow(
     """Until the leader closes the connection, or ends."""
     # Ctrl-C reaches the whole terminal; the leader decides when its followers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(format=f"%(levelname)s engine, rank {shard.rank}: %(message)s")
+    log_process(f"engine, rank {shard.rank}", config.log_format, config.log_level, sys.stderr)
     transformers_logging.disable_progress_bar()
     use_choice(choice)
     connection.send(None)
