@@ -102,6 +102,21 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def wall(self, watcher: str, replica: int = 0) -> bytes:
+        """What has become of the blocks since this watcher asked last: a frame, as
+        `engine.blocks.wall` describes it. One that is new, or has not asked for long, is told all;
+        nothing where too many look already. In a cluster, those are of one `replica`, by its place
+        among those that are ready.
+
+        A round trip through the engine loop. Raises `EngineUnavailable` without an answer, and
+        `EngineError` where there is no such replica.
+        """
+        ...
+
+    async def unwatch(self, watcher: str) -> None:
+        """This watcher looks no more, wherever it did. Unknown names are fine."""
+        ...
+
     async def stats(self) -> EngineStats:
         """A round trip through the engine loop. Raises `EngineUnavailable` without an answer."""
         ...

@@ -42,7 +42,8 @@ def endpoint(
     `Body` is any type that pydantic reads from JSON, `Query` a model of the query's parameters,
     either is `None` where there is nothing to take; `Answer` is a model, or `None` for no content.
     A handler that answers in media types besides JSON names them and their types in
-    `other_content`, and makes these responses itself.
+    `other_content`, and makes these responses itself; where it has no JSON, its `Answer` is a
+    `Response`.
     """
 
     def declare(handler: Handler) -> Endpoint:
@@ -50,7 +51,9 @@ def endpoint(
         body, query = get_args(hints["call"])
         answer = hints["return"]
         if other_content:
-            (answer,) = (one for one in get_args(answer) if not issubclass(one, Response))
+            answers = get_args(answer) or (answer,)
+            models = [one for one in answers if not issubclass(one, Response)]
+            answer = models[0] if models else type(None)
         summary, _, description = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")
         operation = Operation(
             name=name or handler.__name__,

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from app.admin.docs import admin_document, docs_routes
 from app.admin.endpoint import Endpoint
 from app.admin.problems import routing_problem
-from app.admin.routes import audit, cache, groups, keys, live, prompts, tenants, usage
+from app.admin.routes import audit, cache, groups, keys, live, prompts, tenants, usage, wall
 from app.admin.token import AdminToken
 from app.context import Service
 
@@ -30,6 +30,7 @@ ENDPOINTS = [
     *audit.ENDPOINTS,
     *live.ENDPOINTS,
     *cache.ENDPOINTS,
+    *wall.ENDPOINTS,
 ]
 _DOCUMENT = admin_document(PREFIX, [one.operation for one in ENDPOINTS])
 

@@ -30,6 +30,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskWall,
     ChainsReply,
     FatesReply,
     ForgetTenant,
@@ -37,6 +38,8 @@ from engine.serve.messages import (
     ProbeReply,
     ToEngine,
     Unpin,
+    Unwatch,
+    WallReply,
 )
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
@@ -211,6 +214,21 @@ class ClusterEngine:
         elif len(left) > 1:
             following = left[1].order << _PAGE_BITS
         return structs.replace(page, next=following)
+
+    async def wall(self, watcher: str, replica: int = 0) -> bytes:
+        """See `EngineClient.wall`."""
+        replicas = sorted(self._fleet.ready, key=lambda one: one.order)
+        if not replicas:
+            raise EngineUnavailable("no replica is ready")
+        if replica >= len(replicas):
+            raise EngineError(f"replica: there is no number {replica}, but {len(replicas)} of them")
+        answer = await replicas[replica].link.ask(AskWall(0, watcher))
+        assert isinstance(answer, WallReply)
+        return answer.frame
+
+    async def unwatch(self, watcher: str) -> None:
+        """See `EngineClient.unwatch`."""
+        self._tell_all(Unwatch(watcher))
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`: the sums of all replicas', and of what leases have cost what

@@ -22,6 +22,7 @@ from app.cluster.messages import (
     Answer,
     Beat,
     Blocks,
+    Question,
     State,
     ToDoor,
     decode_question,
@@ -34,6 +35,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskWall,
     ChainsReply,
     Deltas,
     FatesReply,
@@ -45,6 +47,8 @@ from engine.serve.messages import (
     Submit,
     ToEngine,
     Unpin,
+    Unwatch,
+    WallReply,
     encode,
 )
 from engine.serve.process import ProcessEngine
@@ -137,7 +141,7 @@ class EngineReplica:
         if replica != self._name:
             raise WrongReplica(replica)
 
-    async def _answer(self, asked: Probe | AskFates | AskChains) -> Answer:
+    async def _answer(self, asked: Question) -> Answer:
         match asked:
             case Probe():
                 return ProbeReply(asked.probe_id, await self._engine.stats())
@@ -146,6 +150,8 @@ class EngineReplica:
             case AskChains():
                 page = await self._engine.chains(asked.tenant, asked.before)
                 return ChainsReply(asked.ask_id, page)
+            case AskWall():
+                return WallReply(asked.ask_id, await self._engine.wall(asked.watcher))
 
     async def _tell_starts(self) -> None:
         """Tell all doors of each engine that takes another's place."""
@@ -221,6 +227,8 @@ class _Door:
                 await self._engine.unpin(pin)
             case ForgetTenant(tenant):
                 await self._engine.forget_tenant(tenant)
+            case Unwatch(watcher):
+                await self._engine.unwatch(watcher)
             case ServedElsewhere(tenants):
                 await self._engine.served_elsewhere(tenants)
 

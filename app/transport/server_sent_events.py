@@ -14,11 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.transport.bounds import Bounds
 
 _log = logging.getLogger(__name__)
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _COMMENT = b": queued\n\n"
 SSE_DONE = b"data: [DONE]\n\n"
 """What both APIs end a stream with."""
@@ -50,7 +46,11 @@ class EventStream:
         close: Callable[[], Awaitable[None]],
         bounds: Bounds,
         headers: Mapping[str, str] | None = None,
+        *,
+        media_type: str = "text/event-stream; charset=utf-8",
+        comment: bytes = _COMMENT,
     ) -> None:
+        """`comment` is what readers of this media type take for nothing at all."""
         self._events = events
         self._close = close
         self._deadline = bounds.send_deadline_seconds
@@ -58,7 +58,9 @@ class EventStream:
         self._turn = asyncio.Lock()
         self._has_sent = False
         self._ended = False
+        self._comment = comment
         self._headers = [
+            (b"content-type", media_type.encode()),
             *_HEADERS,
             *((name.encode(), value.encode()) for name, value in (headers or {}).items()),
         ]
@@ -109,7 +111,7 @@ class EventStream:
             await asyncio.sleep(self._keep_alive_seconds)
             if not self._has_sent:
                 with contextlib.suppress(TimeoutError):  # the next event will find it out as well
-                    await self._send(send, _COMMENT)
+                    await self._send(send, self._comment)
 
 
 def abort_transport(scope: Scope) -> None:

@@ -45,6 +45,8 @@ class EvictionQueue:
 
     def __init__(self, num_blocks: int, eviction: Eviction, clock: Callable[[], float]) -> None:
         self.leases = Leases(clock)
+        self.touched: set[int] | None = None
+        """See `BlockPool.touched`; here blocks are added that nobody leases any more."""
         self._lost: dict[int, Loss] = {}
         """Blocks that nobody leases any more, and why, if not for want of memory."""
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -242,6 +244,8 @@ class EvictionQueue:
 
     def _unlease(self, blocks: Sequence[int], why: Loss | None = None) -> None:
         """Nobody leases `blocks` any more: what is up for eviction of them, goes next."""
+        if self.touched is not None:
+            self.touched.update(blocks)
         for block in reversed(blocks):
             if why is not None:
                 self._lost[block] = why

@@ -21,6 +21,11 @@ class HostTier:
         self._slots = BlockPool(num_slots, "lru")
 
     @property
+    def books(self) -> BlockPool:
+        """The books of the slots, to be read."""
+        return self._slots
+
+    @property
     def num_used(self) -> int:
         """Slots that hold a block."""
         return self._slots.num_in_use + self._slots.num_cached

@@ -52,6 +52,17 @@ class BlockPool:
         self._queue = EvictionQueue(num_blocks, eviction, clock)
 
     @property
+    def touched(self) -> set[int] | None:
+        """The blocks whose books have changed since somebody took them from here; `None`: nobody
+        wants to know.
+        """
+        return self._queue.touched
+
+    @touched.setter
+    def touched(self, blocks: set[int] | None) -> None:
+        self._queue.touched = blocks
+
+    @property
     def num_in_use(self) -> int:
         """Blocks that some sequence or pin holds."""
         return self.num_blocks - len(self._queue)
@@ -128,6 +139,7 @@ class BlockPool:
             self._refs[block] = 1
             self._owners[block] = owner
             blocks.append(block)
+        self._touch(blocks)
         self.peak_in_use = max(self.peak_in_use, self.num_in_use)
         return blocks
 
@@ -139,9 +151,13 @@ class BlockPool:
             block = self._queue.evict(owner)
             self._empty(block)
             self._queue.add_free(block)
+            self._touch((block,))
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
+        if self.touched is not None:
+            blocks = list(blocks)  # they may come only once
+            self._touch(blocks)
         for block in blocks:
             if self._refs[block] == 0:
                 self._queue.remove_cached(block, self._owners[block])
@@ -154,6 +170,7 @@ class BlockPool:
         The tail of a sequence goes up for eviction before its beginning: that is a useful prefix
         without its tail, and a tail alone can never be hit.
         """
+        self._touch(blocks)
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} released twice"
             self._refs[block] -= 1
@@ -184,6 +201,7 @@ class BlockPool:
         assert self._hashes[block] is None, "a full block is immutable"
         if block_hash in self._by_hash:
             return
+        self._touch((block,))
         self._hashes[block] = block_hash
         self._by_hash[block_hash] = block
         self._fresh.add(block)
@@ -205,6 +223,10 @@ class BlockPool:
     def fresh(self) -> Set[int]:
         """What `take_fresh` would return."""
         return self._fresh
+
+    def is_leased(self, block: int) -> bool:
+        """Whether somebody leases the block, as far as ends of leases have been looked for."""
+        return self._queue.leases.is_leased(block)
 
     def num_references(self, block: int) -> int:
         """How many hold the block."""
@@ -236,6 +258,7 @@ class BlockPool:
         """Keep what is present of `hashes`, in sequence order, as the last to be evicted."""
         if terms.seconds or terms.tenant in self._queue.leases.tenants:
             present = [self._by_hash[key] for key in hashes if key in self._by_hash]
+            self._touch(present)
             self._queue.lease(present, terms)
 
     def forget_owner(self, owner: str, keep: Container[int] = ()) -> None:
@@ -301,6 +324,10 @@ class BlockPool:
         """A copy of all reference counts, by block."""
         return list(self._refs)
 
+    def _touch(self, blocks: Iterable[int]) -> None:
+        if self._queue.touched is not None:
+            self._queue.touched.update(blocks)
+
     def _empty(self, block: int) -> None:
         """Let go of what a block holds that is queued no more."""
         if self._hashes[block] is not None:
@@ -314,6 +341,7 @@ class BlockPool:
                     self._queue.add_free(block)
                 self._queue.emptied(block)
                 self._forget(block, why)
+                self._touch((block,))
 
     def _forget(self, block: int, why: Loss | None) -> None:
         key = self._hashes[block]

@@ -25,6 +25,7 @@ from engine.api import (
 from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.tiers import Tiers
+from engine.blocks.wall import Wall
 from engine.config import EngineConfig
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
@@ -43,6 +44,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskWall,
     ChainsReply,
     Deltas,
     FatesReply,
@@ -56,6 +58,8 @@ from engine.serve.messages import (
     Submit,
     ToEngine,
     Unpin,
+    Unwatch,
+    WallReply,
     decode_to_engine,
     encode,
 )
@@ -108,6 +112,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs, turns
         )
+        self.wall = Wall(tiers, self.scheduler.pins)
         self._runner = runner
         self._grammars = grammars
         self._keeper = _make_keeper(config, info, self.scheduler, runner)
@@ -161,6 +166,8 @@ class EngineCore:
         fare better; one that lacks memory is tried again, smaller. Raises `EngineBroken` if step
         after step of one kind fails, or the runner does: running requests have not ended then.
         """
+        if self.wall.is_watched:
+            self.wall.lapse()
         refused = self._take_compiled() + self._take_entering()
         progress = self._order.advance(self._runner)
         self._steps += progress.computed is not None
@@ -422,6 +429,11 @@ def serve(
             elif isinstance(message, AskChains):
                 page = core.scheduler.lifecycle.chains.page(message.tenant, message.before)
                 socket.send(encode(ChainsReply(message.ask_id, page)))
+            elif isinstance(message, AskWall):
+                frame = core.wall.frame(message.watcher)
+                socket.send(encode(WallReply(message.ask_id, frame)))
+            elif isinstance(message, Unwatch):
+                core.wall.unwatch(message.watcher)
             elif isinstance(message, Probe):
                 socket.send(encode(ProbeReply(message.probe_id, core.stats())))
             else:

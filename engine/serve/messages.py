@@ -72,6 +72,19 @@ class AskChains(msgspec.Struct, frozen=True, tag=True):
     before: int | None = None
 
 
+class AskWall(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `WallReply`, from inside the loop, what a watcher of the blocks is to be told."""
+
+    ask_id: int
+    watcher: str
+
+
+class Unwatch(msgspec.Struct, frozen=True, tag=True):
+    """This watcher of the blocks looks no more."""
+
+    watcher: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End every request and leave the loop."""
 
@@ -121,6 +134,13 @@ class ChainsReply(msgspec.Struct, frozen=True, tag=True):
     page: ChainPage
 
 
+class WallReply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AskWall`: a frame, as `engine.blocks.wall` describes it."""
+
+    ask_id: int
+    frame: bytes
+
+
 ToEngine = (
     Submit
     | Abort
@@ -132,9 +152,11 @@ ToEngine = (
     | Probe
     | AskFates
     | AskChains
+    | AskWall
+    | Unwatch
     | Shutdown
 )
-FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply | ChainsReply
+FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply | ChainsReply | WallReply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -34,6 +34,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskWall,
     ChainsReply,
     Deltas,
     Failed,
@@ -51,6 +52,8 @@ from engine.serve.messages import (
     Submit,
     ToEngine,
     Unpin,
+    Unwatch,
+    WallReply,
     decode_from_engine,
     encode,
 )
@@ -129,6 +132,7 @@ class RemoteEngine:
         self._probes = Answers[EngineStats]()
         self._fates = Answers[list[BlockFate]]()
         self._chains = Answers[ChainPage]()
+        self._frames = Answers[bytes]()
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -238,6 +242,19 @@ class RemoteEngine:
         number = next(self._numbers)
         question = AskChains(number, tenant, before)
         return await self._chains.ask(number, lambda: self._send(question))
+
+    async def wall(self, watcher: str, replica: int = 0) -> bytes:
+        """See `EngineClient.wall`."""
+        if replica:
+            raise EngineError(f"replica: there is no number {replica}, but one engine")
+        if self._info is None:
+            raise EngineUnavailable("the engine is not running")
+        number = next(self._numbers)
+        return await self._frames.ask(number, lambda: self._send(AskWall(number, watcher)))
+
+    async def unwatch(self, watcher: str) -> None:
+        """See `EngineClient.unwatch`."""
+        self._send_if_running(Unwatch(watcher))
 
     async def _open(self) -> None:
         """Launch an engine and wait until it is ready."""
@@ -404,6 +421,8 @@ class RemoteEngine:
                 self._fates.take(message.ask_id, message.fates)
             elif isinstance(message, ChainsReply):
                 self._chains.take(message.ask_id, message.page)
+            elif isinstance(message, WallReply):
+                self._frames.take(message.ask_id, message.frame)
 
     def _send(self, message: ToEngine) -> None:
         # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
@@ -425,6 +444,7 @@ class RemoteEngine:
         self._probes.fail("the engine died")
         self._fates.fail("the engine died")
         self._chains.fail("the engine died")
+        self._frames.fail("the engine died")
 
     def _close_socket(self) -> None:
         if self._socket is not None:

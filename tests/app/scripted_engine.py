@@ -137,6 +137,12 @@ class ScriptedEngine:
             raise EngineUnavailable("down")
         return ChainPage(chains=[])
 
+    async def wall(self, watcher: str, replica: int = 0) -> bytes:
+        raise EngineUnavailable(f"no blocks to show {watcher} of {replica}")
+
+    async def unwatch(self, watcher: str) -> None:
+        """Nobody watches."""
+
     async def stats(self) -> EngineStats:
         if self.down:
             raise EngineUnavailable("down")

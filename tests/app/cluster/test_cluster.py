@@ -19,7 +19,8 @@ import pytest_asyncio
 from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
-from engine.api import EngineRequest, TokenDelta
+from engine.api import EngineError, EngineRequest, TokenDelta
+from engine.blocks.wall import PINNED, Cell, decode
 from engine.config import EngineConfig
 from engine.serve.process import ProcessEngine
 from tests.engine.model.test_model import save_model
@@ -248,6 +249,21 @@ async def test_what_follows_goes_where_its_blocks_are(engine: ClusterEngine) -> 
         found |= {chain.conversation for chain in page.chains}
         before = page.next
     assert found >= {f"c{i}" for i in range(6)}
+
+
+async def test_the_blocks_of_each_replica_are_shown(engine: ClusterEngine) -> None:
+    await run(engine, structs.replace(make_request("pin", [8] * 33, 0), pin="a/law"), [])
+    for number in range(engine.num_ready):
+        cells: list[Cell] = []
+        frame = await engine.wall("w", number)
+        while decode(frame, cells, [])[1]:
+            frame = await engine.wall("w", number)
+        assert sum(cell.state & PINNED > 0 for cell in cells) == 2
+    with pytest.raises(EngineError, match="replica: there is no number 7"):
+        await engine.wall("w", 7)
+    await engine.unwatch("w")
+    await engine.unpin("a/law")
+    await is_empty(engine)
 
 
 async def test_what_is_pinned_is_at_all_replicas_until_it_is_unpinned(

@@ -1,0 +1,132 @@
+"""`/admin/wall`: the KV blocks of a replica and what becomes of them, as a stream of frames."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from pydantic import Field
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.admin.declaration import endpoint
+from app.admin.endpoint import Call
+from app.admin.lists import Query
+from app.admin.problems import Problem
+from app.context import Service
+from app.transport.server_sent_events import EventStream
+from engine.api import EngineError, EngineUnavailable
+from engine.blocks.wall import PARTIAL
+
+_MEDIA_TYPE: Final = "application/octet-stream"
+_INTERVAL_SECONDS: Final = 0.1
+_BYTES_A_SECOND: Final = 50_000
+_RETRY_SECONDS: Final = 1.0
+_LENGTH_BYTES: Final = 4
+_NOTHING: Final = bytes(_LENGTH_BYTES)
+"""An empty frame keeps the connection alive."""
+
+
+class WallQuery(Query):
+    """Whose blocks, and for how long."""
+
+    replica: Annotated[
+        int, Field(ge=0, le=9999, description="In a cluster: its place among those ready.")
+    ] = 0
+    seconds: Annotated[
+        int, Field(ge=1, le=3600, description="The stream's end; one may ask again.")
+    ] = 3600
+
+
+@endpoint("GET", "/wall", "Live view", other_content={_MEDIA_TYPE: bytes})
+async def watch_wall(call: Call[None, WallQuery]) -> Response:
+    """Stream what becomes of every KV block: its state, its owner, and how many hold it.
+
+    Frames, each behind its length (4 bytes, big-endian), as docs/wall.md describes them: first
+    every block, then ten times a second what has changed, 50 KB a second at most. Who reads slowly
+    is told of several changes at once. An empty frame says that the stream lives.
+    """
+    watch = _Watch(call.service, call.query)
+    return _FrameResponse(call.service, watch, await watch.first())
+
+
+class _FrameResponse(Response):
+    """Frames until their end, or their reader's."""
+
+    media_type = _MEDIA_TYPE
+
+    def __init__(self, service: Service, watch: _Watch, first: bytes) -> None:
+        super().__init__()
+        self._stream = EventStream(
+            watch.frames(first),
+            watch.end,
+            service.bounds,
+            media_type=_MEDIA_TYPE,
+            comment=_NOTHING,
+        )
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        if scope["method"] == "HEAD":
+            await self._watch.end()
+            await super().__call__(scope, receive, send)
+        else:
+            await self._stream(scope, receive, send)
+
+
+class _Watch:
+    """One watcher of an engine's blocks."""
+
+    def __init__(self, service: Service, query: WallQuery) -> None:
+        self._engine = service.engine
+        self._replica = query.replica
+        self._seconds = query.seconds
+        self._name = secrets.token_hex(8)
+
+    async def first(self) -> bytes:
+        """The first frame. Raises `Problem` 429 where too many look, and `EngineError`."""
+        frame = await self._engine.wall(self._name, self._replica)
+        if not frame:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "Too many look at these blocks already.",
+                code="too_many_watchers",
+            )
+        return frame
+
+    async def frames(self, first: bytes) -> AsyncGenerator[bytes, None]:
+        """That frame and the ones behind it, each with its length.
+
+        While the engine is away there are none; its successor tells all anew.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._seconds
+        frame: bytes | None = first
+        while frame != b"" and loop.time() < end:
+            if frame is None:
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                yield len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
+                if not frame[0] & PARTIAL:  # at first, all is told as fast as it is taken
+                    await asyncio.sleep(max(_INTERVAL_SECONDS, len(frame) / _BYTES_A_SECOND))
+            frame = await self._next()
+
+    async def end(self) -> None:
+        """Look no more."""
+        await self._engine.unwatch(self._name)
+
+    async def _next(self) -> bytes | None:
+        """`None` while nobody answers; empty if nobody will."""
+        try:
+            return await self._engine.wall(self._name, self._replica)
+        except EngineUnavailable:
+            return None
+        except EngineError:
+            return b""
+
+
+ENDPOINTS = [watch_wall]

@@ -1,0 +1,269 @@
+"""The pool as a picture: one cell a block, told to whoever watches by what has changed.
+
+A *watcher* asks for one frame after the other. Each tells the cells that have changed since its
+last one, as they are now: who asks late gets the changes of all that time in one, and nothing is
+kept for it but a mark a cell. What a frame holds is bounded; where more has changed the cells take
+turns, by their numbers. While nobody watches, the pools note nothing.
+
+The cells are the pool's blocks and, behind them, the slots of the host tier. A frame, whose numbers
+are varints (LEB128):
+
+    flags, number of blocks, number of slots, cells yet to be told,
+    number of new owners, and each one's length in bytes and name in UTF-8,
+    then to its end the cells: how many are left out since the last one told, state, and
+        with RUN: how many more of the cells behind it are alike,
+        unless free: the owner, by its place among those that this watcher has been told of,
+        with HELD: how many hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from engine.blocks.pins import Pins
+from engine.blocks.pool import BlockPool
+from engine.blocks.tiers import Tiers
+
+HELD: Final = 1
+"""In use: some sequence, pin or transfer holds it."""
+FINDABLE: Final = 2
+"""It has a hash; if nobody holds it, it is cached."""
+LEASED: Final = 4
+PINNED: Final = 8
+RUN: Final = 16
+"""Not a part of the state: the cells behind this one are alike."""
+
+ANEW: Final = 1
+"""Flag: what this watcher has been told before does not count; all cells are free."""
+PARTIAL: Final = 2
+"""Flag: not every cell has been told yet."""
+
+_CELLS_A_FRAME: Final = 1000
+"""About a millisecond of the engine's loop, and 4 KB."""
+_CELLS_AT_FIRST: Final = 2000
+_MOST_WATCHERS: Final = 8
+_MOST_OWNERS: Final = 4096
+_PATIENCE_SECONDS: Final = 10.0
+
+
+class Cell(NamedTuple):
+    """What one cell shows."""
+
+    state: int
+    owner: str = ""
+    num_references: int = 0
+
+
+FREE: Final = Cell(0)
+
+
+@dataclass(slots=True)
+class _Watcher:
+    pending: bytearray
+    """A byte a cell: whether it is to be told."""
+    untold: int
+    """Cells that have not been told for the first time, at most."""
+    asked: float = 0.0
+    flags: int = ANEW
+    cursor: int = 0
+    owners: dict[str, int] = field(default_factory=dict)
+
+    def take(self, most: int) -> list[int]:
+        """The next cells to be told, in ascending order."""
+        taken: list[int] = []
+        for begin, end in ((self.cursor, len(self.pending)), (0, self.cursor)):
+            at = self.pending.find(1, begin, end)
+            while at >= 0 and len(taken) < most:
+                self.pending[at] = 0
+                taken.append(at)
+                at = self.pending.find(1, at + 1, end)
+        if taken:
+            self.cursor = taken[-1] + 1
+            self.untold = max(0, self.untold - len(taken))
+        return sorted(taken)
+
+
+class Wall:
+    """The picture of a pool, its pins and its host tier, and who watches it."""
+
+    def __init__(self, tiers: Tiers, pins: Pins) -> None:
+        self._pool = tiers.pool
+        self._slots = tiers.host.books
+        self._pins = pins
+        self._clock = tiers.pool.clock
+        self._watchers: dict[str, _Watcher] = {}
+
+    def __len__(self) -> int:
+        return self._pool.num_blocks + self._slots.num_blocks
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody looks."""
+        return bool(self._watchers)
+
+    def cell(self, number: int) -> Cell:
+        """What is in the books of a block or, behind the blocks, of a slot."""
+        if number >= self._pool.num_blocks:
+            return _cell(self._slots, number - self._pool.num_blocks)
+        cell = _cell(self._pool, number)
+        flags = self._pool.is_leased(number) * LEASED | (number in self._pins.references) * PINNED
+        return cell._replace(state=cell.state | flags) if flags else cell
+
+    def frame(self, name: str) -> bytes:
+        """What a watcher has not been told, or a part of it. One that is new is told all.
+
+        Empty for a new one where too many look already.
+        """
+        self._note()
+        self.lapse()
+        watcher = self._watchers.get(name)
+        if watcher is None or len(watcher.owners) > _MOST_OWNERS:
+            self.unwatch(name)
+            if len(self._watchers) >= _MOST_WATCHERS:
+                return b""
+            watcher = self._begin(name)
+        watcher.asked = self._clock()
+        return self._next_frame(watcher)
+
+    def unwatch(self, name: str) -> None:
+        """This watcher looks no more. Unknown names are fine."""
+        self._watchers.pop(name, None)
+        if not self._watchers:
+            self._pool.touched = self._slots.touched = None
+
+    def lapse(self) -> None:
+        """Take those that have not asked for long to look no more."""
+        oldest = self._clock() - _PATIENCE_SECONDS
+        for name in [name for name, one in self._watchers.items() if one.asked < oldest]:
+            self.unwatch(name)
+
+    def _begin(self, name: str) -> _Watcher:
+        if self._pool.touched is None:
+            self._pool.touched, self._slots.touched = set(), set()
+        watcher = self._watchers[name] = _Watcher(bytearray(b"\1") * len(self), len(self))
+        return watcher
+
+    def _next_frame(self, watcher: _Watcher) -> bytes:
+        numbers = watcher.take(_CELLS_AT_FIRST if watcher.untold else _CELLS_A_FRAME)
+        num_known = len(watcher.owners)
+        cells = _encoded(zip(numbers, map(self.cell, numbers), strict=True), watcher.owners)
+        names = [name.encode() for name in list(watcher.owners)[num_known:]]
+        frame = bytearray([watcher.flags | (PARTIAL if watcher.untold else 0)])
+        watcher.flags = 0
+        num_pending = watcher.pending.count(1)
+        for count in (self._pool.num_blocks, self._slots.num_blocks, num_pending, len(names)):
+            _put(frame, count)
+        for name in names:
+            _put(frame, len(name))
+            frame += name
+        return bytes(frame + cells)
+
+    def _note(self) -> None:
+        """Mark what has changed since the last frame of any watcher, for all of them."""
+        if self._pool.touched is None or self._slots.touched is None:
+            return
+        _ = self._pool.leases  # those that are due end
+        first = self._pool.num_blocks
+        changed = [*self._pool.touched, *(first + slot for slot in self._slots.touched)]
+        self._pool.touched.clear()
+        self._slots.touched.clear()
+        for watcher in self._watchers.values():
+            pending = watcher.pending
+            for number in changed:
+                pending[number] = 1
+
+
+def decode(frame: bytes, cells: list[Cell], owners: list[str]) -> tuple[int, int]:
+    """Take over a frame into what its watcher has been told; returns its flags, and how many cells
+    are yet to be told.
+    """
+    numbers = _Reader(frame)
+    flags, num_blocks, num_slots, pending = (numbers.take() for _ in range(4))
+    if flags & ANEW:
+        cells[:] = [FREE] * (num_blocks + num_slots)
+        owners.clear()
+    owners += [numbers.text() for _ in range(numbers.take())]
+    at = 0
+    while numbers.has_more:
+        at += numbers.take()
+        state = numbers.take()
+        count = 1 + (numbers.take() if state & RUN else 0)
+        state &= ~RUN
+        owner = owners[numbers.take()] if state else ""
+        cell = Cell(state, owner, numbers.take() if state & HELD else 0)
+        cells[at : at + count] = [cell] * count
+        at += count
+    return flags, pending
+
+
+@dataclass(slots=True)
+class _Reader:
+    frame: bytes
+    at: int = 0
+
+    @property
+    def has_more(self) -> bool:
+        return self.at < len(self.frame)
+
+    def take(self) -> int:
+        value, shift = 0, 0
+        while True:
+            byte = self.frame[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+
+    def text(self) -> str:
+        length = self.take()
+        self.at += length
+        return self.frame[self.at - length : self.at].decode()
+
+
+def _cell(books: BlockPool, number: int) -> Cell:
+    references, is_findable = books.num_references(number), books.is_findable(number)
+    if not references and not is_findable:
+        return FREE
+    state = (HELD if references else 0) | (FINDABLE if is_findable else 0)
+    return Cell(state, books.owner_of(number), references)
+
+
+def _encoded(cells: Iterable[tuple[int, Cell]], owners: dict[str, int]) -> bytearray:
+    """The part of a frame that tells cells; owners that are new are added to those known."""
+    out, end = bytearray(), 0
+    for first, count, cell in _runs(cells):
+        state, owner, num_references = cell
+        _put(out, first - end)
+        out.append(state | RUN if count > 1 else state)
+        if count > 1:
+            _put(out, count - 1)
+        if state:
+            _put(out, owners.setdefault(owner, len(owners)))
+        if state & HELD:
+            _put(out, num_references)
+        end = first + count
+    return out
+
+
+def _runs(cells: Iterable[tuple[int, Cell]]) -> Iterator[tuple[int, int, Cell]]:
+    """Neighbours that are alike: the first one's number, how many, and what they show."""
+    first, count, shown = 0, 0, FREE
+    for number, cell in cells:
+        if count and number == first + count and cell == shown:
+            count += 1
+            continue
+        if count:
+            yield first, count, shown
+        first, count, shown = number, 1, cell
+    if count:
+        yield first, count, shown
+
+
+def _put(out: bytearray, value: int) -> None:
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
