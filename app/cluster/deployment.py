@@ -80,7 +80,7 @@ class Cluster:
         """
         with _told():
             self._connect()
-            serve.start(proxy_location="Disabled")
+            _start_serve()
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
             if APPLICATION in serve.status().applications:
                 return serve.get_app_handle(APPLICATION)
@@ -153,6 +153,13 @@ class Cluster:
         )
         application: serve.Application = as_replicas(EngineReplica).bind(options, self.version)
         return application
+
+
+def _start_serve() -> None:
+    try:
+        serve.start(proxy_location="Disabled")
+    except ValueError:  # another door has just started it
+        serve.start(proxy_location="Disabled")
 
 
 @contextmanager

@@ -324,6 +324,27 @@ async def test_replicas_come_and_go_by_need_under_streams(
     await eventually(lambda: engine.num_ready == 3)
 
 
+async def test_doors_that_start_serve_at_the_same_time_share_it(
+    engine: ClusterEngine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve._private import api
+    from ray.serve.exceptions import RayServeException
+
+    from app.cluster.deployment import Cluster
+
+    looks = []
+
+    def look(*_: object, **__: object) -> None:
+        monkeypatch.undo()  # only the first time nobody is there yet
+        looks.append(1)
+        raise RayServeException
+
+    monkeypatch.setattr(api, "_check_cached_client_alive", lambda: (None, False))
+    monkeypatch.setattr(api, "_get_global_client", look)
+    assert await asyncio.to_thread(Cluster(wanted(model)).connect) is not None
+    assert looks
+
+
 DOOR = """
 import asyncio, sys
 from pathlib import Path
