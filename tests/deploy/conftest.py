@@ -39,7 +39,8 @@ def compose() -> Compose:
 @pytest.fixture(scope="session")
 def services(compose: Compose) -> dict[str, Any]:
     """Every service of every profile, as compose understands it."""
-    answer = compose("--profile", "cpu", "--profile", "gpu", "config", "--format", "json")
+    profiles = [f"--profile={name}" for name in ("cpu", "gpu", "cluster")]
+    answer = compose(*profiles, "config", "--format", "json")
     assert answer.returncode == 0, answer.stderr
     described: dict[str, Any] = json.loads(answer.stdout)["services"]
     return described

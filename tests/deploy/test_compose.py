@@ -108,12 +108,13 @@ def test_running_streams_have_time_to_end(services: dict[str, Any]) -> None:
 
 
 class Probed(BaseHTTPRequestHandler):
-    """Answers `/readyz` alone, with `status`."""
+    """Answers `probe` alone, with `status`."""
 
     status = 200
+    probe = "/readyz"
 
     def do_GET(self) -> None:
-        self.send_response(self.status if self.path == "/readyz" else 404)
+        self.send_response(self.status if self.path == self.probe else 404)
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -121,19 +122,29 @@ class Probed(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.mark.parametrize(
+    ("name", "port", "probe"),
+    [("partywall", 8000, "/readyz"), ("worker", 52365, "/api/healthz")],
+)
 @pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1), (None, 1)])
 def test_the_health_check_is_green_only_while_the_service_is_ready(
-    status: int | None, expected: int, services: dict[str, Any]
+    name: str,
+    port: int,
+    probe: str,
+    status: int | None,
+    expected: int,
+    services: dict[str, Any],
 ) -> None:
-    kind, command = services["partywall"]["healthcheck"]["test"]
+    kind, command = services[name]["healthcheck"]["test"]
     assert kind == "CMD-SHELL"
-    handler = type("Fresh", (Probed,), {"status": status})
+    assert str(port) in command
+    handler = type("Fresh", (Probed,), {"status": status, "probe": probe})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         if status is None:
             server.shutdown()
             server.server_close()
-        command = command.replace("8000", str(server.server_port))
+        command = command.replace(str(port), str(server.server_port))
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
         done = subprocess.run(
             ["sh", "-c", command], capture_output=True, timeout=10, env={"PATH": path}
