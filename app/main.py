@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from app.admin.token import AdminToken
     from app.context import Service
+    from app.upkeep.tracing import Tracing
     from engine.client import EngineClient
 
 _FAREWELL_SECONDS = 2.0
@@ -223,6 +224,7 @@ async def run_service(
             settings.reasoning_format,
             prices,
             webhook,
+            _new_tracing(settings, model_id, stack),
         )
         apps = (app, create_admin_app(app.state.service, admin_token))
         await run_server(
@@ -261,6 +263,23 @@ def _tell_logit_error(settings: Settings, engine: EngineClient, progress: Progre
     if settings.quantize in ("int8", "int4"):
         error = engine.info.logit_error
         progress(f"{settings.quantize}: logits differ by {error:.1%} from the original's")
+
+
+def _new_tracing(
+    settings: Settings, model_id: str, stack: contextlib.AsyncExitStack
+) -> Tracing | None:
+    """What tells a collector of requests, until the stack ends. Raises `ValueError`."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from app.upkeep.tracing import Tracing
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"otlp_endpoint: there is no {error.name}; pip install 'partywall[otel]'"
+        ) from None
+    tracing = Tracing(settings.otlp_endpoint, model_id)
+    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
 
 
 def _listeners(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -54,6 +55,9 @@ from app.upkeep.workers import Workers
 from engine.client import EngineClient
 from tenants.prices import FREE, Prices
 
+if TYPE_CHECKING:
+    from app.upkeep.tracing import Tracing
+
 
 def create_app(
     engine: EngineClient,
@@ -65,16 +69,17 @@ def create_app(
     reasoning_format: ReasoningSetting = "auto",
     prices: Prices = FREE,
     webhook: Webhook | None = None,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """What the tenants reach. `tool_format` is how the model writes the functions that it calls,
     and `reasoning_format` what it reasons; `prices` are its own. What is in the outbox of `stores`
-    goes to `webhook`.
+    goes to `webhook`; `tracing` is told of requests.
 
     Engine and stores are started and closed by the caller; the application's lifespan owns only its
     own background work (warming, leases, usage).
     """
     formats = tool_format, reasoning_format
-    service = _assembled(engine, stores, tokenizer, model_id, bounds, *formats, prices)
+    service = _assembled(engine, stores, tokenizer, model_id, bounds, *formats, prices, tracing)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -93,6 +98,7 @@ def _assembled(
     tool_format: ToolFormat,
     reasoning_format: ReasoningSetting,
     prices: Prices,
+    tracing: Tracing | None,
 ) -> Service:
     """Every part with the parts that it works with."""
     metrics, workers = Metrics(), Workers()
@@ -126,6 +132,7 @@ def _assembled(
         max_logprob_bytes=bounds.max_logprob_bytes,
         grammars=GrammarCheck(workers),
         comparisons=Comparisons(history, engine, workers),
+        tracing=tracing,
     )
     return Service(
         engine=engine,

@@ -69,19 +69,24 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _checked_webhook(text: str) -> str:
-    import httpx  # for those who have a webhook
+def _checked_url(text: str) -> str:
+    import httpx  # for those who have one
 
     try:
         httpx.URL(text)  # refuses what could never be sent to
         parts = urlsplit(text)
         has_port = parts.port != 0
     except (httpx.InvalidURL, ValueError) as error:
-        raise ValueError(f"an https:// address: {error}") from None
+        raise ValueError(f"an http:// or https:// address: {error}") from None
     names_user = parts.username is not None or parts.password is not None
     if parts.scheme not in ("http", "https") or not parts.hostname or names_user or not has_port:
-        raise ValueError("an https:// address without a user")
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ValueError("an http:// or https:// address without a user")
+    return text
+
+
+def _checked_webhook(text: str) -> str:
+    parts = urlsplit(_checked_url(text))
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError("https, but to this machine")
     return text
 
@@ -98,6 +103,7 @@ Seconds = Annotated[float, Field(gt=0)]
 AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, AfterValidator(_checked_networks)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
+Url = Annotated[str, AfterValidator(_checked_url)]
 WebhookUrl = Annotated[str, AfterValidator(_checked_webhook)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

@@ -31,6 +31,7 @@ from app.setting_kinds import (
     Price,
     Seconds,
     Share,
+    Url,
     WebhookUrl,
     check_given_file,
     is_loopback,
@@ -91,6 +92,11 @@ class Settings(BaseSettings):
     )
     log_level: LogLevel = Field(
         "info", description="What is logged at least; a line for every request is info."
+    )
+    otlp_endpoint: Url | None = Field(
+        None,
+        description="Collector that traces of requests go to (OpenTelemetry, OTLP over HTTP), such "
+        "as http://127.0.0.1:4318; needs the extra partywall[otel].",
     )
 
     model: str = Field(

@@ -207,6 +207,11 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     searched_tokens: int = 0
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    waited_seconds: float = 0.0
+    """How long the request has waited to be admitted since the last time that it was told of: in
+    the queue, or, after that, because it was preempted. Told of its first sequence."""
+    rebuilt_seconds: float = 0.0
+    """How long its reader had nothing because another engine took a dead one's place."""
     error: str | None = None
 
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +38,9 @@ from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
 from engine.validation import check_request
 from tenants.records import Principal
+
+if TYPE_CHECKING:
+    from app.upkeep.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Generations:
         max_logprob_bytes: int,
         grammars: GrammarCheck,
         comparisons: Comparisons,
+        tracing: Tracing | None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -89,6 +94,7 @@ class Generations:
         self._logprob_room = LogprobRoom(max_logprob_bytes)
         self._grammars = grammars
         self._comparisons = comparisons
+        self._tracing = tracing
 
     async def begin(
         self,
@@ -101,6 +107,7 @@ class Generations:
         Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`: nothing runs
         then, and the tenant has used up one request at most.
         """
+        asked_at = perf_counter()
         self._gate.check()
         self._names.check(request.model)
         info = self._engine.info
@@ -121,7 +128,7 @@ class Generations:
                 tools=request.tools,
                 grammar_field=request.constraint.field if request.constraint else "tools",
             )
-            generation = await self._start(principal, asked, ticket, info)
+            generation = await self._start(principal, asked, ticket, info, asked_at)
             generation.named = named
             return generation
 
@@ -130,12 +137,14 @@ class Generations:
 
         Raises what `begin` raises.
         """
+        asked_at = perf_counter()
         self._gate.check()
         info = self._engine.info
         again = renewed(interrupted.request, principal, interrupted.prompt, info)
         ticket = await self._gate.admit(principal)
         async with _released_unless_started(ticket):
-            return await self._start(principal, replace(interrupted, request=again), ticket, info)
+            asked = replace(interrupted, request=again)
+            return await self._start(principal, asked, ticket, info, asked_at)
 
     def unheeded(self, message: Wire) -> list[str]:
         """See `ReasoningStyle`."""
@@ -250,7 +259,7 @@ class Generations:
         return held
 
     async def _start(
-        self, principal: Principal, asked: Asked, ticket: Ticket, info: EngineInfo
+        self, principal: Principal, asked: Asked, ticket: Ticket, info: EngineInfo, asked_at: float
     ) -> Generation:
         """Take what it may use, and hand it to the engine."""
         head = shared_head(asked.request, principal.group, info.block_size)
@@ -268,7 +277,10 @@ class Generations:
             self._new_reader,
             self._template.reasoning.sifter,
         )
+        generation.timeline.asked = asked_at
         generation.end_with(self._connections.stream(principal, generation.fail))
+        if self._tracing is not None:
+            generation.end_with(self._tracing.following(generation))
         return generation
 
     def _new_reader(self, tools: Tools) -> AnswerReader | None:

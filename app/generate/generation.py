@@ -320,6 +320,7 @@ class Generation:
                 self.fail(invalid_request(f"{told}.", name))
             else:
                 self.fail(ApiError(500, message, code="server_error"))
+        self.timeline.note_waiting(delta)
         if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
             self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)

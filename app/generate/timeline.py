@@ -1,18 +1,38 @@
-"""When a generation's tokens came."""
+"""When a generation was asked for, waited, and had its tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Literal
+
+from engine.api import TokenDelta
+
+_MAX_PAUSES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """A time without tokens: until it was restored after a preemption, or rebuilt after a death."""
+
+    kind: Literal["restore", "rebuild"]
+    began: float
+    ended: float
 
 
 @dataclass(kw_only=True)
 class Timeline:
     """Of one generation, all its lines together. Times are those of `perf_counter`, in seconds."""
 
+    asked: float = 0.0
+    """When a request for it began to be looked at."""
     started: float = field(default_factory=perf_counter)
     """When it was handed to the engine."""
+    queue_seconds: float | None = None
+    """How long the engine let it wait from then on; `None` before that is known."""
     first_token: float | None = None
+    pauses: list[Pause] = field(default_factory=list)
+    """The first ones."""
     _gap_seconds: float = 0.0
     _gap_tokens: int = 0
 
@@ -30,3 +50,17 @@ class Timeline:
         """So many tokens have come behind others of their line after this time."""
         self._gap_seconds += seconds
         self._gap_tokens += tokens
+
+    def note_waiting(self, delta: TokenDelta) -> None:
+        """Keep what a delta says of times without tokens."""
+        if delta.rebuilt_seconds:  # waiting at the new engine is a part of it
+            self._add_pause("rebuild", delta.rebuilt_seconds)
+        elif delta.waited_seconds and self.queue_seconds is None:
+            self.queue_seconds = delta.waited_seconds
+        elif delta.waited_seconds:
+            self._add_pause("restore", delta.waited_seconds)
+
+    def _add_pause(self, kind: Literal["restore", "rebuild"], seconds: float) -> None:
+        if len(self.pauses) < _MAX_PAUSES:
+            now = perf_counter()
+            self.pauses.append(Pause(kind=kind, began=now - seconds, ended=now))

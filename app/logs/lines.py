@@ -36,6 +36,7 @@ def log_generation(generation: Generation, context: RequestContext | None) -> No
         "prompt_tokens": len(request.prompt),
         "cached_tokens": generation.cached_tokens,
         "output_tokens": generation.output_tokens,
+        "queue_ms": _ms(timeline.queue_seconds),
         "ttft_ms": _ms(timeline.time_to_first_token),
         "itl_ms": _ms(timeline.inter_token_latency),
         "duration_ms": _ms(perf_counter() - timeline.started),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -19,6 +20,7 @@ from structlog.typing import EventDict, WrappedLogger
 CLIENT_ID_HEADERS = ("x-client-request-id", "x-request-id")
 _CLIENT_ID = re.compile(r"[!-~]{1,128}")
 _MAX_PATH_CHARACTERS = 200
+_TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass(kw_only=True)
@@ -29,6 +31,8 @@ class RequestContext:
     client_id: str | None
     method: str
     path: str
+    trace: Mapping[str, str]
+    """The headers by which it belongs to a trace (W3C)."""
     started: float = field(default_factory=perf_counter)
     tenant: str | None = None
     key: str | None = None
@@ -68,6 +72,7 @@ def begin_request(scope: Scope) -> RequestContext:
         client_id=next((one for one in ids if one and _CLIENT_ID.fullmatch(one)), None),
         method=scope.get("method", "GET"),
         path=scope["path"][:_MAX_PATH_CHARACTERS],
+        trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
     )
     _current.set(context)
     return context

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 
 from app.transport.http import IGNORED_HEADER
+from app.transport.request_ids import CLIENT_HEADER as CLIENT_REQUEST_ID
 from app.transport.request_ids import HEADER as REQUEST_ID
 from app.wire.errors import ApiError
 
@@ -26,6 +27,7 @@ _LIMITS = [
 ]
 _READABLE = [
     REQUEST_ID,
+    CLIENT_REQUEST_ID,
     IGNORED_HEADER,
     "retry-after",
     "retry-after-ms",

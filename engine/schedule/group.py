@@ -63,6 +63,8 @@ class SequenceGroup:
     """Tokens by which all beams have grown, those that were dropped included."""
     saved: Saved | None = None
     """What it left in the host tier when it was preempted, if it was swapped."""
+    waiting_since: float = 0.0
+    """When it began to wait, the last time, by the clock of the block pool."""
     was_preempted: bool = False
     spared_output: int = 0
     """It is not preempted before one of its sequences has generated so many tokens."""

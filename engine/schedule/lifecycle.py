@@ -71,6 +71,7 @@ class Lifecycle:
     def enqueue(self, group: SequenceGroup) -> None:
         """Let a group wait in its place among the others of its tenant."""
         self.live[group.request_id] = group
+        group.waiting_since = self.pool.clock()
         if not self.account(group).waiting:
             self.fairness.begins_to_wait(self.account(group), self.accounts.waiting.values())
         self.accounts.enqueue(group)
@@ -87,6 +88,7 @@ class Lifecycle:
         self.fairness.admits(account)
         account.charge(price)
         group.is_charged = True
+        group.sequences[0].waited_seconds += self.pool.clock() - group.waiting_since
         admission.take(self.tiers)
         if isinstance(admission, ComputeAdmission):
             self._count(admission)

@@ -46,6 +46,8 @@ class Sequence:
     """What a beam search thinks of it, which it is a result of."""
     num_searched: int = 0
     """`SequenceGroup.num_searched`, when it was last news."""
+    waited_seconds: float = 0.0
+    """How long its request has waited, if that is still to be told with its news."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt)
@@ -125,7 +127,13 @@ class Sequence:
         """Another sequence that begins with the same tokens, in the same blocks."""
         fork = copy(self)
         fork.table, fork.token_ids = self.table.fork(), list(self.token_ids)
+        fork.waited_seconds = 0.0
         return fork
+
+    def take_waited(self) -> float:
+        """How long its request has waited, once."""
+        waited, self.waited_seconds = self.waited_seconds, 0.0
+        return waited
 
     def fail(self, message: str) -> None:
         """End it for a reason that `message` explains to the client."""

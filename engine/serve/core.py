@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from engine.api import (
     EngineBroken,
     EngineInfo,
@@ -333,6 +335,11 @@ class EngineCore:
         return list(map(_last_delta, ended))
 
     def _delta(self, news: News, sampled: Sampled) -> TokenDelta:
+        """What is new to a reader, and how long that had to wait."""
+        delta, waited = self._result(news, sampled), news.sequence.take_waited()
+        return structs.replace(delta, waited_seconds=waited) if waited else delta
+
+    def _result(self, news: News, sampled: Sampled) -> TokenDelta:
         """What sampled tokens, or what a beam search has come to, are to their reader, counted."""
         sequence = news.sequence
         if news.scored:

@@ -37,6 +37,8 @@ class RunningStream:
         self._num_searched = 0
         self._shown: Counter[int] = Counter()
         """Deltas that the engine of now has brought, by sequence."""
+        self._left_at: float | None = None
+        """When the engine before was lost, until another one goes on."""
         self.deaths = 0
         """Engines that have died with it, one after the other, and got nowhere with it."""
 
@@ -74,6 +76,9 @@ class RunningStream:
         """Take over what an engine has produced."""
         if delta.index not in self._open:
             return
+        if self._left_at is not None:
+            lost, self._left_at = self._loop.time() - self._left_at, None
+            delta = msgspec.structs.replace(delta, rebuilt_seconds=lost)
         self._num_scored += len(delta.prompt_logprobs)
         if delta.token_ids:
             self._generated[delta.index] += delta.token_ids
@@ -112,6 +117,8 @@ class RunningStream:
         self._shown.clear()
         for index in sorted(self._aborted):
             self.end("aborted", index=index)
+        if self._left_at is None:
+            self._left_at = self._loop.time()
 
     def survive_death(self, *, alone: bool) -> None:
         """The engine that had this request, perhaps nothing else, has died.

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
+from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
@@ -37,6 +38,9 @@ from tenants.store import CACHE_SECONDS, FLUSH_GRACE_SECONDS, TenantStore
 from tenants.system_prompts import SystemPrompts
 from tenants.usage import DayUsage
 from tests.app.scripted_engine import ScriptedEngine
+
+if TYPE_CHECKING:
+    from app.upkeep.tracing import Tracing
 
 MODEL = "acme/Scripted-1"
 ADMIN_TOKEN = "pwadmin_for-tests-only"
@@ -214,6 +218,7 @@ async def living(
     flush_grace_seconds: float = FLUSH_GRACE_SECONDS,
     prices: Prices = FREE,
     webhook: Webhook | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[World]:
     """A world over the store at `redis_url`; what it knows of tenants is `cache_seconds` old."""
     redis = await open_redis(redis_url, timeout_seconds=STALL_SECONDS)
@@ -227,7 +232,14 @@ async def living(
     for name in ("acme", "umbra"):
         tenants[name], keys[name] = await stores.tenants.create_tenant(name)
     app = create_app(
-        engine, stores, engine.tokenizer, MODEL, limits, prices=prices, webhook=webhook
+        engine,
+        stores,
+        engine.tokenizer,
+        MODEL,
+        limits,
+        prices=prices,
+        webhook=webhook,
+        tracing=tracing,
     )
     admin_app = create_admin_app(app.state.service, AdminToken.of(ADMIN_TOKEN))
     async with serving(app, admin_app) as (base_url, admin_url):
@@ -249,14 +261,22 @@ def webhook() -> Webhook | None:
 
 
 @pytest.fixture
+def tracing() -> Tracing | None:
+    return None
+
+
+@pytest.fixture
 async def world(
     engine: ScriptedEngine,
     limits: Bounds,
     store_server: EmbeddedStore,
     prices: Prices,
     webhook: Webhook | None,
+    tracing: Tracing | None,
 ) -> AsyncIterator[World]:
-    async with living(engine, limits, store_server.url, prices=prices, webhook=webhook) as world:
+    async with living(
+        engine, limits, store_server.url, prices=prices, webhook=webhook, tracing=tracing
+    ) as world:
         world.server_pid = store_server.server_pid
         yield world
 

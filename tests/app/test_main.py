@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from app.main import _remove_what_is_not_kept, draft_folder
-from app.settings import load_settings
+from app.main import _new_tracing, _remove_what_is_not_kept, draft_folder
+from app.settings import SettingsError, load_settings
 from engine.kept.folder import Folder
 from engine.model.weights import ModelUnavailable
 
@@ -69,3 +70,27 @@ def test_a_service_that_keeps_nothing_removes_what_another_has_kept(tmp_path: Pa
         owner.parent.mkdir()
     _remove_what_is_not_kept(load_settings(data_dir=tmp_path / "new", kept_disk=0))
     assert not (tmp_path / "new").exists()
+
+
+async def test_there_are_traces_where_an_endpoint_is_given() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        assert _new_tracing(load_settings(), "m", stack) is None
+        given = load_settings(otlp_endpoint="http://127.0.0.1:4318")
+        assert _new_tracing(given, "m", stack) is not None
+
+
+async def test_traces_without_their_extra_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "app.upkeep.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    given = load_settings(otlp_endpoint="http://127.0.0.1:4318")
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.raises(ValueError, match=r"otlp_endpoint: .*partywall\[otel\]"):
+            _new_tracing(given, "m", stack)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4318", "ftp://collector", "http://me@collector"])
+def test_an_endpoint_is_an_address_that_can_be_sent_to(url: str) -> None:
+    with pytest.raises(SettingsError, match="--otlp-endpoint"):
+        load_settings(otlp_endpoint=url)

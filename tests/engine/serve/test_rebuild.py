@@ -104,6 +104,17 @@ async def test_the_cache_hit_that_a_reader_was_told_stays_the_same(
     assert {first.cached_tokens} == {delta.cached_tokens for delta in rest} == {8}
 
 
+async def test_a_reader_is_told_once_how_long_its_engine_was_away(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    deltas = engine.generate(request("1", 400))
+    assert (await anext(deltas)).rebuilt_seconds == 0.0
+    fate.die_once()
+    rest = [delta.rebuilt_seconds async for delta in deltas]
+    assert sum(one > 0 for one in rest) == 1
+    assert max(rest) >= 0.01, "at least the delay before the restart"
+
+
 async def test_streams_end_when_the_engine_stays_away(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +222,8 @@ async def test_a_beam_search_whose_engine_dies_is_searched_anew(
     deltas = [delta async for delta in engine.generate(search)]
     anew = next(i for i in range(1, len(deltas)) if deltas[i].searched_tokens == 4)
     assert anew > 1
-    assert deltas[anew:] == [structs.replace(delta, cached_tokens=0) for delta in undisturbed]
+    assert [structs.replace(delta, rebuilt_seconds=0.0) for delta in deltas[anew:]] == [
+        structs.replace(delta, cached_tokens=0) for delta in undisturbed
+    ]
     assert fate.builds == 2
     assert sorted(by_index(undisturbed)) == [0, 1, 2]
