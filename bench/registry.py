@@ -35,6 +35,7 @@ _MODULES = {
     "routing": "bench.cluster.routing",
     "scale": "bench.cluster.scale",
     "cluster": "bench.cluster.replicas",
+    "disaggregated": "bench.cluster.disaggregated",
     "peers": "bench.service.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
