@@ -153,6 +153,7 @@ def service_bounds(settings: Settings) -> Bounds:
         max_body_bytes=settings.max_message_bytes,
         response_ttl_seconds=settings.response_ttl_seconds,
         resume_grace_seconds=settings.resume_grace_seconds,
+        metrics_tenants=settings.metrics_tenants,
         default_max_output_tokens=settings.default_max_output_tokens,
         lease_seconds=settings.lease_seconds,
         ignores_unknown_fields=settings.unknown_fields == "ignore",

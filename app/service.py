@@ -101,7 +101,7 @@ def _assembled(
     tracing: Tracing | None,
 ) -> Service:
     """Every part with the parts that it works with."""
-    metrics, workers = Metrics(), Workers()
+    metrics, workers = Metrics(bounds.metrics_tenants), Workers()
     names = ModelNames(model_id)
     context = engine.info.max_context_tokens
     template = ChatTemplate(tokenizer, workers, context, tool_format, reasoning_format)

@@ -80,6 +80,12 @@ class Settings(BaseSettings):
     admin_port: AutoPort = Field(
         None, description="Their port; 0 takes a free one, auto the one behind port."
     )
+    metrics_tenants: int = Field(
+        20,
+        ge=0,
+        description="Tenants, and registered prompts, with metrics of their own: those that have "
+        "most tokens; all others together are `other`.",
+    )
     ssl_certfile: Location | None = Field(None, description="TLS certificate chain (PEM).")
     ssl_keyfile: Location | None = Field(None, description="TLS private key (PEM).")
     insecure: bool = Field(False, description="Accept clear text on an address beyond loopback.")

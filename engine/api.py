@@ -388,6 +388,40 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     tenants: dict[str, TenantStats] = {}
     reuse: list[ReusePoint] = []
     """By size of the pool, smaller and larger ones than it is."""
+    plan_seconds: float = 0.0
+    """For which the loop has decided what steps compute."""
+    compute_seconds: float = 0.0
+    """For which steps were computed, from their start or the end of the one before."""
+    commit_seconds: float = 0.0
+    """For which the loop has taken their tokens over."""
+
+
+COUNTERS: Final = (
+    "steps",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "preemptions",
+    "recomputed",
+    "swapped_out",
+    "swapped_in",
+    "host_hit_blocks",
+    "in_block_tokens",
+    "spared_keys",
+    "drafted_tokens",
+    "accepted_tokens",
+    "forks",
+    "copied_blocks",
+    "restored_blocks",
+    "lease_block_seconds",
+    "leases_broken",
+    "leases_cut",
+    "invariant_violations",
+    "plan_seconds",
+    "compute_seconds",
+    "commit_seconds",
+)
+"""Of `EngineStats`, what only grows while an engine runs."""
 
 
 class EngineError(Exception):

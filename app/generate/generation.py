@@ -120,6 +120,7 @@ class Generation:
         self._reader: asyncio.Task[object] | None = None
         self._is_waiting = False
         self._first_run = request.num_generated == 0
+        self._series = metrics.traffic.tenants.did(request.tenant, 0)
         self.timeline = Timeline()
         self._origin = current_request()
         if self._origin is not None:
@@ -272,7 +273,11 @@ class Generation:
         first = owes_prompt and not self.request.num_generated
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
-        self._metrics.count_tokens(prompt, cached, output)
+        tenant, reason = self.request.tenant, self.outcome
+        self._metrics.count_answer(tenant, prompt, cached, output, reason)
+        origin = self.prompt.origin
+        if first and origin is not None:
+            self._metrics.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
         used = Used(
             prompt_tokens=prompt,
             cached_tokens=cached,
@@ -364,9 +369,11 @@ class Generation:
         if not self._last_tokens:
             self.ticket.first_token()
             self.timeline.first_token = now
-            self._metrics.time_to_first_token.observe(now - self.timeline.started)
+            self._series.time_to_first_token.observe(now - self.timeline.started)
+            if self.timeline.queue_seconds is not None:
+                self._series.queue_time.observe(self.timeline.queue_seconds)
         if before is not None:
             tokens = len(delta.token_ids)
-            self._metrics.inter_token_latency.observe((now - before) / tokens, tokens)
+            self._series.inter_token_latency.observe((now - before) / tokens, tokens)
             self.timeline.add_gap(now - before, tokens)
         self._last_tokens[delta.index] = now

@@ -63,10 +63,11 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
 
 
 async def metrics(request: Request) -> ASGIApp:
-    """Counters and gauges in Prometheus' text format."""
+    """Counters and gauges in a text format of Prometheus' or OpenMetrics, as is asked for."""
     service: Service = request.app.state.service
     service.metrics.engine.observe(await _engine_stats(service))
-    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+    text, media_type = service.metrics.render(request.headers.get("accept", ""))
+    return Response(text, headers={"content-type": media_type})
 
 
 async def _engine_stats(service: Service) -> EngineStats | None:

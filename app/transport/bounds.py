@@ -20,7 +20,8 @@ class Bounds:
     more than `max_kept_event_bytes` with those of others, or a quarter of that with others of the
     tenant. The log-probabilities that answers keep while they are written have `max_logprob_bytes`
     together, of which one tenant may take a quarter. Server-sent streams that say nothing for
-    `keep_alive_seconds`, be it that their request is queued, carry a comment. Browsers let pages of
+    `keep_alive_seconds`, be it that their request is queued, carry a comment. Up to
+    `metrics_tenants` have metrics of their own. Browsers let pages of
     `page_origins` call the service.
     """
 
@@ -44,5 +45,6 @@ class Bounds:
     default_max_output_tokens: int | None = None
     lease_seconds: float = 0.0
     readiness_timeout_seconds: float = 2.0
+    metrics_tenants: int = 20
     ignores_unknown_fields: bool = False
     page_origins: tuple[str, ...] = ()

@@ -2,76 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from engine.api import EngineStats
+from engine.api import COUNTERS, EngineStats
 
-_COUNTS = (
-    "steps",
-    "prompt_tokens",
-    "cached_tokens",
-    "output_tokens",
+_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "prompt_tokens": ("prefix_cache_queries", "Tokens of prompts that were looked up."),
+    "cached_tokens": ("prefix_cache_hits", "Tokens of prompts that were found in the cache."),
+    "drafted_tokens": ("spec_decode_num_draft_tokens", "Guesses that were verified."),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens", "Guesses that were right."),
+}
+"""Counters that dashboards know by other names."""
+_LABELLED: Final = (
     "preemptions",
     "recomputed",
-    "swapped_out",
-    "swapped_in",
-    "host_hit_blocks",
-    "in_block_tokens",
-    "spared_keys",
-    "drafted_tokens",
-    "accepted_tokens",
-    "forks",
-    "copied_blocks",
-    "restored_blocks",
-    "lease_block_seconds",
-    "leases_broken",
-    "leases_cut",
-    "invariant_violations",
+    "plan_seconds",
+    "compute_seconds",
+    "commit_seconds",
 )
+_PARTS: Final = ("plan", "compute", "commit")
 
 
-class EngineMetrics:
-    """The gauges that show an engine's blocks, requests and counters."""
+class EngineMetrics(Collector):
+    """An engine's blocks, requests and counters; these go on growing when it is started again."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(f"partywall_{name}", documentation, labels, registry=registry)
-
-        self._blocks = gauge(
-            "kv_blocks",
-            "KV blocks by state; pinned ones are in use, leased ones in use or cached.",
-            ("state",),
-        )
-        self._host_blocks = gauge("host_blocks", "Blocks in host memory by state.", ("state",))
-        self._kept = gauge("kept_bytes", "Bytes of blocks on disk, kept over a restart.")
-        self._peak = gauge("kv_blocks_peak_in_use", "Most KV blocks in use at once.")
-        self._running = gauge("engine_running", "Requests in the engine's batch.")
-        self._waiting = gauge("engine_waiting", "Requests waiting for the engine.")
-        self._up = gauge("engine_up", "Whether the engine answered this scrape.")
-        self._counts = {
-            name: gauge(f"engine_{name}", f"Engine counter since its start: {name}.")
-            for name in _COUNTS
-        }
+    def __init__(self) -> None:
+        self._stats: EngineStats | None = None
+        self._is_up = False
+        self._before: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
+        """What engines had counted that have ended."""
 
     def observe(self, stats: EngineStats | None) -> None:
         """Take over a snapshot; `None` where the engine did not answer."""
-        self._up.set(stats is not None)
+        self._is_up = stats is not None
         if stats is None:
             return
-        free = stats.blocks_total - stats.blocks_in_use - stats.blocks_cached
-        self._blocks.labels("in_use").set(stats.blocks_in_use)
-        self._blocks.labels("cached").set(stats.blocks_cached)
-        self._blocks.labels("free").set(free)
-        self._blocks.labels("pinned").set(stats.blocks_pinned)
-        self._blocks.labels("leased").set(stats.blocks_leased)
-        self._blocks.labels("total").set(stats.blocks_total)
-        self._host_blocks.labels("used").set(stats.host_blocks_used)
-        self._host_blocks.labels("total").set(stats.host_blocks_total)
-        self._kept.set(stats.kept_bytes)
-        self._peak.set(stats.peak_blocks_in_use)
-        self._running.set(stats.running)
-        self._waiting.set(stats.waiting)
-        for name, gauge in self._counts.items():
-            gauge.set(getattr(stats, name))
+        last = self._stats
+        if last is not None and stats.steps < last.steps:
+            for name in COUNTERS:
+                self._before[name] += getattr(last, name)
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        yield _gauge("engine_up", "Whether the engine answered this scrape.", float(self._is_up))
+        if self._stats is not None:
+            yield from _gauges(self._stats)
+            yield from self._counters(self._stats)
+
+    def _counters(self, stats: EngineStats) -> Iterator[Metric]:
+        count = {name: self._before[name] + getattr(stats, name) for name in COUNTERS}
+        preemptions = CounterMetricFamily(
+            "partywall_num_preemptions",
+            "Requests that made room for others, by what becomes of their blocks.",
+            labels=("kind",),
+        )
+        preemptions.add_metric(("recompute",), count["recomputed"])
+        preemptions.add_metric(("swap",), count["preemptions"] - count["recomputed"])
+        yield preemptions
+        meaning = "Time of the engine's loop by part of a step."
+        seconds = CounterMetricFamily("partywall_step_seconds", meaning, labels=("part",))
+        for part in _PARTS:
+            seconds.add_metric((part,), count[f"{part}_seconds"])
+        yield seconds
+        for name in COUNTERS:
+            if name not in _LABELLED:
+                shown, meaning = _NAMES.get(name, (f"engine_{name}", name.replace("_", " ")))
+                yield CounterMetricFamily(f"partywall_{shown}", meaning, count[name])
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    free = stats.blocks_total - stats.blocks_in_use - stats.blocks_cached
+    blocks = {
+        "in_use": stats.blocks_in_use,
+        "cached": stats.blocks_cached,
+        "free": free,
+        "pinned": stats.blocks_pinned,
+        "leased": stats.blocks_leased,
+        "total": stats.blocks_total,
+    }
+    meaning = "KV blocks by state; pinned ones are in use, leased ones in use or cached."
+    yield _by_state("kv_blocks", meaning, blocks)
+    host = {"used": stats.host_blocks_used, "total": stats.host_blocks_total}
+    yield _by_state("host_blocks", "Blocks in host memory by state.", host)
+    for name, meaning, value in (
+        ("num_requests_running", "Requests in the engine's batch.", stats.running),
+        ("num_requests_waiting", "Requests waiting for the engine.", stats.waiting),
+        (
+            "kv_cache_usage_perc",
+            "The part of the KV blocks that requests hold: 0 ... 1.",
+            stats.blocks_in_use / max(1, stats.blocks_total),
+        ),
+        ("kv_blocks_peak_in_use", "Most KV blocks in use at once.", stats.peak_blocks_in_use),
+        ("queue_seconds", "To compute the prompts that were accepted.", stats.queue_seconds),
+        ("kept_bytes", "Bytes of blocks on disk, kept over a restart.", stats.kept_bytes),
+    ):
+        yield _gauge(name, meaning, value)
+
+
+def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"partywall_{name}", documentation, value)
+
+
+def _by_state(name: str, documentation: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"partywall_{name}", documentation, labels=("state",))
+    for state, value in values.items():
+        family.add_metric((state,), value)
+    return family

@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import accumulate
+import time
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    ProcessCollector,
-    generate_latest,
-)
-from prometheus_client.metrics_core import HistogramMetricFamily
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.exposition import choose_encoder
 
 from app.upkeep.engine_metrics import EngineMetrics
+from app.upkeep.traffic import Traffic
 
-_LATENCY_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-
-
-class Latencies(Collector):
-    """A histogram of seconds that can be observed for every token: it takes no lock."""
-
-    def __init__(self, name: str, documentation: str) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._counts = [0] * (len(_LATENCY_BUCKETS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float, times: int = 1) -> None:
-        """Account for a latency that was met so many times. To be called from the event loop."""
-        self._counts[bisect_left(_LATENCY_BUCKETS, seconds)] += times
-        self._sum += seconds * times
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """See `prometheus_client.registry.Collector`."""
-        bounds = [*map(floatToGoString, _LATENCY_BUCKETS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(
-            self._name, self._documentation, buckets=buckets, sum_value=self._sum
-        )
+_RANK_SECONDS = 60.0
+"""Between two times at which tenants get series of their own, or lose them."""
 
 
 class Metrics:
     """One service's own registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_tenants: int = 20) -> None:
+        """Up to `most_tenants` have series of their own, and as many registered prompts."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
@@ -57,18 +27,6 @@ class Metrics:
             "Requests by route and outcome (an HTTP status, or how a response ended).",
             ("route", "outcome"),
             registry=self.registry,
-        )
-        self.tokens = Counter(
-            "partywall_tokens",
-            "Tokens of finished responses: prompt (cached ones included), cached, output.",
-            ("kind",),
-            registry=self.registry,
-        )
-        self.time_to_first_token = self._latencies(
-            "time_to_first_token", "From handing a request to the engine to its first token."
-        )
-        self.inter_token_latency = self._latencies(
-            "inter_token_latency", "Between two tokens of one response."
         )
         self.limited = Counter(
             "partywall_limited",
@@ -85,27 +43,46 @@ class Metrics:
         self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
-        self.engine = EngineMetrics(self.registry)
+        self.engine = EngineMetrics()
+        self.registry.register(self.engine)
+        self.traffic = Traffic(most_tenants)
+        self.registry.register(self.traffic)
+        self._ranked_at = time.monotonic()
 
     def count_refused(self, route: str, status: int) -> None:
         """Account for a request that was answered with an error."""
         self.requests.labels(route, str(status)).inc()
 
-    def count_tokens(self, prompt: int, cached: int, output: int) -> None:
-        """Account for one finished response."""
-        self.tokens.labels("prompt").inc(prompt)
-        self.tokens.labels("cached").inc(cached)
-        self.tokens.labels("output").inc(output)
+    def count_answer(
+        self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
+    ) -> None:
+        """Account for the tokens of one answer, and why it ended if it has."""
+        series = self.traffic.tenants.did(tenant, prompt + output)
+        series.tokens["prompt_tokens"] += prompt
+        series.tokens["prompt_tokens_cached"] += cached
+        series.tokens["generation_tokens"] += output
+        if reason is not None:
+            series.finished[reason] += 1
 
-    def render(self) -> bytes:
-        """The registry in Prometheus' text format. To be called from the event loop."""
+    def count_prompt(self, name: str, tokens: int, cached: int) -> None:
+        """Account for a request that began with a registered prompt."""
+        series = self.traffic.prompts.did(name, tokens)
+        series.requests += 1
+        series.tokens += tokens
+        series.cached += cached
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The registry in a format of Prometheus' that is accepted, and its media type.
+
+        To be called from the event loop.
+        """
         self._tasks.set(len(asyncio.all_tasks()))
-        return generate_latest(self.registry)
+        if time.monotonic() - self._ranked_at >= _RANK_SECONDS:
+            self._ranked_at = time.monotonic()
+            self.traffic.tenants.rank()
+            self.traffic.prompts.rank()
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"partywall_{name}", documentation, registry=self.registry)
-
-    def _latencies(self, name: str, documentation: str) -> Latencies:
-        latencies = Latencies(f"partywall_{name}_seconds", documentation)
-        self.registry.register(latencies)
-        return latencies

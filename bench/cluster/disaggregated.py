@@ -138,7 +138,8 @@ class _Bench:
     async def _token_bytes(self) -> float:
         """Of keys and values."""
         info = self._engines[0].info
-        return (self._options.kv_memory_mib << 20) / (info.num_blocks * info.block_size)
+        total: int = self._options.kv_memory_mib << 20
+        return total / (info.num_blocks * info.block_size)
 
     async def _measure_load(self, load: str) -> None:
         sizes = LOADS[load]

@@ -73,7 +73,7 @@ class Service:
         deadline = time.monotonic() + seconds
         while True:
             found = self.metrics()
-            if not found["partywall_engine_running"] + found["partywall_engine_waiting"]:
+            if not sum(found[f"partywall_num_requests_{how}"] for how in ("running", "waiting")):
                 return
             if time.monotonic() > deadline:
                 raise BenchError(f"the engine is not idle after {seconds:.0f} s")

@@ -102,6 +102,8 @@ class Steps:
         self._started: deque[Pending] = deque()
         self._began: deque[float] = deque()
         """When each of them was started."""
+        self.plan_seconds = 0.0
+        self.compute_seconds = 0.0
         self._last_result = 0.0
         self._awaits_tokens = False
         """Of the newest plan."""
@@ -118,7 +120,9 @@ class Steps:
         error: Exception | None = None
         try:
             while self._is_due(runner):
+                began = perf_counter()
                 plan = self._scheduler.plan()
+                self.plan_seconds += perf_counter() - began
                 progress.ended += plan.failed
                 self._awaits_tokens = plan.awaits_tokens
                 if not plan.chunks:
@@ -167,6 +171,7 @@ class Steps:
         self._last_result = now
         pace = self._scheduler.pace
         worth = sum(pace.worth(chunk.start, chunk.count) for chunk in plan.prompts)
+        self.compute_seconds += now - max(began, last)
         pace.observe(plan.num_decoding, worth, now - max(began, last))
         if self._scheduler.speculation is not None:
             ran_dry = may_run_ahead and began > last

@@ -122,6 +122,7 @@ class EngineCore:
         self._steps = 0
         self._prompt_tokens = 0
         self._output_tokens = 0
+        self._commit_seconds = 0.0
         self._violations = 0
         self._failures: Counter[str] = Counter()
         """Steps that have failed since the last good one, by what they did."""
@@ -236,6 +237,9 @@ class EngineCore:
             restored_blocks=0 if self._keeper is None else self._keeper.num_restored,
             tenants=tenants,
             reuse=list(lifecycle.reuse.points()),
+            plan_seconds=self._order.plan_seconds,
+            compute_seconds=self._order.compute_seconds,
+            commit_seconds=self._commit_seconds,
         )
 
     def forget_tenant(self, tenant: str) -> None:
@@ -309,7 +313,10 @@ class EngineCore:
 
     def _take_over(self, plan: StepPlan, sampled: Sampled) -> list[TokenDelta]:
         """What a computed step means to readers."""
-        return [self._delta(news, sampled) for news in self.scheduler.commit(plan, sampled)]
+        began = time.perf_counter()
+        deltas = [self._delta(news, sampled) for news in self.scheduler.commit(plan, sampled)]
+        self._commit_seconds += time.perf_counter() - began
+        return deltas
 
     def _recover(self, failure: Failure) -> list[TokenDelta]:
         """Go on behind a failed step; returns the terminal deltas of what ends by it."""

@@ -157,7 +157,7 @@ class ScriptedEngine:
             prompt_tokens=2,
             cached_tokens=3,
             output_tokens=4,
-            preemptions=5,
+            preemptions=14,
             forks=5,
             copied_blocks=5,
             invariant_violations=0,

@@ -50,9 +50,9 @@ async def test_seeded_answers_outlive_their_engine_and_the_first_is_that_of_one(
     client: AsyncOpenAI, arguments: dict[str, Any], service: Service
 ) -> None:
     create = client.chat.completions.create
-    forks = metric(service, "partywall_engine_forks")
+    forks = metric(service, "partywall_engine_forks_total")
     undisturbed = texts(await create(**arguments, **SAMPLED, n=4))
-    assert metric(service, "partywall_engine_forks") == forks + 3
+    assert metric(service, "partywall_engine_forks_total") == forks + 3
     assert len(set(undisturbed)) == 4
     assert texts(await create(**arguments, **SAMPLED)) == undisturbed[:1]
     streamed = [""] * 4
@@ -65,7 +65,7 @@ async def test_seeded_answers_outlive_their_engine_and_the_first_is_that_of_one(
             engine.kill()
     assert streamed == undisturbed
     assert engine_process(service).pid != engine.pid
-    assert metric(service, "partywall_engine_invariant_violations") == 0
+    assert metric(service, "partywall_engine_invariant_violations_total") == 0
 
 
 async def test_best_of_returns_the_likeliest_of_what_n_returns(

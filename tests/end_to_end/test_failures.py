@@ -74,7 +74,7 @@ async def test_readers_that_leave_for_good_free_their_blocks(
         for response_id in abandoned:
             response = await client.get(f"/v1/responses/{response_id}")
             assert response.json()["status"] == "cancelled"
-    assert metric(service, "partywall_engine_invariant_violations") == 0
+    assert metric(service, "partywall_engine_invariant_violations_total") == 0
 
 
 async def test_a_killed_engine_lets_its_streams_wait_and_comes_back(

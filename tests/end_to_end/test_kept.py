@@ -72,7 +72,7 @@ def test_a_pinned_prompt_survives_kill_9_and_a_deleted_tenant_does_not(tmp_path:
     service = start(tmp_path, *OPTIONS)
     try:
         assert cached_tokens(service, keys["acme"]) > 1000
-        assert metric(service, token, "partywall_engine_restored_blocks") > 60
+        assert metric(service, token, "partywall_engine_restored_blocks_total") > 60
         deadline = time.monotonic() + 60
         while len([child for child in folder.iterdir() if child.is_dir()]) > 1:
             assert time.monotonic() < deadline, "the deleted tenant's files are still there"

@@ -90,7 +90,7 @@ async def test_streams_outlive_their_engine_word_for_word(service: Service, api_
     assert engine_process(service).pid != before
     assert disturbed == undisturbed
     await until(lambda: is_ready(service) and is_idle(service))
-    assert metric(service, "partywall_engine_invariant_violations") == 0
+    assert metric(service, "partywall_engine_invariant_violations_total") == 0
 
 
 def usage_of(service: Started, admin_token: str) -> dict[str, int]:

@@ -108,4 +108,4 @@ async def test_both_streams_are_right_and_only_the_groups_prompt_is_shared(
         assert before["usage"]["output_tokens"] == MAX_TOKENS, "a whole turn to go on from"
         assert text_of(answer) == right(question, text_of(before), follow_up)
         assert cached_tokens(answer) > before["usage"]["input_tokens"]
-    assert metric(service, "partywall_engine_invariant_violations") == 0
+    assert metric(service, "partywall_engine_invariant_violations_total") == 0

@@ -36,7 +36,7 @@ def text(chunks: list[Any]) -> str:
 
 def counted(world: World, kind: str) -> float:
     registry = world.app.state.service.metrics.registry
-    return registry.get_sample_value("partywall_tokens_total", {"kind": kind}) or 0.0
+    return registry.get_sample_value(f"partywall_{kind}_total", {"tenant": "acme"}) or 0.0
 
 
 async def test_n_answers_come_from_one_prompt_each_with_an_end_of_its_own(world: World) -> None:
@@ -260,8 +260,8 @@ async def test_every_line_is_reserved_and_the_request_is_metered_as_one(
             assert remaining == 1000 - prompt - lines * 200
         assert answer.parse().usage.completion_tokens == output
     await world.metered("acme", 3, 3 * (prompt + output))
-    assert counted(world, "prompt") == 3 * prompt
-    assert counted(world, "output") == 3 * output
+    assert counted(world, "prompt_tokens") == 3 * prompt
+    assert counted(world, "generation_tokens") == 3 * output
 
 
 @pytest.mark.parametrize(

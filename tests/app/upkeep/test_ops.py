@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 import httpx
 import openai
 import pytest
+from prometheus_client import parser
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
 
-from app.upkeep.metrics import Metrics
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 
-async def get(world: World, path: str) -> httpx.Response:
+async def get(world: World, path: str, accept: str = "*/*") -> httpx.Response:
     async with httpx.AsyncClient(base_url=world.admin_url) as client:
-        return await client.get(path)
+        return await client.get(path, headers={"accept": accept})
 
 
 async def test_readiness_follows_the_engine_loop_and_health_does_not(world: World) -> None:
@@ -34,35 +37,63 @@ async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     await world.client().responses.create(model=MODEL, input="hello")
     text = (await get(world, "/metrics")).text
     tokens = float(len("You said: hello") + 1)
-    assert f'partywall_tokens_total{{kind="output"}} {tokens}' in text
+    assert f'partywall_generation_tokens_total{{tenant="acme"}} {tokens}' in text
+    finished = 'partywall_request_success_total{finished_reason="stop",tenant="acme"} 1.0'
+    assert finished in text
+    assert 'partywall_time_to_first_token_seconds_count{tenant="acme"} 1.0' in text
     assert 'partywall_requests_total{outcome="completed",route="responses"} 1.0' in text
     assert 'partywall_kv_blocks{state="in_use"} 3.0' in text
     assert 'partywall_kv_blocks{state="leased"} 6.0' in text
-    assert "partywall_engine_lease_block_seconds 17.5" in text
-    assert "partywall_engine_leases_broken 18.0" in text
+    assert "partywall_engine_lease_block_seconds_total 17.5" in text
+    assert "partywall_engine_leases_broken_total 18.0" in text
     assert "partywall_kv_blocks_peak_in_use 7.0" in text
-    assert "partywall_engine_preemptions 5.0" in text
+    assert 'partywall_num_preemptions_total{kind="recompute"} 9.0' in text
     assert 'partywall_host_blocks{state="used"} 8.0' in text
     assert 'partywall_host_blocks{state="total"} 64.0' in text
-    counters = ("recomputed", "swapped_out", "swapped_in", "host_hit_blocks", "in_block_tokens")
-    counters += ("spared_keys", "drafted_tokens", "accepted_tokens")
-    for value, name in enumerate(counters, 9):
-        assert f"partywall_engine_{name} {value}.0" in text
+    counters = ("swapped_out", "swapped_in", "host_hit_blocks", "in_block_tokens", "spared_keys")
+    for value, name in enumerate(counters, 10):
+        assert f"partywall_engine_{name}_total {value}.0" in text
+    assert "partywall_spec_decode_num_draft_tokens_total 15.0" in text
+    assert "partywall_spec_decode_num_accepted_tokens_total 16.0" in text
     assert "partywall_streams_running 0.0" in text
     world.engine.down = True
     assert "partywall_engine_up 0.0" in (await get(world, "/metrics")).text
 
 
-def test_latencies_are_a_histogram_of_all_that_was_observed() -> None:
-    metrics = Metrics()
-    for seconds, times in ((0.004, 1), (0.005, 2), (0.3, 3), (100.0, 1)):
-        metrics.inter_token_latency.observe(seconds, times)
-    read = metrics.registry.get_sample_value
-    name = "partywall_inter_token_latency_seconds"
-    counts = [read(f"{name}_bucket", {"le": le}) for le in ("0.005", "0.2", "0.5", "30.0", "+Inf")]
-    assert counts == [3, 3, 6, 6, 7]
-    assert read(f"{name}_count") == 7
-    assert read(f"{name}_sum") == pytest.approx(100.914)
+@pytest.mark.parametrize(
+    ("accept", "media_type", "parse"),
+    [
+        ("", "text/plain", parser.text_string_to_metric_families),
+        (
+            "application/openmetrics-text; version=1.0.0",
+            "application/openmetrics-text",
+            openmetrics.text_string_to_metric_families,
+        ),
+    ],
+)
+async def test_the_official_parsers_read_a_scrape(
+    world: World,
+    accept: str,
+    media_type: str,
+    parse: Callable[[str], Iterable[Metric]],
+) -> None:
+    await world.client().responses.create(model=MODEL, input="hello")
+    answer = await get(world, "/metrics", accept)
+    assert answer.headers["content-type"].startswith(media_type)
+    families = {family.name: family for family in parse(answer.text)}
+    assert families["partywall_num_preemptions"].type == "counter"
+    assert families["partywall_kv_cache_usage_perc"].type == "gauge"
+    latencies = families["partywall_inter_token_latency_seconds"]
+    assert latencies.type == "histogram"
+    assert {sample.labels["tenant"] for sample in latencies.samples} == {"acme", "other"}
+
+
+async def test_a_registered_prompt_s_requests_are_counted(world: World) -> None:
+    await world.register("acme", "law", "You are the lawyer of acme. " * 4)
+    await world.client().responses.create(model=MODEL, input="x", prompt={"id": "law"})
+    registry = world.app.state.service.metrics.registry
+    labels = {"prompt": "acme/law"}
+    assert registry.get_sample_value("partywall_system_prompt_requests_total", labels) == 1
 
 
 async def test_metrics_show_how_many_tasks_the_loop_has(world: World) -> None:
