@@ -14,7 +14,7 @@ from app.cluster.fleet import Fleet, Replica, Run
 from app.cluster.heads import Heads
 from app.cluster.membership import watch_replicas
 from app.cluster.messages import Answer, Question
-from app.cluster.sums import best_fates, sum_of
+from app.cluster.sums import Counts, best_fates, sum_of
 from engine.api import (
     BlockFate,
     ChainPage,
@@ -101,6 +101,7 @@ class ClusterEngine:
         self._started = asyncio.Condition()
         self._unwatch: Callable[[], None] = lambda: None
         self._heads = Heads()
+        self._counts = Counts()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -193,7 +194,8 @@ class ClusterEngine:
         if len(hashes) > most:
             raise ValueError(f"hashes: there may be {most}, not {len(hashes)}")
         answers = await self._ask_all(AskFates(0, list(hashes)))
-        return best_fates([answer.fates for answer in answers if isinstance(answer, FatesReply)])
+        found = [said.fates for said in answers.values() if isinstance(said, FatesReply)]
+        return best_fates(found)
 
     async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
         """See `EngineClient.chains`: those of one replica behind those of the other."""
@@ -235,7 +237,9 @@ class ClusterEngine:
         this door is to book.
         """
         answers = await self._ask_all(Probe(0))
-        total = sum_of([answer.stats for answer in answers if isinstance(answer, ProbeReply)])
+        stats = {one: said.stats for one, said in answers.items() if isinstance(said, ProbeReply)}
+        self._counts.observe(stats, [replica.link.number for replica in self._fleet.ready])
+        total = self._counts.put_into(sum_of(list(stats.values())))
         return structs.replace(total, tenants=self._fleet.ledger.booked(total.tenants))
 
     async def _generate(
@@ -329,14 +333,19 @@ class ClusterEngine:
         for replica in self._fleet.ready:
             replica.link.send(message)
 
-    async def _ask_all(self, question: Question) -> list[Answer]:
+    async def _ask_all(self, question: Question) -> dict[int, Answer]:
         """What all replicas answer that do. Raises `EngineUnavailable` if none does."""
-        asked = (replica.link.ask(question) for replica in self._fleet.ready)
+        links = [replica.link for replica in self._fleet.ready]
+        asked = (link.ask(question) for link in links)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, EngineUnavailable):
                 raise answer
-        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        found = {
+            link.number: answer
+            for link, answer in zip(links, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
         if not found:
             raise EngineUnavailable("no replica answers")
         return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final, TypeVar
 
 import msgspec
 
-from engine.api import BlockFate, EngineStats, ReusePoint, TenantStats
+from engine.api import COUNTERS, BlockFate, EngineStats, ReusePoint, TenantStats
 
 _ORDER: Final = ("present", "evicted", "unknown")
 
@@ -27,6 +29,37 @@ def sum_of(stats: Sequence[EngineStats]) -> EngineStats:
         queue_seconds=total.queue_seconds / len(stats),
         prefill_tokens_per_s=total.prefill_tokens_per_s / len(stats),
     )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What replicas have counted, those that are gone included: it never falls."""
+
+    _last: dict[int, EngineStats] = field(default_factory=dict)
+    """What each one has said last, whether or not it answers now."""
+    _gone: Counter[str] = field(default_factory=Counter)
+
+    def observe(self, stats: Mapping[int, EngineStats], replicas: Collection[int]) -> None:
+        """These of `replicas`, which are all that there are, have said this."""
+        for replica, one in stats.items():
+            last = self._last.get(replica)
+            if last is not None and one.steps < last.steps:  # another engine
+                self._end(last)
+            self._last[replica] = one
+        for replica in self._last.keys() - set(replicas):
+            self._end(self._last.pop(replica))
+
+    def put_into(self, total: EngineStats) -> EngineStats:
+        """A sum with what all have counted."""
+        values = {
+            name: self._gone[name] + sum(getattr(one, name) for one in self._last.values())
+            for name in COUNTERS
+        }
+        return msgspec.structs.replace(total, **values)
+
+    def _end(self, last: EngineStats) -> None:
+        for name in COUNTERS:
+            self._gone[name] += getattr(last, name)
 
 
 def best_fates(answers: Sequence[Sequence[BlockFate]]) -> list[BlockFate]:

@@ -6,8 +6,8 @@ import random
 
 from msgspec import structs
 
-from app.cluster.sums import best_fates, sum_of
-from engine.api import BlockFate, ReusePoint
+from app.cluster.sums import Counts, best_fates, sum_of
+from engine.api import BlockFate, EngineStats, ReusePoint
 from tests.engine.simulation import make_request, random_prompt, simulated_core
 from tests.engine.simulation import run_to_end as run
 
@@ -55,3 +55,20 @@ def test_what_is_left_to_compute_grows_with_what_waits() -> None:
     assert core.stats().prefill_tokens_per_s > 0
     run(core)
     assert core.stats().queue_seconds == 0
+
+
+def counted(value: int, steps: int) -> EngineStats:
+    return structs.replace(simulated_core().stats(), steps=steps, output_tokens=value)
+
+
+def test_what_replicas_have_counted_stays_when_they_are_gone() -> None:
+    counts = Counts()
+
+    def total(said: dict[int, EngineStats], replicas: list[int]) -> int:
+        counts.observe(said, replicas)
+        return counts.put_into(sum_of(list(said.values()))).output_tokens
+
+    assert total({1: counted(10, 5), 2: counted(20, 5)}, [1, 2]) == 30
+    assert total({1: counted(15, 6)}, [1, 2]) == 35  # the other one is silent
+    assert total({1: counted(16, 7)}, [1]) == 36  # and now it is gone
+    assert total({1: counted(1, 1), 3: counted(2, 1)}, [1, 3]) == 39  # an engine began again
