@@ -74,6 +74,7 @@ def _as_text(is_terminal: bool) -> list[Processor]:
     console = structlog.dev.ConsoleRenderer(
         colors=is_terminal,
         pad_event_to=0,
+        sort_keys=False,
         exception_formatter=structlog.dev.plain_traceback,
     )
     return [_in_one_line, console]

@@ -20,6 +20,7 @@ from structlog.typing import EventDict, WrappedLogger
 CLIENT_ID_HEADERS = ("x-client-request-id", "x-request-id")
 _CLIENT_ID = re.compile(r"[!-~]{1,128}")
 _MAX_PATH_CHARACTERS = 200
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -43,11 +44,18 @@ class RequestContext:
     num_refused: int = 0
     """Messages of a socket that came to nothing."""
 
+    @property
+    def trace_id(self) -> str | None:
+        """Of the trace that its client has named."""
+        found = _TRACE_PARENT.fullmatch(self.trace.get("traceparent", ""))
+        return None if found is None else found[1]
+
     def fields(self) -> dict[str, str]:
         """What a line says of the request that it belongs to."""
         fields = {
             "request_id": self.id,
             "client_request_id": self.client_id,
+            "trace_id": self.trace_id,
             "path": self.path,
             "tenant": self.tenant,
             "key": self.key,

@@ -63,6 +63,16 @@ async def test_an_id_that_does_not_fit_in_a_line_is_not_taken(
     assert "client_request_id" not in await log.line("request")
 
 
+async def test_the_trace_that_a_client_names_is_in_the_line(world: World, log: Log) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    for parent in (f"00-{trace}-b7ad6b7169203331-01", f"00-{trace.upper()}-marzipan-01"):
+        headers = world.headers() | {"traceparent": parent}
+        async with httpx.AsyncClient(base_url=world.base_url, headers=headers) as http:
+            assert (await http.get("/v1/models")).status_code == 200
+    assert (await log.line("request", 1))["trace_id"] == trace
+    assert "trace_id" not in await log.line("request", 2)
+
+
 async def test_what_is_no_request_is_answered_and_logged_under_an_id(
     world: World, log: Log
 ) -> None:
