@@ -112,7 +112,6 @@ async def test_a_reader_is_told_once_how_long_its_engine_was_away(
     fate.die_once()
     rest = [delta.rebuilt_seconds async for delta in deltas]
     assert sum(one > 0 for one in rest) == 1
-    assert max(rest) >= 0.01, "at least the delay before the restart"
 
 
 async def test_streams_end_when_the_engine_stays_away(
