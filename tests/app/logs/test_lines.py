@@ -87,6 +87,15 @@ async def test_who_leaves_is_told_of_as_well(world: World, log: Log) -> None:
     assert (line["finish"], line["output_tokens"]) == ("cancelled", 1)
 
 
+async def test_a_completion_that_nobody_reads_on_is_abandoned(world: World, log: Log) -> None:
+    world.engine.hold_after = 1
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    asking = asyncio.create_task(post(world, "/v1/chat/completions", body))
+    await eventually(lambda: bool(world.engine.holding))
+    asking.cancel()
+    assert (await log.line("request"))["finish"] == "abandoned"
+
+
 async def test_a_socket_has_a_line_and_so_has_each_of_its_responses(world: World, log: Log) -> None:
     async with socket(world) as ws:
         assert ws.connection.response is not None
