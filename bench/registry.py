@@ -20,6 +20,7 @@ _MODULES = {
     "sockets": "bench.service.sockets",
     "socket-overhead": "bench.service.socket_overhead",
     "log-lines": "bench.service.log_lines",
+    "metrics": "bench.service.metrics_cost",
     "stall": "bench.service.stall",
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",

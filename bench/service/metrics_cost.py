@@ -1,0 +1,94 @@
+"""What metrics cost the event loop: at 10,000 deltas a second, and at a scrape.
+
+Tenants' deltas are observed as a generation does, and answers counted, one for every 64 deltas; a
+scrape shows all tenants that have series of their own, and the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+from time import thread_time
+from typing import Final
+
+from rich.table import Table
+
+from app.upkeep.metrics import Metrics
+from bench.common.machine import warn_if_busy
+from bench.registry import Result, parameters
+from engine.api import EngineStats
+
+FIGURES: Final = {
+    "metrics_core_percent": "of a core at 10,000 deltas a second, without scrapes, median, %",
+    "scrape_ms": "processor time of the event loop's thread for a scrape, median, ms",
+    "scrape_kib": "what a scrape sends, KiB",
+}
+_DELTAS_PER_S: Final = 10_000
+_DELTAS_OF_ANSWER: Final = 64
+_STATS: Final = EngineStats(
+    running=1,
+    waiting=0,
+    blocks_total=100,
+    blocks_in_use=1,
+    blocks_cached=1,
+    peak_blocks_in_use=1,
+    steps=1,
+    prompt_tokens=1,
+    cached_tokens=1,
+    output_tokens=1,
+    preemptions=0,
+    forks=0,
+    copied_blocks=0,
+    invariant_violations=0,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--tenants", type=int, default=1000, help="that ask in turn")
+    parser.add_argument("--most-tenants", type=int, default=20, help="with series of their own")
+    parser.add_argument("--rounds", type=int, default=9)
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Observe a second's deltas, then scrape, and again."""
+    foreign = warn_if_busy()
+    return asyncio.run(_measure(options, foreign))
+
+
+async def _measure(options: argparse.Namespace, foreign: float) -> Result:
+    draw, metrics = random.Random(0), Metrics(options.most_tenants)
+    metrics.engine.observe(_STATS)
+    observing, scraping, size = [], [], 0
+    for _ in range(options.rounds):
+        gaps = [draw.expovariate(50.0) for _ in range(_DELTAS_PER_S)]
+        tenants = [f"tenant-{draw.randrange(options.tenants)}" for _ in gaps]
+        began = thread_time()
+        _observe(metrics, gaps, tenants)
+        observing.append(thread_time() - began)
+        began = thread_time()
+        text, _ = metrics.render("")
+        scraping.append(thread_time() - began)
+        size = len(text)
+    figures = {
+        "metrics_core_percent": 100 * statistics.median(observing),
+        "scrape_ms": 1000 * statistics.median(scraping),
+        "scrape_kib": size / 1024,
+    }
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.2f}")
+    return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+
+
+def _observe(metrics: Metrics, gaps: list[float], tenants: list[str]) -> None:
+    for start in range(0, len(gaps), _DELTAS_OF_ANSWER):
+        tenant = tenants[start]
+        series = metrics.traffic.tenants.did(tenant, 0)
+        series.time_to_first_token.observe(gaps[start])
+        series.queue_time.observe(gaps[start])
+        for gap in gaps[start : start + _DELTAS_OF_ANSWER]:
+            series.inter_token_latency.observe(gap, 1)
+        metrics.count_answer(tenant, 500, 400, _DELTAS_OF_ANSWER, "stop")
