@@ -13,7 +13,7 @@ from msgspec import structs
 from app.cluster.routing.router import ranked
 from engine.api import EngineRequest, SamplingParams
 
-_MOST_TOKENS: Final = 4_000_000
+_MOST_TOKENS: Final = 1_000_000
 """Of all that are remembered; the ones that were used last are."""
 
 
