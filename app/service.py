@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from app.admin.mount import admin_routes
 from app.admin.token import AdminToken
 from app.chat.stored import StoredCompletions
+from app.console.pages import console_routes
 from app.context import Service
 from app.conversations.earlier import EarlierItems
 from app.conversations.store import ConversationStore
@@ -244,6 +245,7 @@ def create_admin_app(service: Service, token: AdminToken) -> Starlette:
         Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
         Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
         *admin_routes(service, token),
+        *console_routes(),
     ]
     return _application(service, routes)
 

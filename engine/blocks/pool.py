@@ -155,7 +155,7 @@ class BlockPool:
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
-        if self.touched is not None:
+        if self._queue.touched is not None:
             blocks = list(blocks)  # they may come only once
             self._touch(blocks)
         for block in blocks:
@@ -224,9 +224,9 @@ class BlockPool:
         """What `take_fresh` would return."""
         return self._fresh
 
-    def is_leased(self, block: int) -> bool:
-        """Whether somebody leases the block, as far as ends of leases have been looked for."""
-        return self._queue.leases.is_leased(block)
+    def look(self, block: int) -> tuple[int, bool, str]:
+        """How many hold the block, whether it can be found, and its owner."""
+        return self._refs[block], self._hashes[block] is not None, self._owners[block]
 
     def num_references(self, block: int) -> int:
         """How many hold the block."""

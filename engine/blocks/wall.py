@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from engine.blocks.pins import Pins
-from engine.blocks.pool import BlockPool
 from engine.blocks.tiers import Tiers
 
 HELD: Final = 1
@@ -48,15 +47,9 @@ _MOST_OWNERS: Final = 4096
 _PATIENCE_SECONDS: Final = 10.0
 
 
-class Cell(NamedTuple):
-    """What one cell shows."""
-
-    state: int
-    owner: str = ""
-    num_references: int = 0
-
-
-FREE: Final = Cell(0)
+_Cell = tuple[int, str, int]
+"""State, owner, and how many hold it."""
+_FREE: Final[_Cell] = (0, "", 0)
 
 
 @dataclass(slots=True)
@@ -103,14 +96,6 @@ class Wall:
         """Whether anybody looks."""
         return bool(self._watchers)
 
-    def cell(self, number: int) -> Cell:
-        """What is in the books of a block or, behind the blocks, of a slot."""
-        if number >= self._pool.num_blocks:
-            return _cell(self._slots, number - self._pool.num_blocks)
-        cell = _cell(self._pool, number)
-        flags = self._pool.is_leased(number) * LEASED | (number in self._pins.references) * PINNED
-        return cell._replace(state=cell.state | flags) if flags else cell
-
     def frame(self, name: str) -> bytes:
         """What a watcher has not been told, or a part of it. One that is new is told all.
 
@@ -148,7 +133,7 @@ class Wall:
     def _next_frame(self, watcher: _Watcher) -> bytes:
         numbers = watcher.take(_CELLS_AT_FIRST if watcher.untold else _CELLS_A_FRAME)
         num_known = len(watcher.owners)
-        cells = _encoded(zip(numbers, map(self.cell, numbers), strict=True), watcher.owners)
+        cells = _encoded(zip(numbers, self._cells(numbers), strict=True), watcher.owners)
         names = [name.encode() for name in list(watcher.owners)[num_known:]]
         frame = bytearray([watcher.flags | (PARTIAL if watcher.untold else 0)])
         watcher.flags = 0
@@ -159,6 +144,21 @@ class Wall:
             _put(frame, len(name))
             frame += name
         return bytes(frame + cells)
+
+    def _cells(self, numbers: list[int]) -> Iterator[_Cell]:
+        """What is in the books of these blocks and, behind the blocks, slots."""
+        num_blocks = self._pool.num_blocks
+        leased, pinned = self._pool.leases.blocks, self._pins.references
+        look, look_at_slot = self._pool.look, self._slots.look
+        for number in numbers:
+            if number < num_blocks:
+                references, is_findable, owner = look(number)
+                flags = (LEASED if number in leased else 0) | (PINNED if number in pinned else 0)
+            else:
+                references, is_findable, owner = look_at_slot(number - num_blocks)
+                flags = 0
+            state = flags | (HELD if references else 0) | (FINDABLE if is_findable else 0)
+            yield (state, owner, references) if state else _FREE
 
     def _note(self) -> None:
         """Mark what has changed since the last frame of any watcher, for all of them."""
@@ -175,91 +175,36 @@ class Wall:
                 pending[number] = 1
 
 
-def decode(frame: bytes, cells: list[Cell], owners: list[str]) -> tuple[int, int]:
-    """Take over a frame into what its watcher has been told; returns its flags, and how many cells
-    are yet to be told.
-    """
-    numbers = _Reader(frame)
-    flags, num_blocks, num_slots, pending = (numbers.take() for _ in range(4))
-    if flags & ANEW:
-        cells[:] = [FREE] * (num_blocks + num_slots)
-        owners.clear()
-    owners += [numbers.text() for _ in range(numbers.take())]
-    at = 0
-    while numbers.has_more:
-        at += numbers.take()
-        state = numbers.take()
-        count = 1 + (numbers.take() if state & RUN else 0)
-        state &= ~RUN
-        owner = owners[numbers.take()] if state else ""
-        cell = Cell(state, owner, numbers.take() if state & HELD else 0)
-        cells[at : at + count] = [cell] * count
-        at += count
-    return flags, pending
-
-
-@dataclass(slots=True)
-class _Reader:
-    frame: bytes
-    at: int = 0
-
-    @property
-    def has_more(self) -> bool:
-        return self.at < len(self.frame)
-
-    def take(self) -> int:
-        value, shift = 0, 0
-        while True:
-            byte = self.frame[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-
-    def text(self) -> str:
-        length = self.take()
-        self.at += length
-        return self.frame[self.at - length : self.at].decode()
-
-
-def _cell(books: BlockPool, number: int) -> Cell:
-    references, is_findable = books.num_references(number), books.is_findable(number)
-    if not references and not is_findable:
-        return FREE
-    state = (HELD if references else 0) | (FINDABLE if is_findable else 0)
-    return Cell(state, books.owner_of(number), references)
-
-
-def _encoded(cells: Iterable[tuple[int, Cell]], owners: dict[str, int]) -> bytearray:
+def _encoded(cells: Iterable[tuple[int, _Cell]], owners: dict[str, int]) -> bytearray:
     """The part of a frame that tells cells; owners that are new are added to those known."""
     out, end = bytearray(), 0
-    for first, count, cell in _runs(cells):
-        state, owner, num_references = cell
-        _put(out, first - end)
-        out.append(state | RUN if count > 1 else state)
-        if count > 1:
-            _put(out, count - 1)
+    for first, count, (state, owner, references) in _runs(cells):
+        numbers = [first - end, state] if count == 1 else [first - end, state | RUN, count - 1]
         if state:
-            _put(out, owners.setdefault(owner, len(owners)))
+            numbers.append(owners.setdefault(owner, len(owners)))
         if state & HELD:
-            _put(out, num_references)
+            numbers.append(references)
+        if max(numbers) < 128:
+            out += bytes(numbers)
+        else:
+            for number in numbers:
+                _put(out, number)
         end = first + count
     return out
 
 
-def _runs(cells: Iterable[tuple[int, Cell]]) -> Iterator[tuple[int, int, Cell]]:
+def _runs(cells: Iterable[tuple[int, _Cell]]) -> Iterator[tuple[int, int, _Cell]]:
     """Neighbours that are alike: the first one's number, how many, and what they show."""
-    first, count, shown = 0, 0, FREE
+    first, end, shown = 0, 0, _FREE
     for number, cell in cells:
-        if count and number == first + count and cell == shown:
-            count += 1
+        if number == end and cell == shown and end > first:
+            end += 1
             continue
-        if count:
-            yield first, count, shown
-        first, count, shown = number, 1, cell
-    if count:
-        yield first, count, shown
+        if end > first:
+            yield first, end - first, shown
+        first, end, shown = number, number + 1, cell
+    if end > first:
+        yield first, end - first, shown
 
 
 def _put(out: bytearray, value: int) -> None:

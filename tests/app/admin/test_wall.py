@@ -10,11 +10,12 @@ import httpx
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from engine.blocks.wall import ANEW, Cell, decode
+from engine.blocks.wall import ANEW
 from engine.serve.core import EngineCore
 from tests.app.conftest import MODEL, World
 from tests.app.pooled_engine import NUM_BLOCKS, PooledEngine
 from tests.engine.blocks.test_wall import truth
+from tests.engine.blocks.watching import Cell, decode
 
 
 @pytest.fixture

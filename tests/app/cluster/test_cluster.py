@@ -20,9 +20,10 @@ from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
 from engine.api import EngineError, EngineRequest, TokenDelta
-from engine.blocks.wall import PINNED, Cell, decode
+from engine.blocks.wall import PINNED
 from engine.config import EngineConfig
 from engine.serve.process import ProcessEngine
+from tests.engine.blocks.watching import Cell, decode
 from tests.engine.model.test_model import save_model
 from tests.engine.simulation import make_request
 

@@ -8,8 +8,9 @@ from engine.api import CachePolicy, TenantShare
 from engine.blocks import wall
 from engine.blocks.leases import LeaseTerms
 from engine.blocks.pool import BlockPool
-from engine.blocks.wall import ANEW, FINDABLE, FREE, HELD, LEASED, PARTIAL, PINNED, Cell, decode
+from engine.blocks.wall import ANEW, FINDABLE, HELD, LEASED, PARTIAL, PINNED
 from engine.serve.core import EngineCore
+from tests.engine.blocks.watching import FREE, Cell, decode
 from tests.engine.clock import Clock
 from tests.engine.simulation import make_request, random_prompt, run_to_end, simulated_core
 

@@ -1,0 +1,1 @@
+"""What an operator sees in a browser: static pages that use `/admin` as anybody may."""

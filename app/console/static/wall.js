@@ -1,0 +1,214 @@
+// The wall: the KV cache live, a cell a block. `mount(element, api)` returns what takes it away.
+
+import { Cells, FINDABLE, HELD, LEASED, PINNED, framesOf } from "./frames.js";
+import { KINDS, Picture, kindOf } from "./picture.js";
+
+const RETRY_MS = 2000;
+const COUNT_MS = 500;
+const MARKUP = `
+<div class="tools">
+  <label>Colours <select name="colours"><option value="kinds">what a block is</option>
+    <option value="owners">whose it is</option></select></label>
+  <label>Tenant <select name="only"><option value="">all</option></select></label>
+  <label>Replica <input name="replica" type="number" min="0" max="9999" value="0"></label>
+  <p class="news" role="status"></p>
+</div>
+<ul class="legend"></ul>
+<div class="cells"><canvas tabindex="0" role="img" aria-describedby="wall-summary"
+  aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="mark" hidden></i></div>
+<p class="detail" role="status">Point at a block, or choose one by the arrow keys.</p>
+<p id="wall-summary" class="summary"></p>`;
+
+export function mount(element, api) {
+  const wall = new Wall(element, api);
+  return () => wall.close();
+}
+
+class Wall {
+  constructor(element, api) {
+    this.api = api;
+    this.element = element;
+    this.element.innerHTML = MARKUP;
+    this.part = (name) => element.querySelector(name);
+    this.cells = element.cells = new Cells(); // to be read by who wants to know what is shown
+    this.canvas = this.part("canvas");
+    this.picture = new Picture(this.canvas, this.cells);
+    this.chosen = null;
+    this.isDrawing = false;
+    this.ending = new AbortController();
+    this.reading = null;
+    this.listen();
+    this.follow();
+  }
+
+  close() {
+    this.ending.abort();
+    this.reading?.abort();
+    clearInterval(this.counting);
+    this.sizes.disconnect();
+    this.element.replaceChildren();
+    delete this.element.cells;
+  }
+
+  listen() {
+    const { signal } = this.ending;
+    const on = (target, kind, heard) => target.addEventListener(kind, heard, { signal });
+    this.sizes = new ResizeObserver(() => this.layOut());
+    this.sizes.observe(this.part(".cells"));
+    this.counting = setInterval(() => this.count(), COUNT_MS);
+    on(matchMedia("(prefers-color-scheme: dark)"), "change", () => {
+      this.picture.recolour();
+      this.layOut();
+    });
+    on(document, "visibilitychange", () => this.follow());
+    on(this.part("[name=replica]"), "change", () => this.follow());
+    on(this.part("[name=colours]"), "change", (event) => {
+      this.picture.byOwner = event.target.value === "owners";
+      this.layOut();
+    });
+    on(this.part("[name=only]"), "change", (event) => {
+      this.picture.only = event.target.value || null;
+      this.layOut();
+    });
+    on(this.canvas, "pointermove", (event) => {
+      const cell = this.picture.cellAt(event.offsetX, event.offsetY);
+      if (cell !== null) this.choose(cell);
+    });
+    on(this.canvas, "keydown", (event) => this.step(event));
+  }
+
+  // Read the stream while the page is seen; what was read before is not waited for.
+  async follow() {
+    this.reading?.abort();
+    if (document.hidden) return;
+    const reading = (this.reading = new AbortController());
+    while (!reading.signal.aborted) {
+      try {
+        const replica = Number(this.part("[name=replica]").value);
+        const answer = await this.api.get(`/wall?replica=${replica}`, reading.signal);
+        this.tell("");
+        for await (const frame of framesOf(answer)) this.take(frame);
+      } catch (error) {
+        if (reading.signal.aborted) return;
+        this.tell(`Not shown right now: ${error.message}`);
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+
+  take(frame) {
+    const changed = [];
+    const isAnew = this.cells.take(frame, performance.now(), (...run) => changed.push(run));
+    if (isAnew) this.layOut();
+    else for (const [first, count] of changed) this.picture.paint(first, count);
+    const isChosen = ([first, count]) => first <= this.chosen && this.chosen < first + count;
+    if (this.chosen !== null && changed.some(isChosen)) this.choose(this.chosen);
+    this.hasNews = true;
+    this.draw();
+  }
+
+  layOut() {
+    this.picture.layOut(this.part(".cells").clientWidth);
+    this.draw();
+    if (this.chosen !== null) this.choose(this.chosen);
+  }
+
+  draw() {
+    if (this.isDrawing) return;
+    this.isDrawing = true;
+    requestAnimationFrame(() => {
+      this.isDrawing = false;
+      this.picture.flush();
+    });
+  }
+
+  step(event) {
+    const { columns } = this.picture;
+    const far = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    if (far === undefined || this.cells.length === 0) return;
+    event.preventDefault();
+    const next = this.chosen === null ? 0 : this.chosen + far;
+    this.choose(Math.min(this.cells.length - 1, Math.max(0, next)));
+  }
+
+  // Tell of a cell in words, and frame it.
+  choose(cell) {
+    if (cell >= this.cells.length) return;
+    this.chosen = cell;
+    const place = this.picture.placeOf(cell);
+    const { columns, size } = this.picture;
+    const mark = this.part(".mark");
+    mark.hidden = false;
+    mark.style.width = mark.style.height = `${size}px`;
+    mark.style.left = `${(place % columns) * size}px`;
+    mark.style.top = `${Math.floor(place / columns) * size}px`;
+    this.put(".detail", inWords(this.cells, cell));
+  }
+
+  count() {
+    if (!this.hasNews) return;
+    this.hasNews = false;
+    const kinds = KINDS.map(() => 0);
+    const owned = this.cells.owners.map(() => 0);
+    for (let cell = 0; cell < this.cells.length; cell++) {
+      kinds[kindOf(this.cells, cell)]++;
+      if (this.cells.state[cell]) owned[this.cells.owner[cell]]++;
+    }
+    this.part(".legend").replaceChildren(...KINDS.map((kind, index) => entry(kind, kinds[index])));
+    const owners = this.cells.owners.map((name, index) => [name, owned[index]]);
+    owners.sort((one, other) => other[1] - one[1]);
+    this.offer(owners);
+    this.put(".summary", summary(this.cells, kinds, owners));
+  }
+
+  // Let one of the owners be chosen.
+  offer(owners) {
+    const chooser = this.part("[name=only]");
+    const known = new Set([...chooser.options].map((option) => option.value));
+    for (const [name] of owners) {
+      if (name !== "" && !known.has(name)) chooser.add(new Option(name));
+    }
+  }
+
+  tell(text) { this.put(".news", text); }
+
+  put(name, text) {
+    const part = this.part(name);
+    if (part.textContent !== text) part.textContent = text;
+  }
+}
+
+function entry(kind, count) {
+  const item = document.createElement("li");
+  const swatch = document.createElement("i");
+  swatch.className = `swatch ${kind}`;
+  item.append(swatch, `${kind.replace("-", " ")} `, Object.assign(document.createElement("b"), {
+    textContent: count.toLocaleString("en"),
+  }));
+  return item;
+}
+
+function inWords(cells, cell) {
+  const state = cells.state[cell];
+  const isSlot = cell >= cells.numBlocks;
+  const name = isSlot ? `Host slot ${cell - cells.numBlocks}` : `Block ${cell}`;
+  if (!state) return `${name}: free.`;
+  const facts = [KINDS[kindOf(cells, cell)].replace("-", " ")];
+  if (state & HELD) facts.push(`held by ${cells.references[cell]}`);
+  facts.push(state & FINDABLE ? "can be found by its hash" : "not full yet, or not cached");
+  if (state & LEASED) facts.push("leased");
+  if (state & PINNED) facts.push("pinned");
+  const seconds = Math.floor((performance.now() - cells.changed[cell]) / 1000);
+  const owner = cells.owners[cells.owner[cell]];
+  return `${name} of ${owner || "nobody"}: ${facts.join(", ")}; seen unchanged for ${seconds} s.`;
+}
+
+function summary(cells, kinds, owners) {
+  const counts = KINDS.map((kind, index) => `${kinds[index]} ${kind.replace("-", " ")}`);
+  const shown = owners.filter(([, count]) => count > 0).slice(0, 8);
+  const parts = shown.map(([name, count]) => `${name || "nobody"} ${count}`);
+  const slots = cells.numSlots ? ` and ${cells.numSlots} host slots` : "";
+  const waiting = cells.pending ? ` ${cells.pending} cells are yet to be told.` : "";
+  const who = parts.length ? ` By owner: ${parts.join(", ")}.` : "";
+  return `${cells.numBlocks} blocks${slots}: ${counts.join(", ")}.${who}${waiting}`;
+}

@@ -1,0 +1,229 @@
+"""What it costs to watch the KV cache: the engine's time, bytes on the wire, a browser's frames.
+
+A pool of `--blocks` has `--changes` blocks taken a second, and as many given back, in simulated
+time, while somebody watches and while nobody does, in turns. Then the engine is asked through its
+socket. The browser, a headless Chromium if there is one, draws `--cells`: in each of its pictures
+change as many as one frame of the stream tells at most, six times what the stream sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import mimetypes
+import random
+import shutil
+import time
+from collections import deque
+from importlib.resources import files
+from typing import Any, Final
+
+from rich.table import Table
+
+from bench.common.figures import percentile
+from bench.engine.scripted import scripted_core
+from bench.registry import Result, parameters
+from engine.blocks.pool import BlockPool
+from engine.blocks.wall import PARTIAL
+from engine.schedule.plan import Sampled, StepPlan
+from engine.serve.core import EngineCore
+from engine.serve.local import LocalEngine
+
+FIGURES: Final = {
+    "wall_core_percent": "of a core, for one watcher of a pool under load: marks, frames and round "
+    "trips to the engine; not what HTTP takes",
+    "wall_kib_per_s": "KiB a second that such a watcher is sent",
+    "wall_first_kib": "KiB of the first picture, of a pool that is full",
+    "frame_ms_p95": "milliseconds that the page works on one picture, 95th percentile (Chromium)",
+    "interval_ms_p95": "milliseconds between two pictures, 95th percentile (Chromium)",
+}
+_TICKS_A_SECOND: Final = 10
+_GROWING: Final = 50
+_BLOCKS_A_SEQUENCE: Final = 50
+_ROUND_TRIPS: Final = 300
+_PICTURES: Final = 300
+_PAGE: Final = "http://wall.invalid/"
+_DRAW: Final = """async ([frames, first]) => {
+  const {Cells} = await import("./frames.js");
+  const {Picture} = await import("./picture.js");
+  const bytes = (text) => Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  const canvas = document.body.appendChild(document.createElement("canvas"));
+  const cells = new Cells(), picture = new Picture(canvas, cells);
+  const take = (frame) => cells.take(frame, 0, (...run) => picture.paint(...run));
+  first.map(bytes).forEach((frame, index) => {
+    take(frame);
+    if (index === 0) picture.layOut(1400);
+  });
+  picture.flush();
+  const told = frames.map(bytes), work = [], intervals = [];
+  let before = null;
+  for (const frame of told) {
+    const now = await new Promise(requestAnimationFrame);
+    if (before !== null) intervals.push(now - before);
+    before = now;
+    const start = performance.now();
+    take(frame);
+    picture.flush();
+    work.push(performance.now() - start);
+  }
+  return [work, intervals];
+}"""
+
+
+class _Idle:
+    """Nothing is ever computed."""
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        raise AssertionError(plan)
+
+
+class _Load:
+    """Sequences that grow side by side, hold their blocks for a while, and leave them cached."""
+
+    def __init__(self, pool: BlockPool, seed: int) -> None:
+        self._pool = pool
+        self._draw = random.Random(seed)
+        self._growing: list[tuple[str, list[int]]] = [("", []) for _ in range(_GROWING)]
+        self._held: deque[list[int]] = deque()
+        self._number = 0
+
+    def grow(self, count: int) -> None:
+        """Take so many blocks, each for any sequence; neighbours are seldom of one."""
+        for _ in range(count):
+            place = self._draw.randrange(_GROWING)
+            tenant, blocks = self._growing[place]
+            if not blocks:
+                tenant = f"tenant {self._draw.randrange(64)}"
+            (block,) = self._pool.allocate(1, tenant)
+            self._number += 1
+            self._pool.register(block, self._number.to_bytes(16, "big"))
+            blocks.append(block)
+            self._growing[place] = tenant, blocks
+            if len(blocks) == _BLOCKS_A_SEQUENCE:
+                self._held.append(blocks)
+                self._growing[place] = tenant, []
+            if len(self._held) > _GROWING:
+                self._pool.release(self._held.popleft())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The size of the pools, and how much happens in them."""
+    parser.add_argument("--blocks", type=int, default=200_000)
+    parser.add_argument("--cells", type=int, default=50_000)
+    parser.add_argument("--changes", type=int, default=2_000, help="blocks taken a second")
+    parser.add_argument("--seconds", type=int, default=60, help="of simulated time")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Measure."""
+    engine_percent, kib_per_s, first_kib = _engine(options)
+    trip_percent = asyncio.run(_round_trips(options.blocks))
+    figures = {
+        "wall_core_percent": engine_percent + trip_percent,
+        "wall_kib_per_s": kib_per_s,
+        "wall_first_kib": first_kib,
+    }
+    table = Table("figure", "value", title="watching the KV cache", title_justify="left")
+    table.add_row("marks and frames, % of a core", f"{engine_percent:.3f}")
+    table.add_row("round trips, % of a core", f"{trip_percent:.3f}")
+    table.add_row("KiB/s", f"{kib_per_s:.1f}")
+    table.add_row("KiB of the first picture", f"{first_kib:.0f}")
+    pictures = _browser(options.cells)
+    if isinstance(pictures, str):
+        table.add_row("frames in a browser", pictures)
+    else:
+        figures |= pictures
+        for name, value in pictures.items():
+            table.add_row(name, f"{value:.2f}")
+    return Result(parameters(options), figures, [table])
+
+
+def _engine(options: argparse.Namespace) -> tuple[float, float, float]:
+    """Percent of a core, KiB a second, and KiB of the first picture."""
+    watched, alone = _core(options.blocks), _core(options.blocks)
+    loads = [_Load(one.scheduler.pool, seed=1) for one in (watched, alone)]
+    for load in loads:
+        load.grow(options.blocks)
+    first_bytes = sum(map(len, _whole(watched)))
+    sent, seconds = 0, [0.0, 0.0]
+    for tick in range(options.seconds * _TICKS_A_SECOND):
+        for index in (0, 1) if tick % 2 else (1, 0):
+            start = time.thread_time()
+            loads[index].grow(options.changes // _TICKS_A_SECOND)
+            if index == 0:
+                sent += len(watched.wall.frame("bench"))
+            seconds[index] += time.thread_time() - start
+    percent = 100 * (seconds[0] - seconds[1]) / options.seconds
+    return percent, sent / 1024 / options.seconds, first_bytes / 1024
+
+
+async def _round_trips(num_blocks: int) -> float:
+    """Percent of a core for ten questions a second to an engine in which nothing happens."""
+    engine = LocalEngine(lambda: _core(num_blocks))
+    await engine.start()
+    try:
+        while (await engine.wall("bench"))[0] & PARTIAL:
+            pass
+        start = time.process_time()
+        for _ in range(_ROUND_TRIPS):
+            await engine.wall("bench")
+        return 100 * _TICKS_A_SECOND * (time.process_time() - start) / _ROUND_TRIPS
+    finally:
+        await engine.close()
+
+
+def _browser(num_cells: int) -> dict[str, float] | str:
+    """What drawing takes, or why nobody knows."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        return "not measured: chromium is not installed"
+    try:
+        from playwright.async_api import async_playwright
+    except ModuleNotFoundError:
+        return "not measured: playwright is not installed"
+    core = _core(num_cells)
+    load = _Load(core.scheduler.pool, seed=2)
+    load.grow(num_cells)
+    first, frames = _whole(core), []
+    for _ in range(_PICTURES):
+        load.grow(1000)
+        frames.append(core.wall.frame("bench"))
+    coded = [[base64.b64encode(one).decode() for one in part] for part in (frames, first)]
+
+    async def draw() -> tuple[list[float], list[float]]:
+        async with async_playwright() as playwright:
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            browser = await playwright.chromium.launch(executable_path=chromium, args=flags)
+            page = await browser.new_page(viewport={"width": 1440, "height": 900})
+            await page.route("**/*", _serve)
+            await page.goto(_PAGE)
+            work, intervals = await page.evaluate(_DRAW, coded)
+            await browser.close()
+            return work, intervals
+
+    work, intervals = asyncio.run(draw())
+    return {"frame_ms_p95": percentile(work, 95), "interval_ms_p95": percentile(intervals, 95)}
+
+
+async def _serve(route: Any) -> None:
+    """The console's own files, and a page without contents."""
+    name = route.request.url.removeprefix(_PAGE)
+    if not name:
+        style = "<!doctype html><link rel=stylesheet href=style.css><body>"
+        await route.fulfill(body=style, content_type="text/html")
+        return
+    content = (files("app.console") / "static" / name).read_bytes()
+    await route.fulfill(body=content, content_type=mimetypes.guess_type(name)[0])
+
+
+def _core(num_blocks: int) -> EngineCore:
+    return scripted_core(_Idle(), 16 * num_blocks, 16)
+
+
+def _whole(core: EngineCore) -> list[bytes]:
+    """The frames of the first picture."""
+    frames = [core.wall.frame("bench")]
+    while frames[-1][0] & PARTIAL:
+        frames.append(core.wall.frame("bench"))
+    return frames

@@ -1,0 +1,148 @@
+"""The wall in a browser shows what the engine's books say, in numbers and in colours."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Literal
+
+import httpx
+import pytest
+from playwright.async_api import Page, expect
+
+from engine.blocks.wall import FINDABLE, HELD, LEASED, PINNED
+from tests.app.conftest import ADMIN_TOKEN, MODEL, World
+from tests.app.pooled_engine import PooledEngine
+from tests.engine.blocks.test_wall import truth
+from tests.engine.blocks.watching import Cell
+
+# What is shown, as the page has taken it in, and as it is drawn.
+CELLS = """() => {
+  const {cells} = document.getElementById("view");
+  return [...cells.state].map((state, cell) => [
+    state, state ? cells.owners[cells.owner[cell]] : "", cells.references[cell]]);
+}"""
+DRAWN = """async () => {
+  const view = document.getElementById("view");
+  await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+  const {cells} = view, canvas = view.querySelector("canvas");
+  const {Picture} = await import("./picture.js");
+  const width = view.querySelector(".cells").clientWidth;
+  const picture = new Picture(document.createElement("canvas"), cells);
+  picture.layOut(width);
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const colour = (cell) => {
+    const place = picture.placeOf(cell), half = Math.floor(picture.size / 2);
+    const x = (place % picture.columns) * picture.size + half;
+    const y = Math.floor(place / picture.columns) * picture.size + half;
+    const at = 4 * (y * canvas.width + x);
+    return "#" + [0, 1, 2].map((i) => pixels[at + i].toString(16).padStart(2, "0")).join("");
+  };
+  return [...cells.state.keys()].map(colour);
+}"""
+COLOURS = {
+    "free": "#e9ecf0",
+    "cached": "#8fb4dd",
+    "leased": "#c3a3e0",
+    "in use": "#2f9e5b",
+    "shared": "#d98400",
+    "pinned": "#b3324f",
+}
+
+
+def kind(cell: Cell) -> str:
+    if cell.state & PINNED:
+        return "pinned"
+    if cell.state & HELD:
+        return "shared" if cell.num_references > 1 else "in use"
+    if cell.state & LEASED:
+        return "leased"
+    return "cached" if cell.state & FINDABLE else "free"
+
+
+async def sign_in(page: Page, world: World, token: str = ADMIN_TOKEN) -> None:
+    await page.goto(f"{world.admin_url}/console")
+    await page.get_by_label("Admin token").fill(token)
+    await page.get_by_role("button", name="Sign in").click()
+
+
+async def random_load(world: World, rng: random.Random) -> None:
+    async def say(tenant: str, text: str, **options: Any) -> None:
+        await world.client(tenant).responses.create(
+            model=MODEL, input=text, max_output_tokens=rng.randrange(1, 30), **options
+        )
+
+    texts = [f"{number} bottles of beer on the wall, " * 4 for number in range(5)]
+    for _ in range(4):
+        lease = rng.choice([{}, {"prompt_cache_options": {"ttl": "30m"}}])
+        await asyncio.gather(
+            *(say(rng.choice(["acme", "umbra"]), rng.choice(texts), **lease) for _ in range(5))
+        )
+
+
+async def test_cells_equal_the_books_after_a_random_load(
+    page: Page, world: World, admin: httpx.AsyncClient, engine: PooledEngine
+) -> None:
+    await page.emulate_media(color_scheme="light")
+    await sign_in(page, world)
+    await expect(page.locator(".legend")).to_contain_text("free 160")
+    await world.register("acme", "desk", "You know the catalog: anvils, rope and glue. " * 2)
+    assert (await admin.post("/tenants/acme/prompts/desk/pin")).is_success
+    await random_load(world, random.Random(1))
+    while (await engine.stats()).running:
+        pass
+    core = engine.cores[-1]
+    async with asyncio.timeout(20):
+        while [Cell(*one) for one in await page.evaluate(CELLS)] != truth(core):
+            pass
+    books = truth(core)
+    assert await page.evaluate(DRAWN) == [COLOURS[kind(cell)] for cell in books]
+    assert {kind(cell) for cell in books} >= {"free", "cached", "leased", "pinned"}
+
+
+@pytest.mark.exhaustive
+async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
+    page: Page, world: World, engine: PooledEngine
+) -> None:
+    await sign_in(page, world)
+    await world.client().responses.create(model=MODEL, input="hello " * 20, max_output_tokens=2)
+    await expect(page.locator("#wall-summary")).to_contain_text("By owner: acme")
+    await page.locator("canvas").focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(page.locator(".detail")).to_contain_text("Block 0 of acme: cached")
+    await page.locator("canvas").hover(position={"x": 3, "y": 3})
+    await expect(page.locator(".detail")).to_contain_text("Block 0 of acme")
+    await page.get_by_label("Tenant").select_option("acme")
+    await page.get_by_role("button", name="Sign out").click()
+    await expect(page.get_by_label("Admin token")).to_be_focused()
+    async with asyncio.timeout(20):
+        while engine.cores[-1].wall.is_watched:
+            await engine.stats()
+
+
+@pytest.mark.exhaustive
+async def test_it_fits_a_telephone_and_is_legible_in_the_dark(
+    page: Page, world: World, complaints: list[str]
+) -> None:
+    await sign_in(page, world)
+    schemes: list[tuple[int, Literal["dark", "light"]]] = [(360, "dark"), (1440, "light")]
+    for width, scheme in schemes:
+        await page.set_viewport_size({"width": width, "height": 800})
+        await page.emulate_media(color_scheme=scheme)
+        await expect(page.locator(".legend")).to_contain_text("free 160")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        drawn = set(await page.evaluate(DRAWN))
+        assert drawn == {"#262b32" if scheme == "dark" else COLOURS["free"]}
+    # The browser has advice for who reads a canvas twice: this test.
+    complaints[:] = [one for one in complaints if "willReadFrequently" not in one]
+
+
+@pytest.mark.exhaustive
+async def test_a_wrong_token_is_refused_and_not_kept(
+    page: Page, world: World, complaints: list[str]
+) -> None:
+    await sign_in(page, world, "of nobody at all")
+    await expect(page.get_by_role("alert")).to_contain_text("token")
+    assert await page.evaluate("sessionStorage.length") == 0
+    assert [one for one in complaints if "401" not in one] == []
+    complaints.clear()  # the browser tells of each answer that is an error
