@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench.common.figures import percentile
 from bench.engine.scripted import scripted_core
-from bench.registry import Result, parameters
+from bench.registry import BenchError, Result, parameters
 from engine.blocks.pool import BlockPool
 from engine.blocks.wall import PARTIAL
 from engine.schedule.plan import Sampled, StepPlan
@@ -41,6 +41,7 @@ FIGURES: Final = {
 _TICKS_A_SECOND: Final = 10
 _GROWING: Final = 50
 _BLOCKS_A_SEQUENCE: Final = 50
+_LEAST_BLOCKS: Final = (2 * _GROWING + 1) * _BLOCKS_A_SEQUENCE
 _ROUND_TRIPS: Final = 300
 _PICTURES: Final = 300
 _PAGE: Final = "http://wall.invalid/"
@@ -116,7 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure."""
+    """Measure. Raises `BenchError` for pools that the load does not fit into."""
+    if min(options.blocks, options.cells) < _LEAST_BLOCKS:
+        raise BenchError(f"--blocks and --cells: at least {_LEAST_BLOCKS}")
     engine_percent, kib_per_s, first_kib = _engine(options)
     trip_percent = asyncio.run(_round_trips(options.blocks))
     figures = {

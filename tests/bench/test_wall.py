@@ -15,7 +15,7 @@ def test_without_a_browser_the_rest_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "figures.json"
-    arguments = ["wall", "--blocks", "4000", "--seconds", "2", "--json", str(out)]
+    arguments = ["wall", "--blocks", "6000", "--seconds", "2", "--json", str(out)]
     monkeypatch.setattr("sys.argv", ["bench", *arguments])
     monkeypatch.setattr("bench.service.wall.shutil.which", lambda _: None)
     assert cli.main() == 0
@@ -28,7 +28,7 @@ def test_without_a_browser_the_rest_is_told(
 
 @pytest.mark.exhaustive
 def test_a_browser_draws_what_the_stream_tells() -> None:
-    found = wall._browser(2000)
+    found = wall._browser(6000)
     if isinstance(found, str):
         pytest.skip(found)
     assert found["frame_ms_p95"] > 0
