@@ -7,7 +7,7 @@ export const KINDS = ["free", "cached", "leased", "in-use", "shared", "pinned"];
 
 const [FREE, CACHED, LEASE, IN_USE, SHARED, PIN] = KINDS.keys();
 const SMALLEST = 2;
-const LARGEST = 14;
+const LARGEST = 22;
 const TALL = 560; // CSS pixels, where cells of at least SMALLEST allow it
 const HUES = 24;
 
@@ -56,11 +56,12 @@ export class Picture {
     const style = getComputedStyle(this.canvas);
     this.colours = KINDS.map((kind) => this.packed(style.getPropertyValue(`--${kind}`)));
     this.background = this.packed(style.getPropertyValue("--ground"));
-    this.ofOwners = [];
+    this.ofOwners = []; // of each hue: cached, held
     for (let hue = 0; hue < HUES; hue++) {
       // 55 of 360 degrees further each time: neighbours differ, and all are used.
       const angle = (hue * 55) % 360;
-      this.ofOwners.push([`hsl(${angle} 45% 62%)`, `hsl(${angle} 75% 42%)`].map((one) => this.packed(one)));
+      const pair = [`hsl(${angle} 45% 62%)`, `hsl(${angle} 75% 42%)`];
+      this.ofOwners.push(pair.map((colour) => this.packed(colour)));
     }
   }
 
@@ -69,6 +70,12 @@ export class Picture {
     this.small.fillStyle = colour.trim() || "#000000";
     const rgb = parseInt(this.small.fillStyle.slice(1), 16);
     return (0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
+  }
+
+  // The colour of an owner's cached cells, as CSS has it.
+  cssOf(owner) {
+    const pixel = this.ofOwners[owner % HUES][0];
+    return `rgb(${pixel & 255} ${(pixel >>> 8) & 255} ${(pixel >>> 16) & 255})`;
   }
 
   colourOf(cell) {

@@ -1,10 +1,12 @@
 // The wall: the KV cache live, a cell a block. `mount(element, api)` returns what takes it away.
 
-import { Cells, FINDABLE, HELD, LEASED, PINNED, framesOf } from "./frames.js";
+import { Cells, FINDABLE, HELD, LEASED, framesOf } from "./frames.js";
 import { KINDS, Picture, kindOf } from "./picture.js";
 
 const RETRY_MS = 2000;
 const COUNT_MS = 500;
+const MOST_OWNERS = 8; // named beside the picture
+const GRID_PIXELS = 6; // smaller cells have no lines between them
 const MARKUP = `
 <div class="tools">
   <label>Colours <select name="colours"><option value="kinds">what a block is</option>
@@ -15,7 +17,7 @@ const MARKUP = `
 </div>
 <ul class="legend"></ul>
 <div class="cells"><canvas tabindex="0" role="img" aria-describedby="wall-summary"
-  aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="mark" hidden></i></div>
+  aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="grid" hidden></i><i class="mark" hidden></i></div>
 <p class="detail" role="status">Point at a block, or choose one by the arrow keys.</p>
 <p id="wall-summary" class="summary"></p>`;
 
@@ -109,6 +111,13 @@ class Wall {
 
   layOut() {
     this.picture.layOut(this.part(".cells").clientWidth);
+    const { size, columns, rows } = this.picture;
+    const grid = this.part(".grid");
+    grid.hidden = size < GRID_PIXELS;
+    grid.style.width = `${columns * size}px`;
+    grid.style.height = `${rows * size}px`;
+    grid.style.backgroundSize = `${size}px ${size}px`;
+    this.hasNews = true;
     this.draw();
     if (this.chosen !== null) this.choose(this.chosen);
   }
@@ -154,9 +163,13 @@ class Wall {
       kinds[kindOf(this.cells, cell)]++;
       if (this.cells.state[cell]) owned[this.cells.owner[cell]]++;
     }
-    this.part(".legend").replaceChildren(...KINDS.map((kind, index) => entry(kind, kinds[index])));
-    const owners = this.cells.owners.map((name, index) => [name, owned[index]]);
+    const owners = this.cells.owners.map((name, index) => [name, owned[index], index]);
     owners.sort((one, other) => other[1] - one[1]);
+    const { picture } = this;
+    const legend = picture.byOwner
+      ? owners.slice(0, MOST_OWNERS).map(([name, count, index]) => entry(name || "nobody", count, picture.cssOf(index)))
+      : KINDS.map((kind, index) => entry(kind.replace("-", " "), kinds[index], `var(--${kind})`));
+    this.part(".legend").replaceChildren(...legend);
     this.offer(owners);
     this.put(".summary", summary(this.cells, kinds, owners));
   }
@@ -178,11 +191,12 @@ class Wall {
   }
 }
 
-function entry(kind, count) {
+function entry(name, count, colour) {
   const item = document.createElement("li");
   const swatch = document.createElement("i");
-  swatch.className = `swatch ${kind}`;
-  item.append(swatch, `${kind.replace("-", " ")} `, Object.assign(document.createElement("b"), {
+  swatch.className = "swatch";
+  swatch.style.background = colour;
+  item.append(swatch, `${name} `, Object.assign(document.createElement("b"), {
     textContent: count.toLocaleString("en"),
   }));
   return item;
@@ -196,8 +210,7 @@ function inWords(cells, cell) {
   const facts = [KINDS[kindOf(cells, cell)].replace("-", " ")];
   if (state & HELD) facts.push(`held by ${cells.references[cell]}`);
   facts.push(state & FINDABLE ? "can be found by its hash" : "not full yet, or not cached");
-  if (state & LEASED) facts.push("leased");
-  if (state & PINNED) facts.push("pinned");
+  if (state & LEASED && !facts.includes("leased")) facts.push("leased");
   const seconds = Math.floor((performance.now() - cells.changed[cell]) / 1000);
   const owner = cells.owners[cells.owner[cell]];
   return `${name} of ${owner || "nobody"}: ${facts.join(", ")}; seen unchanged for ${seconds} s.`;
@@ -205,7 +218,7 @@ function inWords(cells, cell) {
 
 function summary(cells, kinds, owners) {
   const counts = KINDS.map((kind, index) => `${kinds[index]} ${kind.replace("-", " ")}`);
-  const shown = owners.filter(([, count]) => count > 0).slice(0, 8);
+  const shown = owners.filter(([, count]) => count > 0).slice(0, MOST_OWNERS);
   const parts = shown.map(([name, count]) => `${name || "nobody"} ${count}`);
   const slots = cells.numSlots ? ` and ${cells.numSlots} host slots` : "";
   const waiting = cells.pending ? ` ${cells.pending} cells are yet to be told.` : "";
