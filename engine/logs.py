@@ -29,6 +29,7 @@ def line_formatter(form: LogFormat, stream: TextIO, *adding: Processor) -> loggi
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.ExtraAdder(),
+            _without_ray,
             *adding,
         ],
         processors=[
@@ -36,6 +37,13 @@ def line_formatter(form: LogFormat, stream: TextIO, *adding: Processor) -> loggi
             *(_as_json() if as_json else _as_text(is_terminal)),
         ],
     )
+
+
+def _without_ray(
+    _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Leave out what Ray adds to every record of a process that has it."""
+    return {name: value for name, value in event.items() if not name.startswith("_ray_")}
 
 
 def log_through(handler: logging.Handler, level: LogLevel) -> None:

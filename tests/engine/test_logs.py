@@ -60,3 +60,11 @@ def test_a_terminal_gets_text_in_colours_unless_json_is_asked_for() -> None:
     record.exc_info = None
     assert "\x1b[" in line_formatter("auto", Terminal()).format(record)
     assert json.loads(line_formatter("json", Terminal()).format(record))["event"] == "the oven"
+
+
+def test_what_ray_adds_to_records_is_left_out() -> None:
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "said", (), None)
+    record.__dict__ |= {"_ray_timestamp_ns": 5, "tenant": "acme"}
+    told = json.loads(line_formatter("json", io.StringIO()).format(record))
+    assert told["tenant"] == "acme"
+    assert "_ray_timestamp_ns" not in told
