@@ -14,6 +14,7 @@ from tenants import slots
 from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.rotation import Rotation
 from tenants.audit import MAX_ENTRIES, Audit
+from tenants.backup import Backup
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore, attach_or_start
 from tenants.errors import StoreUnavailable, TenantExists
@@ -25,6 +26,7 @@ from tenants.outbox import Outbox
 from tenants.pepper import Peppers, load_peppers
 from tenants.records import Principal, TenantLimits
 from tenants.running import RunningResponses
+from tenants.schema import check_schema
 from tenants.store import TenantStore
 from tenants.stored_objects import EditedObjects, StoredObjects
 from tenants.suspended import SuspendedResponses
@@ -51,6 +53,7 @@ class Stores:
     suspended: SuspendedResponses
     running: RunningResponses
     rotation: Rotation
+    backup: Backup
     limiter: Limiter
     budgets: Budgets
     outbox: Outbox
@@ -88,6 +91,7 @@ class Stores:
             suspended=SuspendedResponses(redis, keyring, most),
             running=RunningResponses(redis, keyring),
             rotation=Rotation(redis, peppers, keyring, tenants, prompts),
+            backup=Backup(redis, peppers),
             limiter=limiter,
             budgets=Budgets(redis, limiter, outbox=outbox if tells_budgets else None),
             outbox=outbox,
@@ -134,6 +138,7 @@ async def open_stores(
             default_limits=settings.default_limits,
             tells_budgets=settings.webhook_url is not None,
         )
+        await check_schema(redis)
         await stores.tenants.check_pepper()
         if owner:
             await slots.finish_all(redis)

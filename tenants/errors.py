@@ -19,6 +19,17 @@ class StoreUnsupported(StoreError):
     """The server is too old, or not one that the store can use."""
 
 
+class BackupUnusable(StoreError):
+    """A file cannot be restored."""
+
+
+class StoreNotEmpty(StoreError):
+    """Something is in the store that a backup would be restored over."""
+
+    def __init__(self) -> None:
+        super().__init__("the store is not empty; --replace removes all that is in it")
+
+
 class SealError(StoreError):
     """Something in this Redis is encrypted, and cannot be read."""
 

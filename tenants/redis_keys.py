@@ -15,6 +15,9 @@ import re
 PEPPER = "pw:pepper"
 """String: fingerprints of the peppers that are in use, 32 bytes each, the newest first."""
 
+SCHEMA = "pw:schema"
+"""String: which form all records have, see `tenants.schema`."""
+
 CHANGES = "pw:changes"
 
 PROBE = "pw:probe"

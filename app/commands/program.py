@@ -6,6 +6,7 @@ import typer
 
 from app.commands import (
     audit,
+    backup,
     chat,
     doctor,
     group,
@@ -33,6 +34,8 @@ app.add_typer(key.app, name="key")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(group.app, name="group")
 app.add_typer(rotation.app, name="store")
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.command("usage")(report.usage)
 app.command("audit-log")(report.audit_log)
 app.command("audit")(audit.audit)

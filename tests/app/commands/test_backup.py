@@ -1,0 +1,52 @@
+"""`partywall backup` and `partywall restore`, from one data directory into another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.commands.errors import CommandError
+from app.commands.program import app
+
+
+def partywall(data: Path, *words: str, answer: str | None = None) -> str:
+    pepper = data.parent / "pepper"
+    pepper.write_text("1" * 64)
+    options = ["--data-dir", str(data), "--pepper-file", str(pepper)]
+    done = CliRunner().invoke(app, [*words, *options], input=answer)
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def tenants(data: Path) -> list[str]:
+    return [one["id"] for one in json.loads(partywall(data, "tenant", "list", "--json"))]
+
+
+def test_a_store_is_moved_by_its_backup(tmp_path: Path) -> None:
+    here, there, file = tmp_path / "here", tmp_path / "there", str(tmp_path / "file")
+    partywall(here, "tenant", "create", "acme")
+    assert f"records are in {file}" in partywall(here, "backup", file)
+    with pytest.raises(CommandError, match="File exists"):
+        partywall(here, "backup", file)
+    partywall(there, "restore", file)
+    assert tenants(there) == ["acme"]
+    partywall(there, "tenant", "create", "other")
+    with pytest.raises(CommandError, match="--replace"):
+        partywall(there, "restore", file)
+    with pytest.raises(CommandError, match="nothing was done"):
+        partywall(there, "restore", file, "--replace", answer="n\n")
+    assert tenants(there) == ["acme", "other"]
+    partywall(there, "restore", file, "--replace", "--yes")
+    assert tenants(there) == ["acme"]
+
+
+def test_what_is_no_backup_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("something else, long enough to be read")
+    with pytest.raises(CommandError, match="no backup"):
+        partywall(tmp_path / "data", "restore", str(tmp_path / "file"))
+    with pytest.raises(CommandError, match="No such file"):
+        partywall(tmp_path / "data", "restore", str(tmp_path / "missing"))
