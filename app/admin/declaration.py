@@ -105,7 +105,7 @@ def _replies(
             headers={"ETag": "Names this state of it."} if is_versioned else {},
         )
     }
-    problems = [HTTPStatus.UNAUTHORIZED, HTTPStatus.SERVICE_UNAVAILABLE]
+    problems = [HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE]
     if "{" in path:
         problems.append(HTTPStatus.NOT_FOUND)
     if method != "GET":

@@ -29,11 +29,12 @@ from app.admin.problems import (
     as_problem,
     clash,
     complaint,
+    forbidden,
     internal_problem,
     invalid,
     unauthorized,
 )
-from app.admin.token import AdminToken
+from app.admin.token import AdminToken, Operator
 from app.context import Service
 from app.transport.http import json_response, read_body, require_json
 from tenants.errors import InvalidField, StoreUnavailable
@@ -101,14 +102,16 @@ class Endpoint:
             return problem.response()
 
     async def _answer(self, service: Service, token: AdminToken, request: Request) -> Response:
-        actor = _actor(token, request)
         method = self.operation.method
+        operator = _operator(token, request)
+        if not operator.may(method, self.operation.path, request.path_params.get("tenant")):
+            raise forbidden(operator)
         is_write = method != "GET"
         body = await read_body(request, service.bounds.max_body_bytes) if is_write else b""
         key = idempotency_key(request) if is_write else None
         call = Call(
             service=service,
-            actor=actor,
+            actor=operator.name,
             path=request.path_params,
             headers=request.headers,
             query=self._query(request),
@@ -175,7 +178,7 @@ class Endpoint:
         return None if model is None else model.model_validate_strings(dict(request.query_params))
 
 
-def _actor(token: AdminToken, request: Request) -> str:
+def _operator(token: AdminToken, request: Request) -> Operator:
     """Whose token the request carries."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     holder = token.holder(given.strip()) if scheme.lower() == "bearer" else None

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
+from app.admin.token import Operator
 from app.wire.errors import RETRY_AFTER_SECONDS, ApiError, field_path, shortened
 from engine.api import EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
@@ -107,6 +108,15 @@ def unauthorized() -> Problem:
         code="invalid_admin_token",
         headers={"www-authenticate": 'Bearer realm="partywall admin"'},
     )
+
+
+def forbidden(operator: Operator) -> Problem:
+    """What a holder of a token is told that it is not for."""
+    bounds = ["reads"] if operator.reads_only else []
+    if operator.tenant is not None:
+        bounds.append(f"tenant {operator.tenant}, with its keys and prompts")
+    detail = f"The admin token of {operator.name} is for {' of '.join(bounds)} alone."
+    return Problem(HTTPStatus.FORBIDDEN, detail, code="not_for_this_token")
 
 
 def invalid(*complaints: Complaint) -> Problem:

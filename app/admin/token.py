@@ -1,7 +1,7 @@
 """The operators' tokens for `/admin`, of which only hashes are kept.
 
 The first start makes one. A file of one's own may hold several, a line each: a token, or a name and
-a token, so that the audit tells who did what.
+a token, so that the audit tells who did what; and behind these what its holder is held to.
 """
 
 from __future__ import annotations
@@ -19,6 +19,29 @@ _PREFIX = "pwadmin_"
 _RANDOM_BYTES = 32
 MIN_CHARACTERS = 16
 DEFAULT_HOLDER = "admin"
+_OF_TENANT = "/tenants/{tenant}"
+_WRITTEN_BY_TENANTS = (f"{_OF_TENANT}/keys", f"{_OF_TENANT}/prompts")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Who holds a token, and what they are held to."""
+
+    name: str
+    reads_only: bool = False
+    tenant: str | None = None
+    """Of whom alone they see anything, and write keys and prompts."""
+
+    def may(self, method: str, template: str, tenant: str | None) -> bool:
+        """Whether they may ask for a path of this template, with this tenant in it."""
+        is_read = method in ("GET", "HEAD")
+        if self.reads_only and not is_read:
+            return False
+        if self.tenant is None:
+            return True
+        # What else belongs to a tenant, such as its limits and its group, says what it may take.
+        written = template.startswith(_WRITTEN_BY_TENANTS)
+        return tenant == self.tenant and template.startswith(_OF_TENANT) and (is_read or written)
 
 
 @dataclass(frozen=True)
@@ -28,21 +51,21 @@ class AdminToken:
     `created` is the token itself, where it is new.
     """
 
-    holders: Mapping[bytes, str]
+    holders: Mapping[bytes, Operator]
     created: str | None = None
 
     @classmethod
     def of(cls, token: str, created: str | None = None) -> AdminToken:
         """One token, of the operator called `admin`."""
-        return cls({_digest(token): DEFAULT_HOLDER}, created)
+        return cls({_digest(token): Operator(DEFAULT_HOLDER)}, created)
 
-    def holder(self, token: str) -> str | None:
+    def holder(self, token: str) -> Operator | None:
         """Whose `token` is, in time that does not depend on how much of it is right."""
         digest = _digest(token)
         found = None
-        for known, name in self.holders.items():
+        for known, operator in self.holders.items():
             if hmac.compare_digest(digest, known):
-                found = name
+                found = operator
         return found
 
 
@@ -57,7 +80,7 @@ def load_admin_token(data_dir: Path, token_file: Path | None) -> AdminToken:
         return AdminToken(dict(map(_parse, lines or [[]])))
     path = token_path(data_dir)
     if path.exists():
-        return AdminToken({_read_digest(path): DEFAULT_HOLDER})
+        return AdminToken({_read_digest(path): Operator(DEFAULT_HOLDER)})
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     write_private(path, _digest(token).hex() + "\n")
     return AdminToken.of(token, created=token)
@@ -99,11 +122,17 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _parse(words: list[str]) -> tuple[bytes, str]:
+def _parse(words: list[str]) -> tuple[bytes, Operator]:
     """A line of a token file as digest and holder."""
-    if len(words) not in (1, 2) or len(words[-1]) < MIN_CHARACTERS:
+    if len(words) < 2:
+        words = [DEFAULT_HOLDER, *words] if words else [DEFAULT_HOLDER, ""]
+    name, token, *roles = words
+    tenants = [role.removeprefix("tenant:") for role in roles if role.startswith("tenant:")]
+    is_known = all(role == "read" or role.startswith("tenant:") for role in roles)
+    if len(token) < MIN_CHARACTERS or not is_known or len(tenants) > 1 or "" in tenants:
         raise ValueError(
             f"admin_token_file: each line holds a token of at least {MIN_CHARACTERS} characters, "
-            "or a name and a token"
+            "or a name and a token, and behind these 'read', 'tenant:ID' or both"
         )
-    return _digest(words[-1]), words[0] if len(words) == 2 else DEFAULT_HOLDER
+    tenant = tenants[0] if tenants else None
+    return _digest(token), Operator(name, reads_only="read" in roles, tenant=tenant)
