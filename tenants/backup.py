@@ -86,24 +86,33 @@ class Backup:
         self._peppers = peppers
 
     async def save(self, path: Path) -> int:
-        """Write a new file, for its owner alone; the number of keys in it. Raises `OSError`."""
+        """Write a new file, for its owner alone; the number of keys in it.
+
+        Raises `OSError`, and `BackupUnusable` for a key that is too large; then there is no file.
+        """
         digest, count = blake2b(), 0
 
         def write(frame: Head | Record | End) -> None:
             data = _encode(frame)
+            if len(data) > _MOST_FRAME_BYTES:
+                raise BackupUnusable("a key of the store has more than 1 GiB")
             data = len(data).to_bytes(_LENGTH_BYTES) + data
             digest.update(data)
             file.write(data)
 
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            write(Head(_FORMAT, SCHEMA))
-            async for record in self._records():
-                write(record)
-                count += 1
-            write(End(count, digest.digest()))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(Head(_FORMAT, SCHEMA))
+                async for record in self._records():
+                    write(record)
+                    count += 1
+                write(End(count, digest.digest()))
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(path)
+            raise
         return count
 
     async def load(self, path: Path, *, replaces: bool = False) -> int:

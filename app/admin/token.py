@@ -72,12 +72,16 @@ class AdminToken:
 def load_admin_token(data_dir: Path, token_file: Path | None) -> AdminToken:
     """The tokens in `token_file` if one is given, else the one of `data_dir`, made on first use.
 
-    Raises `ValueError` for a given token that is too short to be safe, a line that is none, and a
-    file without any or with no digest, and `OSError`.
+    Raises `ValueError` for a given token that is too short to be safe, a line that is none or a
+    second one of the same token, and a file without any or with no digest, and `OSError`.
     """
     if token_file is not None:
         lines = [line.split() for line in token_file.read_text().splitlines() if line.strip()]
-        return AdminToken(dict(map(_parse, lines or [[]])))
+        parsed = list(map(_parse, lines or [[]]))
+        holders = dict(parsed)
+        if len(holders) < len(parsed):
+            raise ValueError("admin_token_file: two lines hold the same token")
+        return AdminToken(holders)
     path = token_path(data_dir)
     if path.exists():
         return AdminToken({_read_digest(path): Operator(DEFAULT_HOLDER)})
@@ -128,11 +132,15 @@ def _parse(words: list[str]) -> tuple[bytes, Operator]:
         words = [DEFAULT_HOLDER, *words] if words else [DEFAULT_HOLDER, ""]
     name, token, *roles = words
     tenants = [role.removeprefix("tenant:") for role in roles if role.startswith("tenant:")]
-    is_known = all(role == "read" or role.startswith("tenant:") for role in roles)
+    is_known = all(map(_is_role, roles)) and not _is_role(token)
     if len(token) < MIN_CHARACTERS or not is_known or len(tenants) > 1 or "" in tenants:
         raise ValueError(
             f"admin_token_file: each line holds a token of at least {MIN_CHARACTERS} characters, "
-            "or a name and a token, and behind these 'read', 'tenant:ID' or both"
+            "or a name and a token, and behind both 'read', 'tenant:ID' or these two"
         )
     tenant = tenants[0] if tenants else None
     return _digest(token), Operator(name, reads_only="read" in roles, tenant=tenant)
+
+
+def _is_role(word: str) -> bool:
+    return word == "read" or word.startswith("tenant:")

@@ -131,7 +131,7 @@ class Cluster:
             max_replicas=wanted.most_replicas,
             upscale_delay_s=_RISE_SECONDS,
             downscale_delay_s=wanted.idle_seconds,
-            look_back_period_s=_RISE_SECONDS,
+            look_back_period_s=_RISE_SECONDS + 1,  # Ray wants it longer than 10 s
             policy=policy,
         )
         return {"autoscaling_config": scaling}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
@@ -144,3 +145,12 @@ async def test_a_newer_backup_is_refused(
     monkeypatch.undo()
     with pytest.raises(BackupUnusable, match="update Partywall"):
         await same_pepper(filled, peppers).load(tmp_path / "file", replaces=True)
+
+
+async def test_a_backup_that_fails_leaves_no_file(
+    filled: Room, peppers: Peppers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenants.backup._MOST_FRAME_BYTES", 10_000)
+    with pytest.raises(BackupUnusable, match="more than"):  # the audit
+        await same_pepper(filled, peppers).save(tmp_path / "file")
+    assert not os.listdir(tmp_path)

@@ -100,6 +100,8 @@ def test_of_all_there_is_everybody_may_do_what_their_token_is_for() -> None:
         "ann correct-horse-battery tenant:",
         "ann correct-horse-battery tenant:a tenant:b",
         "ann correct-horse-battery READ",
+        "correct-horse-battery tenant:acme-corporation",  # without a name
+        "ann correct-horse-battery read\nbob correct-horse-battery",
     ],
 )
 def test_a_short_token_and_a_line_that_is_none_are_refused(tmp_path: Path, text: str) -> None:
