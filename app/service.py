@@ -37,7 +37,7 @@ from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.ops import healthz, metrics, readyz_with_reason
-from app.routes.table import tenant_routes
+from app.routes.table import chat_routes, tenant_routes
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
@@ -87,7 +87,8 @@ def create_app(
         async with _background(service, webhook):
             yield
 
-    return _application(service, tenant_routes(), lifespan, cors(bounds.page_origins))
+    routes = [*tenant_routes(), *console_routes()]
+    return _application(service, routes, lifespan, cors(bounds.page_origins))
 
 
 def _assembled(
@@ -238,13 +239,15 @@ def create_admin_app(service: Service, token: AdminToken) -> Starlette:
     """What operators and their tools reach: `/admin`, `/metrics`, and the probes again.
 
     It is served on an address of its own: figures about everybody are no tenant's business, and
-    whoever takes all connections of the tenants' port takes none here.
+    whoever takes all connections of the tenants' port takes none here. Its console chats as well,
+    with a tenant's key.
     """
     routes = [
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
         Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
         *admin_routes(service, token),
+        *chat_routes(),
         *console_routes(),
     ]
     return _application(service, routes)

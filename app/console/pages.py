@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-_MEDIA_TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_MEDIA_TYPES: Final = {
+    "html": "text/html",
+    "js": "text/javascript",
+    "mjs": "text/javascript",
+    "css": "text/css",
+}
+_PAGE: Final = "index.html"
 # Its own scripts, its own style, its own service; nothing else may be loaded, run or asked.
 _HEADERS: Final = {
     "content-security-policy": (
@@ -28,11 +35,19 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 def console_routes() -> list[Route]:
     """The page and its parts. They need no token: they ask for one, and hold nothing."""
     routes = [Route("/console", _to_the_folder)]
-    for file in (files("app.console") / "static").iterdir():
-        name, _, kind = file.name.rpartition(".")
-        path = "" if (name, kind) == ("index", "html") else file.name
-        routes.append(Route(f"/console/{path}", _serving(file.read_bytes(), _MEDIA_TYPES[kind])))
+    for path, file in _files(files("app.console") / "static"):
+        kind = path.rpartition(".")[2]
+        shown = "" if path == _PAGE else path
+        routes.append(Route(f"/console/{shown}", _serving(file.read_bytes(), _MEDIA_TYPES[kind])))
     return routes
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/")
+        else:
+            yield prefix + entry.name, entry
 
 
 def _serving(content: bytes, media_type: str) -> _Handler:

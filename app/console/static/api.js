@@ -1,6 +1,8 @@
-// The admin API, asked with a token that this tab alone keeps.
+// The service as this page may ask it: with an API key or an admin token that this tab alone keeps.
 
-const TOKEN = "partywall.admin-token";
+const TOKEN = "partywall.token";
+const CHAT_KEY = "partywall.chat-key";
+const API_KEY = /^pw_[0-9a-f]{16}\./;
 
 export class Refused extends Error {
   constructor(status, detail) {
@@ -11,17 +13,56 @@ export class Refused extends Error {
 
 export const api = {
   get token() { return sessionStorage.getItem(TOKEN); },
-  set token(value) {
-    if (value === null) sessionStorage.removeItem(TOKEN);
-    else sessionStorage.setItem(TOKEN, value);
+  set token(value) { keep(TOKEN, value); },
+  get isOperator() { return !API_KEY.test(this.token); },
+
+  // The key to chat with: the one that was signed in with, or one that an operator has chosen.
+  get chatKey() { return this.isOperator ? sessionStorage.getItem(CHAT_KEY) : this.token; },
+  set chatKey(value) { keep(CHAT_KEY, value); },
+
+  // Throws Refused unless the token holds, and is one for this port.
+  async check() {
+    if (this.isOperator) await this.get("/live");
+    else await this.models(this.token);
+  },
+
+  async models(key) {
+    const answer = await fetch("../v1/models", { headers: { authorization: `Bearer ${key}` } });
+    return (await accepted(answer)).json();
   },
 
   // The answer to a GET below /admin, which lies beside the console. Throws Refused.
-  async get(path, signal) {
-    const headers = { authorization: `Bearer ${this.token}` };
-    const answer = await fetch(`../admin${path}`, { headers, signal, cache: "no-store" });
-    if (answer.ok) return answer;
-    const problem = await answer.json().catch(() => ({}));
-    throw new Refused(answer.status, problem.detail ?? answer.statusText);
+  get(path, signal) { return this.ask("GET", path, { signal }); },
+
+  // What is there, as JSON.
+  async read(path, signal) { return (await this.get(path, signal)).json(); },
+
+  // Write; the answer as JSON, null where there is none. Throws Refused.
+  async send(method, path, body) {
+    const isJson = body !== undefined;
+    const answer = await this.ask(method, path, {
+      headers: isJson ? { "content-type": "application/json" } : {},
+      body: isJson ? JSON.stringify(body) : undefined,
+    });
+    return answer.status === 204 ? null : answer.json();
+  },
+
+  async ask(method, path, { headers = {}, ...options }) {
+    const signed = { authorization: `Bearer ${this.token}`, ...headers };
+    const asked = { method, headers: signed, cache: "no-store", ...options };
+    return accepted(await fetch(`../admin${path}`, asked));
   },
 };
+
+function keep(name, value) {
+  if (value === null) sessionStorage.removeItem(name);
+  else sessionStorage.setItem(name, value);
+}
+
+async function accepted(answer) {
+  if (answer.ok) return answer;
+  const problem = await answer.json().catch(() => ({}));
+  const complaints = (problem.errors ?? []).map((one) => `${one.field}: ${one.detail}`);
+  const detail = complaints.join("; ") || problem.detail || problem.error?.message;
+  throw new Refused(answer.status, detail || answer.statusText);
+}

@@ -11,19 +11,20 @@ import pytest
 from playwright.async_api import Page, expect
 
 from engine.blocks.wall import FINDABLE, HELD, LEASED, PINNED
-from tests.app.conftest import ADMIN_TOKEN, MODEL, World
+from tests.app.conftest import MODEL, World
+from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
 from tests.engine.blocks.test_wall import truth
 from tests.engine.blocks.watching import Cell
 
 # What is shown, as the page has taken it in, and as it is drawn.
 CELLS = """() => {
-  const {cells} = document.getElementById("view");
+  const {cells} = document.getElementById("view-wall");
   return [...cells.state].map((state, cell) => [
     state, state ? cells.owners[cells.owner[cell]] : "", cells.references[cell]]);
 }"""
 DRAWN = """async () => {
-  const view = document.getElementById("view");
+  const view = document.getElementById("view-wall");
   await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
   const {cells} = view, canvas = view.querySelector("canvas");
   const {Picture} = await import("./picture.js");
@@ -60,12 +61,6 @@ def kind(cell: Cell) -> str:
     return "cached" if cell.state & FINDABLE else "free"
 
 
-async def sign_in(page: Page, world: World, token: str = ADMIN_TOKEN) -> None:
-    await page.goto(f"{world.admin_url}/console")
-    await page.get_by_label("Admin token").fill(token)
-    await page.get_by_role("button", name="Sign in").click()
-
-
 async def random_load(world: World, rng: random.Random) -> None:
     async def say(tenant: str, text: str, **options: Any) -> None:
         await world.client(tenant).responses.create(
@@ -84,7 +79,7 @@ async def test_cells_equal_the_books_after_a_random_load(
     page: Page, world: World, admin: httpx.AsyncClient, engine: PooledEngine
 ) -> None:
     await page.emulate_media(color_scheme="light")
-    await sign_in(page, world)
+    await sign_in(page, world.admin_url)
     await expect(page.locator(".legend")).to_contain_text("free 160")
     await world.register("acme", "desk", "You know the catalog: anvils, rope and glue. " * 2)
     assert (await admin.post("/tenants/acme/prompts/desk/pin")).is_success
@@ -104,7 +99,7 @@ async def test_cells_equal_the_books_after_a_random_load(
 async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
     page: Page, world: World, engine: PooledEngine
 ) -> None:
-    await sign_in(page, world)
+    await sign_in(page, world.admin_url)
     await world.client().responses.create(model=MODEL, input="hello " * 20, max_output_tokens=2)
     await expect(page.locator("#wall-summary")).to_contain_text("By owner: acme")
     await page.locator("canvas").focus()
@@ -114,7 +109,7 @@ async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
     await expect(page.locator(".detail")).to_contain_text("Block 0 of acme")
     await page.get_by_label("Tenant").select_option("acme")
     await page.get_by_role("button", name="Sign out").click()
-    await expect(page.get_by_label("Admin token")).to_be_focused()
+    await expect(page.get_by_label("admin token")).to_be_focused()
     async with asyncio.timeout(20):
         while engine.cores[-1].wall.is_watched:
             await engine.stats()
@@ -124,7 +119,7 @@ async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
 async def test_it_fits_a_telephone_and_is_legible_in_the_dark(
     page: Page, world: World, complaints: list[str]
 ) -> None:
-    await sign_in(page, world)
+    await sign_in(page, world.admin_url)
     schemes: list[tuple[int, Literal["dark", "light"]]] = [(360, "dark"), (1440, "light")]
     for width, scheme in schemes:
         await page.set_viewport_size({"width": width, "height": 800})
@@ -141,7 +136,7 @@ async def test_it_fits_a_telephone_and_is_legible_in_the_dark(
 async def test_a_wrong_token_is_refused_and_not_kept(
     page: Page, world: World, complaints: list[str]
 ) -> None:
-    await sign_in(page, world, "of nobody at all")
+    await sign_in(page, world.admin_url, "of nobody at all")
     await expect(page.get_by_role("alert")).to_contain_text("token")
     assert await page.evaluate("sessionStorage.length") == 0
     assert [one for one in complaints if "401" not in one] == []

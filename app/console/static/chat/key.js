@@ -1,0 +1,40 @@
+// Where an operator chooses whose customer to be: with a key that they have, or a new one for a day.
+
+const MARKUP = `
+<form class="fields">
+<p>Chats are a tenant's: give one of its API keys, or make one that lasts for a day.</p>
+<label>API key <input name="key" type="password" autocomplete="off"></label>
+<button>Use it</button>
+<label>Tenant <select name="tenant"></select></label>
+<button type="button" name="make">Make a key</button>
+<p class="news" role="alert"></p>
+</form>`;
+const DAY_SECONDS = 24 * 3600;
+
+export function askForKey(element, api, use) {
+  element.innerHTML = MARKUP;
+  const part = (name) => element.querySelector(name);
+  const tell = ({ message }) => { part(".news").textContent = message; };
+  const chosen = async (key) => {
+    await api.models(key);
+    api.chatKey = key;
+    use();
+  };
+  part("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    chosen(part("[name=key]").value.trim()).catch(tell);
+  });
+  part("[name=make]").addEventListener("click", async () => {
+    try {
+      const path = `/tenants/${part("[name=tenant]").value}/keys`;
+      const made = await api.send("POST", path, { name: "console", expires_in_seconds: DAY_SECONDS });
+      await chosen(made.api_key);
+    } catch (error) {
+      tell(error);
+    }
+  });
+  api.read("/tenants?limit=1000").then(({ tenants }) => {
+    part("[name=tenant]").replaceChildren(...tenants.map(({ id }) => new Option(id)));
+    part("[name=make]").disabled = tenants.length === 0;
+  }).catch(tell);
+}

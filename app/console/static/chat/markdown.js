@@ -1,0 +1,24 @@
+// What a model has written, as elements that can do nothing but be read.
+
+import { marked } from "../vendor/marked.esm.js";
+import purify from "../vendor/purify.es.mjs";
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
+    "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+  ],
+  ALLOWED_ATTR: ["href", "start"],
+  ALLOWED_URI_REGEXP: /^https?:/i,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+export function rendered(text) {
+  const fragment = purify.sanitize(marked.parse(text, { async: false }), ALLOWED);
+  for (const link of fragment.querySelectorAll("a")) {
+    Object.assign(link, { target: "_blank", rel: "noopener noreferrer" });
+  }
+  // What is too wide can be moved by the keyboard as well.
+  for (const block of fragment.querySelectorAll("pre")) block.tabIndex = 0;
+  return fragment;
+}

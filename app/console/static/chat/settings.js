@@ -1,0 +1,60 @@
+// What a conversation's answers are asked with: a form, and the fields of a request that it means.
+
+const MARKUP = `
+<summary>Settings of this conversation</summary>
+<div class="fields">
+<label>System text <textarea name="instructions" rows="2"></textarea></label>
+<label>or a registered prompt <input name="prompt" list="prompts" autocomplete="off"></label>
+<datalist id="prompts"></datalist>
+<label>Temperature <input name="temperature" type="number" min="0" max="2" step="0.1"></label>
+<label>Output tokens <input name="tokens" type="number" min="1" step="1"></label>
+<label>Functions, as JSON <textarea name="tools" rows="3" spellcheck="false"></textarea></label>
+<label>Schema of the answer <textarea name="schema" rows="3" spellcheck="false"></textarea></label>
+</div>`;
+
+export class Settings {
+  constructor(element) {
+    element.innerHTML = MARKUP;
+    this.element = element;
+  }
+
+  field(name) { return this.element.querySelector(`[name=${name}]`); }
+
+  offer(prompts) {
+    const options = prompts.map((name) => Object.assign(document.createElement("option"), { value: name }));
+    this.element.querySelector("datalist").replaceChildren(...options);
+  }
+
+  get values() {
+    const fields = [...this.element.querySelectorAll("[name]")];
+    return Object.fromEntries(fields.map(({ name, value }) => [name, value]));
+  }
+
+  set values(values) {
+    for (const field of this.element.querySelectorAll("[name]")) field.value = values[field.name] ?? "";
+  }
+
+  // The fields of a request, at a conversation's beginning or behind it. Throws for what is no JSON.
+  request(isFirst) {
+    const { instructions, prompt, temperature, tokens, tools, schema } = this.values;
+    const body = {};
+    if (isFirst && instructions) body.instructions = instructions;
+    if (isFirst && prompt && !instructions) body.prompt = { id: prompt };
+    if (temperature) body.temperature = Number(temperature);
+    if (tokens) body.max_output_tokens = Number(tokens);
+    if (tools) body.tools = [parsed("Functions", tools)].flat();
+    if (schema) {
+      const format = { type: "json_schema", name: "answer", schema: parsed("Schema", schema) };
+      body.text = { format };
+    }
+    return body;
+  }
+}
+
+function parsed(what, text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${what}: ${error.message}`);
+  }
+}

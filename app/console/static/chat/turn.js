@@ -1,0 +1,140 @@
+// A turn as an element: what was asked, what was answered, and what can be done about it.
+
+import { rendered } from "./markdown.js";
+
+// `ask(parent, input, text)` asks beside or behind it, `choose(turn, index)` shows another sibling.
+export function turnOf(turn, conversation, { isLast, ask, choose }) {
+  const entry = document.createElement("li");
+  entry.className = "turn";
+  const isIdle = !conversation.isRunning;
+  entry.append(questionOf(turn, isIdle, ask), answerOf(turn.answer));
+  const siblings = conversation.siblings(turn);
+  const tools = make("div", "tools");
+  if (siblings.followers.length > 1) tools.append(...forkOf(siblings, choose, turn));
+  if (isIdle) {
+    tools.append(button("Answer again", () => ask(turn.parent, turn.input, turn.text)));
+  }
+  entry.append(tools);
+  if (isLast && isIdle && turn.answer.calls.length > 0) entry.append(resultsOf(turn, ask));
+  return entry;
+}
+
+function questionOf(turn, isIdle, ask) {
+  const question = make("div", "question");
+  question.append(make("p", "said", turn.text));
+  if (isIdle && typeof turn.input === "string") {
+    question.append(button("Edit", () => question.replaceChildren(editorOf(turn, question, ask))));
+  }
+  return question;
+}
+
+function editorOf(turn, question, ask) {
+  const form = document.createElement("form");
+  const field = document.createElement("textarea");
+  field.value = turn.text;
+  field.rows = 3;
+  field.setAttribute("aria-label", "Edited message");
+  form.append(field, make("button", "", "Ask this instead"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = field.value.trim();
+    if (text) ask(turn.parent, text, text);
+  });
+  requestAnimationFrame(() => field.focus());
+  return form;
+}
+
+function forkOf(siblings, choose, turn) {
+  const count = siblings.followers.length;
+  const at = siblings.chosen;
+  const back = button("‹", () => choose(turn, at - 1));
+  const on = button("›", () => choose(turn, at + 1));
+  back.setAttribute("aria-label", "The version before");
+  on.setAttribute("aria-label", "The next version");
+  back.disabled = at === 0;
+  on.disabled = at === count - 1;
+  return [back, make("span", "", `${at + 1} of ${count}`), on];
+}
+
+function answerOf(answer) {
+  const element = make("div", "answer");
+  element.setAttribute("aria-busy", String(answer.isRunning));
+  for (const item of answer.items) {
+    if (item?.type === "message") element.append(messageOf(item.text, answer));
+    else if (item?.type === "function_call") element.append(callOf(item));
+    else if (item?.type === "reasoning") element.append(reasoningOf(item));
+  }
+  if (answer.isRunning && answer.firstAt === null) element.append(make("p", "figures", "…"));
+  if (answer.problem) element.append(make("p", "problem", answer.problem));
+  if (!answer.isRunning) element.append(make("p", "figures", answer.figures));
+  return element;
+}
+
+function messageOf(text, answer) {
+  const message = make("div", "message");
+  const isHeld = !["text", undefined].includes(answer.response?.text?.format?.type);
+  const value = isHeld ? prettily(text) : null;
+  if (value === null) message.append(rendered(text));
+  else message.append(block(value));
+  return message;
+}
+
+function callOf(item) {
+  const call = make("div", "call");
+  const state = item.status === "completed" ? "" : " (being written)";
+  call.append(make("p", "", `Calls ${item.name}${state}`), block(prettily(item.arguments) ?? item.arguments));
+  return call;
+}
+
+function reasoningOf(item) {
+  const details = make("details", "reasoning");
+  details.append(make("summary", "", "Reasoning"), make("p", "", item.text));
+  return details;
+}
+
+// A form for what the functions that were called have given.
+function resultsOf(turn, ask) {
+  const form = make("form", "results");
+  const fields = turn.answer.calls.map((call) => {
+    const label = make("label", "", `Result of ${call.name} `);
+    const field = document.createElement("textarea");
+    field.rows = 2;
+    label.append(field);
+    form.append(label);
+    return [call, field];
+  });
+  form.append(make("button", "", "Send results"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const input = fields.map(([call, { value }]) => (
+      { type: "function_call_output", call_id: call.call_id, output: value }));
+    ask(turn, input, fields.map(([call, { value }]) => `${call.name}: ${value}`).join("\n"));
+  });
+  return form;
+}
+
+function prettily(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return null;
+  }
+}
+
+function block(text) {
+  const element = make("pre", "");
+  element.tabIndex = 0;
+  element.append(make("code", "", text));
+  return element;
+}
+
+function button(text, pressed) {
+  const element = make("button", "", text);
+  element.type = "button";
+  element.addEventListener("click", pressed);
+  return element;
+}
+
+function make(tag, name, text = "") {
+  return Object.assign(document.createElement(tag), { className: name, textContent: text });
+}
