@@ -22,8 +22,16 @@ export const api = {
 
   // Throws Refused unless the token holds, and is one for this port.
   async check() {
-    if (this.isOperator) await this.get("/live");
-    else await this.models(this.token);
+    if (!this.isOperator) {
+      await this.models(this.token);
+      return;
+    }
+    try {
+      await this.get("/live");
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      throw new Refused(404, "This is no API key, and operators sign in at a port of their own.");
+    }
   },
 
   async models(key) {

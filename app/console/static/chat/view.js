@@ -79,7 +79,8 @@ class Chats {
     const lists = await Promise.all(
       tenants.map(({ id }) => this.api.read(`/tenants/${id}/prompts`)),
     );
-    this.settings.offer(new Set(lists.flatMap(({ prompts }) => prompts.map(({ name }) => name))));
+    const names = lists.flatMap(({ prompts }) => prompts.map(({ name }) => name));
+    this.settings.offer([...new Set(names)]);
   }
 
   tell(isOpen, why) {

@@ -1,0 +1,32 @@
+"""What everybody can expect of a view, at the ends of the widths that it is made for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page
+
+from tests.app.console.keeping import PICTURES, is_updating
+
+_LOOKS: list[tuple[int, Literal["dark", "light"]]] = [(360, "dark"), (1440, "light")]
+
+
+async def check_looks(page: Page, name: str, scratch: Path) -> None:
+    """Nothing shuts somebody out or is cut off; makes the pictures of the documentation."""
+    folder = PICTURES if is_updating() else scratch
+    for width, scheme in _LOOKS:
+        await page.set_viewport_size({"width": width, "height": 800})
+        await page.emulate_media(color_scheme=scheme)
+        await asyncio.sleep(0.3)  # until it is laid out again
+        await check_page(page, width)
+        await page.screenshot(path=folder / f"console-{name}-{width}.png", full_page=True)
+
+
+async def check_page(page: Page, width: int) -> None:
+    """axe finds nothing, and nothing is wider than the page."""
+    assert await page.evaluate("document.documentElement.scrollWidth") <= width
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()

@@ -1,0 +1,282 @@
+"""A chat in a browser: streamed, resumed, forked, and rendered so that nothing of it can run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Page, expect
+from transformers import PreTrainedTokenizerBase
+
+from tests.app.conftest import World, eventually
+from tests.app.console.keeping import is_updating
+from tests.app.console.looks import check_looks
+from tests.app.console.signing_in import sign_in
+from tests.app.scripted_engine import ScriptedEngine
+
+TAPE = Path(__file__).with_name("tape.txt")
+HOSTILE = (
+    "**Well**, <img src=x onerror=alert(1)><script>alert(1)</script> "
+    "[here](javascript:alert(1)) or [there](https://example.org) <b onclick=alert(1)>b</b>\n\n"
+    "```\n<i>code</i>\n```\n"
+)
+FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def engine(tokenizer: PreTrainedTokenizerBase) -> ScriptedEngine:
+    return ScriptedEngine(tokenizer)
+
+
+async def enter(page: Page, world: World, tenant: str = "acme") -> None:
+    await sign_in(page, world.base_url, world.keys[tenant])
+    await expect(page.get_by_role("status")).to_contain_text("Connected")
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("Message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def answered(page: Page, count: int = 1) -> None:
+    """Wait until so many answers are shown, and none of them runs."""
+    await expect(page.locator(".answer[aria-busy=false] .figures")).to_have_count(count)
+
+
+async def tape(page: Page) -> list[tuple[str, dict[str, Any]]]:
+    said = await page.evaluate("() => document.getElementById('view-chat').line.tape")
+    return [(who, message) for who, message in said]
+
+
+async def test_an_answer_streams_and_is_shown_without_what_could_run(
+    page: Page, world: World
+) -> None:
+    world.engine.answer = HOSTILE
+    await enter(page, world)
+    await say(page, "Hello <b>you</b>")
+    await answered(page)
+    message = page.locator(".message")
+    assert await message.locator("strong").inner_text() == "Well"
+    assert await message.locator("code").inner_text() == "<i>code</i>\n"
+    links = [await one.get_attribute("href") for one in await message.locator("a").all()]
+    assert links == [None, "https://example.org"]
+    assert await message.locator("img, script, b, [onclick], [onerror]").count() == 0
+    assert await page.locator(".said").inner_text() == "Hello <b>you</b>"
+    await say(page, "And again?")
+    await answered(page, 2)
+    figures = page.locator(".figures").last
+    await expect(figures).to_contain_text("first token after")
+    await expect(figures).to_contain_text("prompt tokens cached")
+    assert " 0 of" not in await figures.inner_text()
+
+
+async def test_a_cut_line_is_mended_and_no_event_is_lost(
+    page: Page, world: World, complaints: list[str]
+) -> None:
+    world.engine.hold_after = 9
+    await enter(page, world)
+    await say(page, "Say it slowly")
+    await expect(page.locator(".message")).to_have_text("You said:")
+    await page.get_by_role("button", name="Cut the line").click()
+    await expect(page.get_by_role("status")).to_contain_text("broken")
+    await expect(page.get_by_role("status")).to_contain_text("Connected")
+    world.engine.release()
+    await answered(page)
+    await expect(page.locator(".message")).to_have_text("You said: Say it slowly")
+    said = await tape(page)
+    assert [one["type"] for who, one in said if who == "client"] == [
+        "response.create",
+        "response.resume",
+    ]
+    numbers = [one["sequence_number"] for who, one in said if who == "server"]
+    assert numbers == list(range(len(numbers)))
+    assert len(world.engine.requests) == 1
+
+
+@pytest.mark.exhaustive
+async def test_edits_and_second_answers_are_forks(page: Page, world: World) -> None:
+    await enter(page, world)
+    await say(page, "one")
+    await answered(page)
+    await say(page, "two")
+    await answered(page, 2)
+    await page.get_by_role("button", name="Answer again").last.click()
+    await expect(page.get_by_text("2 of 2")).to_be_visible()
+    await answered(page, 2)
+    await page.get_by_role("button", name="Edit").first.click()
+    await page.get_by_label("Edited message").fill("uno")
+    await page.get_by_role("button", name="Ask this instead").click()
+    await expect(page.locator(".message")).to_have_text(["You said: uno"])
+    await page.get_by_role("button", name="The version before").click()
+    await expect(page.locator(".message")).to_have_text(["You said: one", "You said: two"])
+    requests = [one for who, one in await tape(page) if who == "client"]
+    created = [one for who, one in await tape(page) if one["type"] == "response.created"]
+    ids = [one["response"]["id"] for one in created]
+    assert [one.get("previous_response_id") for one in requests] == [None, ids[0], ids[0], None]
+
+
+@pytest.mark.exhaustive
+async def test_an_answer_is_stopped_and_gone_on_from(page: Page, world: World) -> None:
+    world.engine.hold_after = 9
+    await enter(page, world)
+    await say(page, "Say it slowly")
+    await expect(page.locator(".message")).to_have_text("You said:")
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.locator(".figures")).to_contain_text("stopped")
+    world.engine.release()
+    await say(page, "Go on")
+    await answered(page, 2)
+    assert not world.engine.active
+
+
+@pytest.mark.exhaustive
+async def test_conversations_run_beside_each_other_on_one_socket(page: Page, world: World) -> None:
+    world.engine.hold_after = 3
+    await enter(page, world)
+    await say(page, "first")
+    await page.get_by_role("button", name="New conversation").click()
+    await say(page, "second")
+    await eventually(lambda: len(world.engine.active) == 2)
+    world.engine.release()
+    await expect(page.locator(".message")).to_have_text(["You said: second"])
+    await page.get_by_role("button", name="first").click()
+    await expect(page.locator(".message")).to_have_text(["You said: first"])
+    assert {one["stream_id"] for _, one in await tape(page)} == {"chat-1", "chat-2"}
+
+
+@pytest.mark.exhaustive
+async def test_calls_are_shown_and_answered(page: Page, world: World) -> None:
+    await enter(page, world)
+    await page.get_by_text("Settings of this conversation").click()
+    await page.get_by_label("Functions, as JSON").fill("[no JSON")
+    await say(page, "Look!")
+    await expect(page.get_by_role("alert").last).to_contain_text("Functions:")
+    await page.get_by_label("Functions, as JSON").fill(json.dumps(FUNCTION))
+    world.engine.answer = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+    await say(page, "Look!")
+    await expect(page.locator(".call")).to_contain_text("Calls look")
+    await expect(page.locator(".call code")).to_have_text('{\n  "at": 1\n}')
+    world.engine.answer = "I see."
+    await page.get_by_label("Result of look").fill("a wall")
+    await page.get_by_role("button", name="Send results").click()
+    await expect(page.locator(".message")).to_have_text("I see.")
+    await expect(page.locator(".said").last).to_have_text("look: a wall")
+
+
+@pytest.mark.exhaustive
+async def test_answers_by_a_schema_are_laid_out(page: Page, world: World) -> None:
+    await enter(page, world)
+    await page.get_by_text("Settings of this conversation").click()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    await page.get_by_label("Schema of the answer").fill(json.dumps(schema))
+    world.engine.answer = '{"a":1}'
+    await say(page, "Count")
+    await expect(page.locator(".message code")).to_have_text('{\n  "a": 1\n}')
+
+
+@pytest.mark.exhaustive
+async def test_an_operator_makes_a_key_and_picks_a_registered_prompt(
+    page: Page, world: World, admin: httpx.AsyncClient, complaints: list[str]
+) -> None:
+    await world.register("umbra", "desk", "You are at the desk. " * 4)
+    await sign_in(page, world.admin_url, view="chat")
+    await page.get_by_label("Tenant").select_option("umbra")
+    await page.get_by_role("button", name="Make a key").click()
+    await expect(page.get_by_role("status")).to_contain_text("Connected")
+    keys = (await admin.get("/tenants/umbra/keys")).json()["keys"]
+    assert [key["name"] for key in keys if key["expires_at"]] == ["console"]
+    await page.get_by_text("Settings of this conversation").click()
+    await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
+    await page.get_by_label("or a registered prompt").fill("desk")
+    await say(page, "Hello")
+    await answered(page)
+    assert world.engine.requests[-1].tenant == "umbra"
+    assert "You are at the desk" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
+    await page.get_by_role("link", name="The wall").click()
+    await page.get_by_role("link", name="Chat").click()
+    await expect(page.locator(".message")).to_have_text("You said: Hello")
+    await page.close()
+    assert [one for one in complaints if "503" not in one] == []
+    complaints.clear()  # this engine has no blocks to show on the wall
+
+
+@pytest.mark.exhaustive
+async def test_a_key_that_ends_is_told_of(
+    page: Page, world: World, admin: httpx.AsyncClient, complaints: list[str]
+) -> None:
+    await enter(page, world)
+    assert (await admin.patch("/tenants/acme", json={"status": "disabled"})).is_success
+    await expect(page.get_by_role("status")).to_contain_text("disabled")
+    await page.close()
+    complaints.clear()  # the browser tells of each handshake that is refused
+
+
+@pytest.mark.exhaustive
+async def test_why_a_prompt_was_not_found(page: Page, world: World) -> None:
+    await enter(page, world)
+    await say(page, "Something that takes more than a block of tokens to be said")
+    await answered(page)
+    await page.get_by_role("button", name="New conversation").click()
+    await say(page, "Anything that takes more than a block of tokens to be said")
+    await answered(page)
+    await expect(page.locator(".figures")).to_contain_text("what is said differs behind token")
+
+
+@pytest.mark.exhaustive
+async def test_a_chat_shuts_nobody_out(page: Page, world: World, tmp_path: Path) -> None:
+    await enter(page, world)
+    await page.get_by_text("Settings of this conversation").click()
+    await page.get_by_label("System text").fill("You know the catalog of ACME. Be brief.")
+    await page.get_by_label("Functions, as JSON").fill(json.dumps(FUNCTION))
+    world.engine.answer = (
+        '<tool_call>\n{"name": "look", "arguments": {"for": "glue"}}\n</tool_call>'
+    )
+    await say(page, "Which glue is there?")
+    await expect(page.locator(".call")).to_contain_text("Calls look")
+    await page.get_by_label("Result of look").fill("wood glue, bone glue")
+    world.engine.answer = "There are **two** kinds:\n\n1. wood glue\n2. bone glue\n"
+    await page.get_by_role("button", name="Send results").click()
+    await answered(page, 2)
+    await say(page, "Thank you!")
+    await answered(page, 3)
+    await page.get_by_role("button", name="Answer again").last.click()
+    await expect(page.get_by_text("2 of 2")).to_be_visible()
+    await answered(page, 3)
+    await page.get_by_text("Settings of this conversation").click()
+    await check_looks(page, "chat", tmp_path)
+
+
+async def test_the_tape_of_a_chat(page: Page, world: World) -> None:
+    world.engine.answer = "Ho."
+    await enter(page, world)
+    await page.get_by_text("Settings of this conversation").click()
+    await page.get_by_label("System text").fill("Be brief.")
+    await say(page, "Hi")
+    await answered(page)
+    text = "".join(map(line, await tape(page)))
+    if is_updating():
+        TAPE.write_text(text)
+    assert text == TAPE.read_text()
+
+
+def line(said: tuple[str, dict[str, Any]]) -> str:
+    """A message as the tape has it: without what is another one each time."""
+    who, message = said
+    response = message.get("response")
+    if response is not None:
+        kept = ("status", "output", "usage", "previous_response_id")
+        message = message | {"response": {name: response[name] for name in kept}}
+    text = json.dumps(unnamed(message), ensure_ascii=False)
+    return f"{'>' if who == 'client' else '<'} {text}\n"
+
+
+def unnamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: "..." if name in ("id", "item_id") else unnamed(one)
+            for name, one in value.items()
+        }
+    return [unnamed(one) for one in value] if isinstance(value, list) else value

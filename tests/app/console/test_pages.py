@@ -1,0 +1,59 @@
+"""Every view: legible by anybody, at any width, in the dark, and shown in the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.app.conftest import ADMIN_TOKEN, MODEL, World
+from tests.app.console.looks import check_looks, check_page
+from tests.app.console.signing_in import sign_in
+
+READY = {"wall": "160 blocks"}
+"""What a view says once it shows what is there."""
+
+
+async def use(world: World, admin: httpx.AsyncClient) -> None:
+    """Some answers of two tenants, of which one has a prompt pinned and one leases what it used."""
+    said = "You know the catalog: anvils, rope and glue, by size and by colour. "
+    await world.register("acme", "desk", said * 3)
+    assert (await admin.post("/tenants/acme/prompts/desk/pin")).is_success
+    for tenant, ttl in (("acme", None), ("umbra", {"ttl": "30m"})):
+        for question in ("What is an anvil?", "How long is the rope?", "Which glue?"):
+            await world.client(tenant).responses.create(
+                model=MODEL, input=said + question, max_output_tokens=8, prompt_cache_options=ttl
+            )
+
+
+@pytest.mark.parametrize("name", READY)
+@pytest.mark.exhaustive
+async def test_a_view_has_nothing_that_shuts_somebody_out(
+    page: Page, world: World, admin: httpx.AsyncClient, name: str, tmp_path: Path
+) -> None:
+    await use(world, admin)
+    await sign_in(page, world.admin_url, view=name)
+    await expect(page.locator(f"#view-{name}")).to_contain_text(READY[name])
+    await check_looks(page, name, tmp_path)
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+async def test_a_first_visit(page: Page, world: World, width: int) -> None:
+    await page.set_viewport_size({"width": width, "height": 800})
+    await page.goto(f"{world.base_url}/console")
+    await expect(page.get_by_label("API key or admin token")).to_be_focused()
+    await check_page(page, width)
+
+
+@pytest.mark.exhaustive
+async def test_an_operator_s_token_is_not_for_the_tenants_port(
+    page: Page, world: World, complaints: list[str]
+) -> None:
+    await sign_in(page, world.base_url, ADMIN_TOKEN)
+    await expect(page.get_by_role("alert")).to_have_text(re.compile("operators"))
+    await page.close()
+    assert [one for one in complaints if "404" not in one] == []
+    complaints.clear()
