@@ -1,0 +1,113 @@
+"""What the load view makes of `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Page, expect
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.app.conftest import MODEL, World, eventually
+from tests.app.console.looks import check_looks
+from tests.app.console.signing_in import sign_in
+
+SPAN = """async ([before, after, seconds]) => {
+  const {Span, parsed} = await import("./load/metrics.js");
+  const span = new Span(parsed(before), parsed(after), seconds);
+  return {
+    quantiles: [0.5, 0.95, 0.99].map((part) => span.quantile("wait_seconds", part)),
+    rate: span.rate("told_total", {kind: "a"}),
+    all: span.rate("told_total"),
+    ratio: span.ratio("found_total", "told_total"),
+  };
+}"""
+BOUNDS = (0.1, 0.5, 2.5)
+
+
+def told(observed: list[float], counters: dict[str, float]) -> str:
+    """A scrape with a histogram of what was observed, over two tenants, and some counters."""
+    lines = []
+    for tenant, part in (("a", observed[::2]), ("b", observed[1::2])):
+        for bound in (*BOUNDS, float("inf")):
+            le = "+Inf" if bound == float("inf") else bound
+            count = sum(one <= bound for one in part)
+            labels = f'{{tenant="{tenant}",le="{le}"}}'
+            lines.append(f"partywall_wait_seconds_bucket{labels} {count}.0")
+    for kind, value in counters.items():
+        lines.append(f'partywall_told_total{{kind="{kind}"}} {value}')
+    return "# HELP partywall_told_total so\n" + "\n".join(lines) + "\n"
+
+
+def quantile(observed: list[float], part: float) -> float | None:
+    """As Prometheus' `histogram_quantile` has it."""
+    rank, below, count_below = part * len(observed), 0.0, 0
+    for bound in BOUNDS:
+        count = sum(one <= bound for one in observed)
+        if count >= rank:
+            return below + (bound - below) * (rank - count_below) / (count - count_below)
+        below, count_below = bound, count
+    return below
+
+
+async def spanned(page: Page, before: str, after: str) -> dict[str, Any]:
+    found: dict[str, Any] = await page.evaluate(SPAN, [before, after, 2])
+    return found
+
+
+async def test_percentiles_and_rates_are_those_of_the_time_between(
+    page: Page, world: World
+) -> None:
+    await page.goto(f"{world.admin_url}/console/")
+    first, second = [0.05, 3.0, 0.3], [0.2, 0.2, 0.05, 0.4, 1.0, 9.0, 2.0]
+    before = told(first, {"a": 4, "c": 1})
+    after = told(first + second, {"a": 10, "c": 2})
+    span = await spanned(page, before, after)
+    assert span["quantiles"] == pytest.approx([quantile(second, p) for p in (0.5, 0.95, 0.99)])
+    assert (span["rate"], span["all"], span["ratio"]) == (3, 3.5, None)
+    fallen = await spanned(page, after, before)
+    assert fallen == {"quantiles": [None] * 3, "rate": None, "all": None, "ratio": None}
+    nothing = await spanned(page, after, after)
+    assert nothing["quantiles"] == [None] * 3
+    assert nothing["all"] == 0
+
+
+def counted(scrape: str, name: str) -> float:
+    families = text_string_to_metric_families(scrape)
+    return sum(one.value for family in families for one in family.samples if one.name == name)
+
+
+@pytest.mark.exhaustive
+async def test_it_shows_what_was_counted_while_it_is_looked_at(
+    page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await sign_in(page, world.admin_url, view="load")
+    await eventually(lambda: any(one.endswith("/metrics") for one in asked))
+    metrics = f"{world.admin_url}/metrics"
+    before = (await admin.get(metrics)).text
+    said = "You know the catalog: anvils, rope and glue, by size and by colour. "
+    for question in ("What is an anvil?", "How long is the rope?", "Which glue?"):
+        await world.client().responses.create(
+            model=MODEL, input=said + question, max_output_tokens=8
+        )
+    after = (await admin.get(metrics)).text
+    hits, queries = (
+        counted(after, name) - counted(before, name)
+        for name in ("partywall_prefix_cache_hits_total", "partywall_prefix_cache_queries_total")
+    )
+    view = page.locator("#view-load")
+    await expect(view).to_contain_text(f"prompt tokens found {100 * hits / queries:.1f} %")
+    await expect(view).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
+    await expect(view).to_contain_text(re.compile(r"found here [\d.]+ %"))
+    await check_looks(page, "load", tmp_path)
+    await page.get_by_role("link", name="The wall").click()
+    await expect(page.locator("#view-wall")).to_contain_text("160 blocks")
+    asked.clear()
+    await asyncio.sleep(3)
+    assert not any(one.endswith("/metrics") for one in asked)
