@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from transformers import PreTrainedTokenizerBase
 
+    from app.admin.people import People
     from app.admin.token import AdminToken
     from app.context import Service
     from app.upkeep.tracing import Tracing
@@ -144,6 +145,16 @@ def service_webhook(settings: Settings) -> Webhook | None:
     return Webhook(url=settings.webhook_url, keys=keys)
 
 
+def service_people(settings: Settings) -> People | None:
+    """Those who may sign in; nobody is asked about them yet."""
+    if settings.oidc_issuer is None or settings.oidc_audience is None:
+        return None
+    from app.admin.issuer import Issuer
+    from app.admin.people import People
+
+    return People(Issuer(settings.oidc_issuer), settings.oidc_audience, settings.oidc_claim)
+
+
 def service_bounds(settings: Settings) -> Bounds:
     """The service's part of the settings."""
     return Bounds(
@@ -209,6 +220,7 @@ async def run_service(
         )
         await asyncio.to_thread(_remove_what_is_not_kept, settings)
         tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
+        from app.admin.door import Door
         from app.admin.token import load_admin_token
         from app.service import create_admin_app, create_app
 
@@ -227,7 +239,8 @@ async def run_service(
             webhook,
             _new_tracing(settings, model_id, stack),
         )
-        apps = (app, create_admin_app(app.state.service, admin_token))
+        door = Door(admin_token, service_people(settings))
+        apps = (app, create_admin_app(app.state.service, door))
         await run_server(
             _listeners(settings, sockets, apps),
             settings,

@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Lifespan
 from transformers import PreTrainedTokenizerBase
 
+from app.admin.door import Door
 from app.admin.mount import admin_routes
-from app.admin.token import AdminToken
 from app.chat.stored import StoredCompletions
 from app.console.pages import console_routes
 from app.context import Service
@@ -235,7 +235,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
     service.workers.close()
 
 
-def create_admin_app(service: Service, token: AdminToken) -> Starlette:
+def create_admin_app(service: Service, door: Door) -> Starlette:
     """What operators and their tools reach: `/admin`, `/metrics`, and the probes again.
 
     It is served on an address of its own: figures about everybody are no tenant's business, and
@@ -246,7 +246,7 @@ def create_admin_app(service: Service, token: AdminToken) -> Starlette:
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
         Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
-        *admin_routes(service, token),
+        *admin_routes(service, door),
         *chat_routes(),
         *console_routes(),
     ]

@@ -84,7 +84,8 @@ def _checked_url(text: str) -> str:
     return text
 
 
-def _checked_webhook(text: str) -> str:
+def checked_secure_url(text: str) -> str:
+    """An address that nobody else can listen to, or answer for. Raises `ValueError`."""
     parts = urlsplit(_checked_url(text))
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError("https, but to this machine")
@@ -104,7 +105,7 @@ AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, AfterValidator(_checked_networks)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
 Url = Annotated[str, AfterValidator(_checked_url)]
-WebhookUrl = Annotated[str, AfterValidator(_checked_webhook)]
+SecureUrl = Annotated[str, AfterValidator(checked_secure_url)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 

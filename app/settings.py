@@ -30,9 +30,9 @@ from app.setting_kinds import (
     Origins,
     Price,
     Seconds,
+    SecureUrl,
     Share,
     Url,
-    WebhookUrl,
     check_given_file,
     is_loopback,
     paths,
@@ -321,11 +321,27 @@ class Settings(BaseSettings):
     admin_token_file: Location | None = Field(
         None, description="File that holds the admin token; by default the first start makes one."
     )
+    oidc_issuer: SecureUrl | None = Field(
+        None,
+        description="OpenID provider whose JSON Web Tokens `/admin` takes, as it names itself, "
+        "such as https://id.example.com/realms/staff; https, but on this machine.",
+    )
+    oidc_audience: str | None = Field(
+        None,
+        min_length=1,
+        description="What those tokens must be for: this service, as the provider knows it.",
+    )
+    oidc_claim: str = Field(
+        "partywall",
+        min_length=1,
+        description="Their claim that says what a person may: `admin`, `read`, `tenant:ID`, as in "
+        "a line of admin_token_file; nobody without it gets in.",
+    )
 
     price_file: Location | None = Field(
         None, description="What tokens cost, by model (TOML); budgets need it."
     )
-    webhook_url: WebhookUrl | None = Field(
+    webhook_url: SecureUrl | None = Field(
         None, description="Told of budgets that are reached; https, but to this machine."
     )
     webhook_secret_file: Location | None = Field(
@@ -440,6 +456,8 @@ class Settings(BaseSettings):
                 raise ValueError("redis_url has a password, and redis_password_file another")
         if (self.webhook_url is None) != (self.webhook_secret_file is None):
             raise ValueError("webhook_url and webhook_secret_file go together")
+        if (self.oidc_issuer is None) != (self.oidc_audience is None):
+            raise ValueError("oidc_issuer and oidc_audience go together")
         budget, running = self.step_token_budget, self.max_running_requests
         if budget is not None and running is not None and running > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admin.documents import Versioned
+from app.admin.door import Door
 from app.admin.headers import IF_MATCH, idempotency_key, if_match
 from app.admin.openapi import Operation
 from app.admin.problems import (
@@ -32,9 +33,7 @@ from app.admin.problems import (
     forbidden,
     internal_problem,
     invalid,
-    unauthorized,
 )
-from app.admin.token import AdminToken, Operator
 from app.context import Service
 from app.transport.http import json_response, read_body, require_json
 from tenants.errors import InvalidField, StoreUnavailable
@@ -90,10 +89,10 @@ class Endpoint:
     status: HTTPStatus
     body: TypeAdapter[Any] | None
 
-    async def answer(self, service: Service, token: AdminToken, request: Request) -> Response:
+    async def answer(self, service: Service, door: Door, request: Request) -> Response:
         """The answer to a request, errors included."""
         try:
-            return await self._answer(service, token, request)
+            return await self._answer(service, door, request)
         except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
             problem = as_problem(error)
             if problem is None:
@@ -101,9 +100,9 @@ class Endpoint:
                 problem = internal_problem()
             return problem.response()
 
-    async def _answer(self, service: Service, token: AdminToken, request: Request) -> Response:
+    async def _answer(self, service: Service, door: Door, request: Request) -> Response:
         method = self.operation.method
-        operator = _operator(token, request)
+        operator = await door.operator(request)
         if not operator.may(method, self.operation.path, request.path_params.get("tenant")):
             raise forbidden(operator)
         is_write = method != "GET"
@@ -120,7 +119,8 @@ class Endpoint:
         )
         if key is None:
             return await self._perform(call)
-        return await self._perform_once(call, key, _fingerprint(request, body))
+        fingerprint = _fingerprint(request, body)
+        return await self._perform_once(call, operator.identity, key, fingerprint)
 
     async def _perform(self, call: Call[Any, Any]) -> Response:
         result = await self.handler(call)
@@ -131,11 +131,13 @@ class Endpoint:
         headers = {"etag": result.etag()} if isinstance(result, Versioned) else {}
         return json_response(result.model_dump_json().encode(), self.status, headers)
 
-    async def _perform_once(self, call: Call[Any, Any], key: str, fingerprint: bytes) -> Response:
-        """The answer that the first request under `key` had, or that this one has as the first."""
+    async def _perform_once(
+        self, call: Call[Any, Any], caller: str, key: str, fingerprint: bytes
+    ) -> Response:
+        """The answer that the caller's first request under `key` had, or this one, as the first."""
         store = call.service.stores.idempotency
         try:
-            begun = await store.begin(call.actor, key, fingerprint)
+            begun = await store.begin(caller, key, fingerprint)
         except InvalidField as error:
             # A key that names another request already: what is there does not allow this one.
             raise clash(complaint(error)) from error
@@ -176,15 +178,6 @@ class Endpoint:
             if names.count(name) > 1:
                 raise invalid(Complaint(field=name, detail="may be given once"))
         return None if model is None else model.model_validate_strings(dict(request.query_params))
-
-
-def _operator(token: AdminToken, request: Request) -> Operator:
-    """Whose token the request carries."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    holder = token.holder(given.strip()) if scheme.lower() == "bearer" else None
-    if holder is None:
-        raise unauthorized()
-    return holder
 
 
 def _fingerprint(request: Request, body: bytes) -> bytes:

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from app.admin.docs import admin_document, docs_routes
+from app.admin.door import Door
 from app.admin.endpoint import Endpoint
 from app.admin.problems import routing_problem
 from app.admin.routes import audit, cache, groups, keys, live, prompts, tenants, usage, wall
-from app.admin.token import AdminToken
 from app.context import Service
 
 __all__ = ["ENDPOINTS", "admin_routes"]
@@ -35,14 +35,14 @@ ENDPOINTS = [
 _DOCUMENT = admin_document(PREFIX, [one.operation for one in ENDPOINTS])
 
 
-def admin_routes(service: Service, token: AdminToken) -> list[BaseRoute]:
-    """Everything under `/admin`, for who holds the token."""
+def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
+    """Everything under `/admin`, for whom the door lets in."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for one in ENDPOINTS:
         by_path.setdefault(one.operation.path, {})[one.operation.method] = one
     routes = [
         *docs_routes(_DOCUMENT),
-        *(_route(path, endpoints, service, token) for path, endpoints in by_path.items()),
+        *(_route(path, endpoints, service, door) for path, endpoints in by_path.items()),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
     app.router.redirect_slashes = False
@@ -52,13 +52,13 @@ def admin_routes(service: Service, token: AdminToken) -> list[BaseRoute]:
     return [mount]
 
 
-def _route(path: str, endpoints: dict[str, Endpoint], service: Service, token: AdminToken) -> Route:
+def _route(path: str, endpoints: dict[str, Endpoint], service: Service, door: Door) -> Route:
     """One path with all its methods, so that a 405 names them all."""
 
     async def answer(request: Request) -> Response:
         # Whatever Starlette lets through besides is the HEAD of a GET.
         chosen = endpoints.get(request.method) or endpoints["GET"]
-        return await chosen.answer(service, token, request)
+        return await chosen.answer(service, door, request)
 
     return Route(path, answer, methods=list(endpoints))
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
+from app.admin.issuer import IssuerUnavailable
 from app.admin.token import Operator
 from app.wire.errors import RETRY_AFTER_SECONDS, ApiError, field_path, shortened
 from engine.api import EngineError, EngineUnavailable, RequestRefused
@@ -100,11 +101,11 @@ class Problem(Exception):
         return Response(document.model_dump_json(), self.status, self.headers, MEDIA_TYPE)
 
 
-def unauthorized() -> Problem:
-    """What a request without the admin token is told."""
+def unauthorized(detail: str = "Send the admin token as 'Authorization: Bearer TOKEN'.") -> Problem:
+    """What a request without a good token is told."""
     return Problem(
         HTTPStatus.UNAUTHORIZED,
-        "Send the admin token as 'Authorization: Bearer TOKEN'.",
+        detail,
         code="invalid_admin_token",
         headers={"www-authenticate": 'Bearer realm="partywall admin"'},
     )
@@ -162,6 +163,9 @@ def as_problem(error: Exception) -> Problem | None:
     if isinstance(error, StoreError) and type(error) in _STORE_ERRORS:
         status, code = _STORE_ERRORS[type(error)]
         return Problem(status, str(error), code=code)
+    if isinstance(error, IssuerUnavailable):
+        detail = f"Nobody can sign in right now, but by an admin token: {error}."
+        return _unavailable(detail, "issuer_unavailable")
     if isinstance(error, EngineUnavailable):
         return _unavailable("The engine is not available right now.", "engine_unavailable")
     if isinstance(error, RequestRefused):

@@ -10,15 +10,19 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tenants.records import is_id
 
 _FILE_NAME = "admin-token.sha256"
 _PREFIX = "pwadmin_"
 _RANDOM_BYTES = 32
 MIN_CHARACTERS = 16
 DEFAULT_HOLDER = "admin"
+EVERYTHING = "admin"
+READING = "read"
 _OF_TENANT = "/tenants/{tenant}"
 _WRITTEN_BY_TENANTS = (f"{_OF_TENANT}/keys", f"{_OF_TENANT}/prompts")
 
@@ -31,6 +35,13 @@ class Operator:
     reads_only: bool = False
     tenant: str | None = None
     """Of whom alone they see anything, and write keys and prompts."""
+    subject: str | None = None
+    """What tells them from others of the same name, where a name can be another's some day."""
+
+    @property
+    def identity(self) -> str:
+        """Whose an `Idempotency-Key` is."""
+        return self.subject or self.name
 
     def may(self, method: str, template: str, tenant: str | None) -> bool:
         """Whether they may ask for a path of this template, with this tenant in it."""
@@ -42,6 +53,23 @@ class Operator:
         # What else belongs to a tenant, such as its limits and its group, says what it may take.
         written = template.startswith(_WRITTEN_BY_TENANTS)
         return tenant == self.tenant and template.startswith(_OF_TENANT) and (is_read or written)
+
+
+def is_role(word: str) -> bool:
+    """Whether `word` says what somebody may do."""
+    return word in (EVERYTHING, READING) or word.startswith("tenant:")
+
+
+def operator_of(name: str, roles: Sequence[str], subject: str | None = None) -> Operator:
+    """Somebody who is held to all of `roles` together; to `admin` is to nothing.
+
+    Raises `ValueError` for more than one tenant.
+    """
+    tenants = {role.removeprefix("tenant:") for role in roles if role.startswith("tenant:")}
+    if len(tenants) > 1 or not all(map(is_id, tenants)):
+        raise ValueError("'tenant:ID' names one tenant")
+    tenant = next(iter(tenants), None)
+    return Operator(name, reads_only=READING in roles, tenant=tenant, subject=subject)
 
 
 @dataclass(frozen=True)
@@ -131,16 +159,13 @@ def _parse(words: list[str]) -> tuple[bytes, Operator]:
     if len(words) < 2:
         words = [DEFAULT_HOLDER, *words] if words else [DEFAULT_HOLDER, ""]
     name, token, *roles = words
-    tenants = [role.removeprefix("tenant:") for role in roles if role.startswith("tenant:")]
-    is_known = all(map(_is_role, roles)) and not _is_role(token)
-    if len(token) < MIN_CHARACTERS or not is_known or len(tenants) > 1 or "" in tenants:
+    is_known = all(map(is_role, roles)) and not is_role(token)
+    if len(token) < MIN_CHARACTERS or not is_known:
         raise ValueError(
             f"admin_token_file: each line holds a token of at least {MIN_CHARACTERS} characters, "
-            "or a name and a token, and behind both 'read', 'tenant:ID' or these two"
+            "or a name and a token, and behind both any of 'admin', 'read', 'tenant:ID'"
         )
-    tenant = tenants[0] if tenants else None
-    return _digest(token), Operator(name, reads_only="read" in roles, tenant=tenant)
-
-
-def _is_role(word: str) -> bool:
-    return word == "read" or word.startswith("tenant:")
+    try:
+        return _digest(token), operator_of(name, roles)
+    except ValueError as error:
+        raise ValueError(f"admin_token_file: {error}") from None

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from app.admin.door import Door
 from app.admin.token import AdminToken
 from app.prompt.template import ChatTemplate
 from app.server import Listener, Server, bind
@@ -241,7 +242,7 @@ async def living(
         webhook=webhook,
         tracing=tracing,
     )
-    admin_app = create_admin_app(app.state.service, AdminToken.of(ADMIN_TOKEN))
+    admin_app = create_admin_app(app.state.service, Door(AdminToken.of(ADMIN_TOKEN)))
     async with serving(app, admin_app) as (base_url, admin_url):
         world = World(base_url, admin_url, app, engine, redis, stores, tenants, keys)
         yield world

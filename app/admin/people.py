@@ -1,0 +1,113 @@
+"""People who sign in at an OpenID provider: its JSON Web Tokens, and what each may do here.
+
+A token is good where the issuer has signed it with a key of its own, for this service, and its time
+has come and is not over. What its holder may do says one of its claims, in the words of a line of
+`--admin-token-file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import jwt
+
+from app.admin.issuer import ALGORITHMS, Issuer
+from app.admin.problems import Problem, unauthorized
+from app.admin.token import Operator, is_role, operator_of
+from tenants.errors import InvalidField
+from tenants.records import check_name
+
+_LEEWAY_SECONDS: Final = 30
+"""By which clocks may differ."""
+_ACTOR_PREFIX: Final = "oidc:"
+"""In the audit, so that nobody can sign in under the name of a token's holder."""
+
+
+def is_jwt(token: str) -> bool:
+    """Whether `token` has the form of a signed one: three parts, the first of them JSON."""
+    return token.startswith("eyJ") and token.count(".") == 2
+
+
+class People:
+    """Those whom `issuer` knows, and whose tokens for `audience` say in `claim` what they may."""
+
+    def __init__(self, issuer: Issuer, audience: str, claim: str) -> None:
+        self._issuer = issuer
+        self._audience = audience
+        self._claim = claim
+
+    async def operator(self, token: str) -> Operator:
+        """Who holds a JSON Web Token.
+
+        Raises `Problem`: 401 for one that is not good, 403 for one that says nothing of a role.
+        Raises `IssuerUnavailable`.
+        """
+        claims = await self._claims(token)
+        roles = [word for word in _words(claims.get(self._claim)) if is_role(word)]
+        if not roles:
+            raise self._without_role(f"has no role in its claim {self._claim!r}")
+        try:
+            return operator_of(_name(claims), roles, f"{self._issuer.url} {claims['sub']}")
+        except ValueError as error:
+            raise self._without_role(f"has no role: {error}") from None
+
+    async def _claims(self, token: str) -> dict[str, Any]:
+        try:
+            header = jwt.get_unverified_header(token)
+            if header.get("alg") not in ALGORITHMS:
+                raise jwt.InvalidAlgorithmError("its algorithm is not one with a public key")
+            key = await self._issuer.key(header.get("kid"))
+            if key is None:
+                raise jwt.InvalidSignatureError("the issuer does not have the key it names")
+            return jwt.decode(
+                token,
+                key,
+                algorithms=ALGORITHMS,
+                audience=self._audience,
+                issuer=self._issuer.url,
+                leeway=_LEEWAY_SECONDS,
+                options={
+                    "require": ["exp", "iss", "aud", "sub"],
+                    "enforce_minimum_key_length": True,
+                },
+            )
+        # Deep nesting is as easily written as any other nonsense.
+        except (jwt.PyJWTError, RecursionError) as error:
+            raise unauthorized(
+                f"The token is not a good one of {self._issuer.url}: {error}"
+            ) from None
+
+    def _without_role(self, what: str) -> Problem:
+        detail = f"The token of {self._issuer.url} {what}."
+        return Problem(HTTPStatus.FORBIDDEN, detail, code="no_role")
+
+
+def _words(claim: Any) -> list[str]:
+    """The words of a string, or a list of them; anything else is none."""
+    if isinstance(claim, str):
+        return claim.split()
+    return [one for one in claim if isinstance(one, str)] if isinstance(claim, list) else []
+
+
+def _name(claims: Mapping[str, Any]) -> str:
+    """What the audit calls the person.
+
+    Nobody but the issuer chooses `sub` and a verified address; where a name may be another's, or
+    is its holder's own choice, `sub` stands behind it.
+    """
+    subject, chosen = claims["sub"], claims.get("preferred_username")
+    if claims.get("email_verified") is True and _is_name(claims.get("email")):
+        return f"{_ACTOR_PREFIX}{claims['email']}"
+    if _is_name(chosen):
+        return f"{_ACTOR_PREFIX}{chosen} ({subject})"
+    return f"{_ACTOR_PREFIX}{subject}"
+
+
+def _is_name(value: Any) -> bool:
+    try:
+        check_name(value)
+    except (InvalidField, TypeError):
+        return False
+    return True
