@@ -46,10 +46,10 @@ export const api = {
   async read(path, signal) { return (await this.get(path, signal)).json(); },
 
   // Write; the answer as JSON, null where there is none. Throws Refused.
-  async send(method, path, body) {
+  async send(method, path, body, headers = {}) {
     const isJson = body !== undefined;
     const answer = await this.ask(method, path, {
-      headers: isJson ? { "content-type": "application/json" } : {},
+      headers: isJson ? { "content-type": "application/json", ...headers } : headers,
       body: isJson ? JSON.stringify(body) : undefined,
     });
     return answer.status === 204 ? null : answer.json();

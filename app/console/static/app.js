@@ -3,11 +3,13 @@
 import { api } from "./api.js";
 import { mount as chat } from "./chat/view.js";
 import { mount as load } from "./load/view.js";
+import { mount as tenants } from "./tenants/view.js";
 import { mount as wall } from "./wall.js";
 
 // A view is shown in a section; `mount` returns what takes it away. One that stays is only hidden.
 const VIEWS = [
   { name: "wall", title: "The wall", mount: wall, forOperators: true },
+  { name: "tenants", title: "Tenants", mount: tenants, forOperators: true },
   { name: "load", title: "Load", mount: load, forOperators: true },
   { name: "chat", title: "Chat", mount: chat, stays: true },
 ];

@@ -1,5 +1,6 @@
 // A turn as an element: what was asked, what was answered, and what can be done about it.
 
+import { button, make } from "../dom.js";
 import { rendered } from "./markdown.js";
 
 // `ask(parent, input, text)` asks beside or behind it, `choose(turn, index)` shows another sibling.
@@ -122,19 +123,8 @@ function prettily(text) {
 }
 
 function block(text) {
-  const element = make("pre", "");
+  const element = make("pre");
   element.tabIndex = 0;
   element.append(make("code", "", text));
   return element;
-}
-
-function button(text, pressed) {
-  const element = make("button", "", text);
-  element.type = "button";
-  element.addEventListener("click", pressed);
-  return element;
-}
-
-function make(tag, name, text = "") {
-  return Object.assign(document.createElement(tag), { className: name, textContent: text });
 }

@@ -1,7 +1,7 @@
 // What the engine bears, over the last minutes. `mount(element, api)` returns what takes it away.
 
-import { Span, parsed } from "./metrics.js";
-import { Plot } from "./plot.js";
+import { Span, scrape } from "./metrics.js";
+import { Plot } from "../plot.js";
 
 const POLL_MS = 2000;
 const SPAN_SECONDS = 20; // that rates and percentiles are taken over
@@ -133,9 +133,7 @@ class Load {
   }
 
   async look(signal) {
-    const answer = await fetch("../metrics", { signal, cache: "no-store" });
-    if (!answer.ok) throw new Error(answer.statusText);
-    this.take(parsed(await answer.text()), performance.now() / 1000);
+    this.take(await scrape(signal), performance.now() / 1000);
     this.showCurve(await this.api.read("/cache", signal));
   }
 

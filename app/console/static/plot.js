@@ -1,15 +1,16 @@
 // Lines over time, or over anything, with a legend that tells the newest values as text.
 
-import uPlot from "../vendor/uPlot.esm.js";
+import uPlot from "./vendor/uPlot.esm.js";
 
 const HEIGHT = 180; // CSS pixels
-const LEAST_SECONDS = 60; // shown of a time that has just begun
+const FEW = 4; // points that are shown as such
 export const COLOURS = ["--accent", "--shared", "--pinned", "--in-use"];
 
 export class Plot {
-  // `lines` are labels; `shown` says a value, which may be null, in words.
-  constructor(element, { title, lines, shown, isOverTime = true, axis = "" }) {
-    Object.assign(this, { element, lines, shown, isOverTime, axis });
+  // `lines` are labels; `shown` says a value, which may be null, in words. A single value is shown
+  // at the end of so many seconds.
+  constructor(element, { title, lines, shown, isOverTime = true, axis = "", leastSeconds = 60 }) {
+    Object.assign(this, { element, lines, shown, isOverTime, axis, leastSeconds });
     const heading = document.createElement("h2");
     heading.textContent = title;
     this.legend = document.createElement("ul");
@@ -48,21 +49,22 @@ export class Plot {
       legend: { show: false },
       cursor: { show: false },
       scales: {
-        x: { time: this.isOverTime, range: (_, least, most) => (
-          this.isOverTime ? [Math.min(least, most - LEAST_SECONDS), most] : [least, most]) },
+        x: { time: this.isOverTime },
         y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] },
       },
       axes: [this.isOverTime ? { ...axis, values: undefined } : { ...axis, label: this.axis, labelSize: 20 }, axis],
       series: [{}, ...this.lines.map((label, index) => ({
-        label, stroke: colour(COLOURS[index]), width: 2, points: { show: !this.isOverTime },
+        label, stroke: colour(COLOURS[index]), width: 2,
+        points: { show: ({ data }) => !this.isOverTime || data[0].length < FEW },
       }))],
     };
     this.plot = new uPlot(options, this.data, this.place);
   }
 
-  show(data, newest) {
-    this.data = data;
-    this.plot.setData(data);
+  show([places, ...lines], newest) {
+    const before = places.length === 1 ? [places[0] - this.leastSeconds] : [];
+    this.data = [[...before, ...places], ...lines.map((line) => [...before.map(() => null), ...line])];
+    this.plot.setData(this.data);
     this.values.forEach((value, index) => {
       const text = this.shown(newest[index]);
       if (value.textContent !== text) value.textContent = text;

@@ -1,0 +1,74 @@
+// Elements as views make them.
+
+export function make(tag, name = "", text = "") {
+  return Object.assign(document.createElement(tag), { className: name, textContent: text });
+}
+
+export function button(text, pressed) {
+  const element = make("button", "", text);
+  element.type = "button";
+  element.addEventListener("click", pressed);
+  return element;
+}
+
+// A button for what cannot be taken back: it asks once more before it does it.
+export function grave(text, pressed) {
+  const element = button(text, () => {
+    const isFirst = element.textContent === text;
+    element.textContent = isFirst ? `Really ${text.toLowerCase()}?` : text;
+    if (!isFirst) pressed();
+  });
+  element.addEventListener("blur", () => { element.textContent = text; });
+  return element;
+}
+
+// A labelled field; `options` are those of the element, or a list to choose from.
+export function field(label, name, options = {}) {
+  const { choices, tag = choices ? "select" : "input", ...rest } = options;
+  const element = document.createElement(tag);
+  if (choices) element.append(...choices.map((choice) => new Option(choice)));
+  Object.assign(element, { name, autocomplete: "off", ...rest });
+  const outer = make("label", "", `${label} `);
+  outer.append(element);
+  return outer;
+}
+
+// A form that is sent without leaving the page; what goes wrong is told below it.
+export function form(title, fields, sent) {
+  const element = make("form", "fields");
+  const told = make("p", "problem");
+  told.setAttribute("role", "alert");
+  element.append(...fields, make("button", "", title), told);
+  element.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    told.textContent = "";
+    try {
+      await sent(Object.fromEntries(new FormData(element)), element);
+    } catch (error) {
+      told.textContent = error.message;
+    }
+  });
+  return element;
+}
+
+// A table that scrolls by itself where it is too wide.
+export function table(label, columns) {
+  const region = make("div", "scroll");
+  Object.assign(region, { tabIndex: 0, ariaLabel: label, role: "region" });
+  const element = make("table");
+  const head = element.createTHead().insertRow();
+  for (const column of columns) {
+    const cell = make("th", "", column);
+    cell.scope = "col";
+    head.append(cell);
+  }
+  region.append(element);
+  return { region, body: element.createTBody() };
+}
+
+// A row of texts, elements, and lists of elements.
+export function row(body, cells) {
+  const element = body.insertRow();
+  for (const cell of cells) element.insertCell().append(...[cell ?? ""].flat());
+  return element;
+}

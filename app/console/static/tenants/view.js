@@ -1,0 +1,129 @@
+// Tenants: what they do, and what may be done about them. `mount(element, api)` returns what
+// takes it away.
+
+import { field, form, grave, make } from "../dom.js";
+import { auditOf } from "./audit.js";
+import { keysOf, secretOf } from "./keys.js";
+import { LiveTable } from "./live.js";
+import { promptsOf } from "./prompts.js";
+import { recordForm } from "./record.js";
+import { usageOf } from "./usage.js";
+
+export function mount(element, api) {
+  const tenants = new Tenants(element, api);
+  return () => tenants.close();
+}
+
+class Tenants {
+  constructor(element, api) {
+    this.api = api;
+    this.element = element;
+    this.news = make("p", "news");
+    this.news.setAttribute("role", "status");
+    const live = make("div");
+    this.details = make("div", "details");
+    element.append(this.news, live, this.openers(), this.details);
+    this.live = new LiveTable(live, api, {
+      open: (id) => this.open(id).catch(this.teller),
+      tell: (error) => this.tell(error),
+    });
+  }
+
+  close() {
+    this.live.close();
+    this.plot?.close();
+    this.element.replaceChildren();
+  }
+
+  tell(error) { this.news.textContent = error === null ? "" : error.message; }
+
+  openers() {
+    const openers = make("div", "openers");
+    openers.append(
+      form("Open", [field("Tenant, or @ and a group", "id", { required: true })], ({ id }) => this.open(id.trim())),
+      form("Create the tenant", [field("New tenant's id", "id", { required: true })], async ({ id }, made) => {
+        const { api_key: key } = await this.api.send("POST", "/tenants", { id });
+        made.reset();
+        await this.changed(id, key);
+      }),
+      form("Create the group", [field("New share group's id", "id", { required: true })], async ({ id }, made) => {
+        await this.api.send("POST", "/groups", { id });
+        made.reset();
+        await this.open(`@${id}`);
+      }),
+      form("Show the audit", [], () => this.show("Audit", null, [["Audit", () => auditOf(this.api, null, this.teller)]])),
+    );
+    return openers;
+  }
+
+  get teller() { return (error) => this.tell(error); }
+
+  // After a write: show the tenant anew, and the key that was made, if one was.
+  async changed(id, key) {
+    this.tell(null);
+    await Promise.all([this.open(id, key), id.startsWith("@") ? null : this.live.turn()]);
+  }
+
+  async open(id, key) {
+    const { api } = this;
+    const changed = (made) => this.changed(id, made);
+    const audit = ["Audit", () => auditOf(api, id, this.teller)];
+    if (id.startsWith("@")) {
+      const group = `/groups/${id.slice(1)}`;
+      const { members } = await api.read(`${group}/members`);
+      await this.show(`Share group ${id.slice(1)}`, key, [
+        ["Members", () => [make("p", "", members.join(", ") || "None: a tenant's record names its group.")]],
+        ["System prompts", () => promptsOf(api, group, changed, this.teller)],
+        audit,
+        ["Delete", () => [grave("Delete the group", () => this.remove(group))]],
+      ]);
+      return;
+    }
+    await this.show(`Tenant ${id}`, key, [
+      ["Record", async () => [await recordForm(api, id, changed)]],
+      ["API keys", () => keysOf(api, id, changed, this.teller)],
+      ["System prompts", () => promptsOf(api, `/tenants/${id}`, changed, this.teller)],
+      ["Usage", async (element) => {
+        this.plot = await usageOf(api, id, element);
+        return [];
+      }],
+      audit,
+      ["Delete", () => [this.deletion(id)]],
+    ]);
+  }
+
+  // Sections under their headings, in place of those that were there.
+  async show(title, key, sections) {
+    this.plot?.close();
+    this.plot = null;
+    const heading = make("h2", "", title);
+    heading.tabIndex = -1;
+    this.details.replaceChildren(heading, ...(key ? [secretOf(key)] : []));
+    if (!key) heading.focus();
+    for (const [name, contents] of sections) {
+      const section = make("details");
+      section.open = true;
+      section.append(make("summary", "", name));
+      this.details.append(section);
+      section.append(...(await contents(section)));
+    }
+  }
+
+  deletion(id) {
+    const fields = [field(`Type ${id} to delete it, with all it has`, "name", { required: true })];
+    return form("Delete the tenant", fields, async ({ name }) => {
+      if (name !== id) throw new Error(`That is not ${id}.`);
+      await this.remove(`/tenants/${id}`);
+    });
+  }
+
+  async remove(path) {
+    try {
+      await this.api.send("DELETE", path);
+      this.details.replaceChildren(make("p", "", "It is deleted."));
+      await this.live.turn();
+    } catch (error) {
+      this.tell(error);
+    }
+  }
+}
