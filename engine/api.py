@@ -297,6 +297,55 @@ class ChainPage(msgspec.Struct, frozen=True, kw_only=True):
     """There may be more, used before this number."""
 
 
+class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """Where what a request found of its prompt ended, behind so many `tokens`, and why.
+
+    All that may be found was, but for a part of a block (`prompt_ends`), or that is less than a
+    block; it asks for nothing of the cache; or the next block was `evicted`, so many seconds ago
+    and for the loss `evicted_by`; it was there, but computed again all the same (`not_used`), as
+    that is faster, or is to tell log-probabilities; or nothing is known of it.
+    """
+
+    tokens: int
+    why: Literal[
+        "prompt_ends", "prefix_shorter_than_block", "not_asked", "evicted", "not_used", "unknown"
+    ]
+    evicted_by: Loss | None = None
+    seconds_ago: float = 0.0
+
+
+class RequestState(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, and the cells of the wall (`engine.blocks.wall`) that it leans on.
+
+    While it runs, `lines` are the beginnings of its sequences' block tables. Of one that was
+    swapped, they are host slots; of any other, the one line is what can be found of its full
+    blocks, as far as these are known. `num_blocks` is how long the longest line really is, or was
+    or will be, and `num_shared` counts the distinct cells of `lines` that others hold as well.
+    """
+
+    request_id: str
+    tenant: str
+    state: Literal["running", "waiting", "preempted", "finished"]
+    prompt_tokens: int
+    output_tokens: int
+    found_tokens: int | None
+    """Of the prompt, when it was admitted first; `None`: it has not been."""
+    broke: ChainBreak | None
+    num_blocks: int
+    num_shared: int
+    lines: list[list[int]]
+
+
+class Roll(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of an engine, in the order in which they came, and behind them those that ended
+    lately, the last one first; some of each, where there are many.
+    """
+
+    requests: list[RequestState]
+    replicas: int = 1
+    """How many engines there are to be asked."""
+
+
 class ReusePoint(msgspec.Struct, frozen=True):
     """Which part of the blocks that requests asked for a pool of so many `blocks` would have found,
     evicting the least recently used first. An estimate, since the start.

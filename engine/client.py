@@ -14,6 +14,7 @@ from engine.api import (
     EngineStats,
     EngineUnavailable,
     RequestRefused,
+    Roll,
     TokenDelta,
 )
 
@@ -107,6 +108,15 @@ class EngineClient(Protocol):
         `engine.blocks.wall` describes it. One that is new, or has not asked for long, is told all;
         nothing where too many look already. In a cluster, those are of one `replica`, by its place
         among those that are ready.
+
+        A round trip through the engine loop. Raises `EngineUnavailable` without an answer, and
+        `EngineError` where there is no such replica.
+        """
+        ...
+
+    async def roll(self, replica: int = 0) -> Roll:
+        """Which requests there are, what each has found, and the blocks that it leans on; of one
+        `replica`, as with `wall`. Those that have ended are told where somebody has asked lately.
 
         A round trip through the engine loop. Raises `EngineUnavailable` without an answer, and
         `EngineError` where there is no such replica.

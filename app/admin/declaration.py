@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -36,6 +36,7 @@ def endpoint(
     status: HTTPStatus = HTTPStatus.OK,
     body_required: bool = True,
     other_content: Mapping[str, Any] | None = None,
+    other_problems: Sequence[HTTPStatus] = (),
 ) -> Callable[[Handler], Endpoint]:
     """Declare a handler, `async def handler(call: Call[Body, Query]) -> Answer`, for a path.
 
@@ -43,7 +44,7 @@ def endpoint(
     either is `None` where there is nothing to take; `Answer` is a model, or `None` for no content.
     A handler that answers in media types besides JSON names them and their types in
     `other_content`, and makes these responses itself; where it has no JSON, its `Answer` is a
-    `Response`.
+    `Response`. Problems that not every such handler may have are `other_problems`.
     """
 
     def declare(handler: Handler) -> Endpoint:
@@ -66,7 +67,10 @@ def endpoint(
             query=None if query is type(None) else query,
             body=None if body is type(None) else body,
             body_required=body_required,
-            replies=_replies(method, path, status, answer, other_content or {}, body, query),
+            replies={
+                **_replies(method, path, status, answer, other_content or {}, body, query),
+                **_problems(other_problems),
+            },
         )
         adapter = None if operation.body is None else TypeAdapter(body)
         return Endpoint(operation=operation, handler=handler, status=status, body=adapter)
@@ -120,6 +124,9 @@ def _replies(
         problems.append(HTTPStatus.UNPROCESSABLE_ENTITY)
     if body is not type(None):
         problems += [HTTPStatus.BAD_REQUEST, HTTPStatus.UNSUPPORTED_MEDIA_TYPE]
-    for problem in sorted(set(problems)):
-        replies[problem] = Reply(description=problem.phrase, content={MEDIA_TYPE: ProblemDocument})
-    return replies
+    return replies | _problems(sorted(set(problems)))
+
+
+def _problems(statuses: Iterable[HTTPStatus]) -> dict[HTTPStatus, Reply]:
+    content = {MEDIA_TYPE: ProblemDocument}
+    return {status: Reply(description=status.phrase, content=content) for status in statuses}

@@ -23,6 +23,7 @@ from engine.api import (
     EngineRequest,
     EngineStats,
     EngineUnavailable,
+    Roll,
     TokenDelta,
 )
 from engine.blocks.hashing import block_hashes, extras_for
@@ -30,12 +31,14 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskRoll,
     AskWall,
     ChainsReply,
     FatesReply,
     ForgetTenant,
     Probe,
     ProbeReply,
+    RollReply,
     ToEngine,
     Unpin,
     Unwatch,
@@ -219,14 +222,15 @@ class ClusterEngine:
 
     async def wall(self, watcher: str, replica: int = 0) -> bytes:
         """See `EngineClient.wall`."""
-        replicas = sorted(self._fleet.ready, key=lambda one: one.order)
-        if not replicas:
-            raise EngineUnavailable("no replica is ready")
-        if replica >= len(replicas):
-            raise EngineError(f"replica: there is no number {replica}, but {len(replicas)} of them")
-        answer = await replicas[replica].link.ask(AskWall(0, watcher))
+        answer = await self._numbered(replica).link.ask(AskWall(0, watcher))
         assert isinstance(answer, WallReply)
         return answer.frame
+
+    async def roll(self, replica: int = 0) -> Roll:
+        """See `EngineClient.roll`."""
+        answer = await self._numbered(replica).link.ask(AskRoll(0))
+        assert isinstance(answer, RollReply)
+        return structs.replace(answer.roll, replicas=self.num_ready)
 
     async def unwatch(self, watcher: str) -> None:
         """See `EngineClient.unwatch`."""
@@ -279,6 +283,15 @@ class ClusterEngine:
         if len(request.prompt) > _THREADED_TOKENS:
             return await asyncio.to_thread(_hashes_of, request, self.info)
         return _hashes_of(request, self.info)
+
+    def _numbered(self, number: int) -> Replica:
+        """One of those that are ready. Raises `EngineError`."""
+        replicas = sorted(self._fleet.ready, key=lambda one: one.order)
+        if not replicas:
+            raise EngineUnavailable("no replica is ready")
+        if number >= len(replicas):
+            raise EngineError(f"replica: there is no number {number}, but {len(replicas)} of them")
+        return replicas[number]
 
     def _place(self, run: Run, to: Replica | None = None) -> None:
         """Send it to a replica, or let it wait for one; not for ever."""

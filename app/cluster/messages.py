@@ -8,6 +8,7 @@ from engine.api import EngineStats
 from engine.serve.messages import (
     AskChains,
     AskFates,
+    AskRoll,
     AskWall,
     ChainsReply,
     Deltas,
@@ -15,6 +16,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    RollReply,
     ToEngine,
     WallReply,
 )
@@ -45,8 +47,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 ToDoor = Ready | Deltas | State | Blocks | Beat
 """`Ready` comes first, and once more for each engine that takes the place of a dead one; then
 `State`, or `Beat` while there is none, twice a second."""
-Question = Probe | AskFates | AskChains | AskWall
-Answer = ProbeReply | FatesReply | ChainsReply | WallReply
+Question = Probe | AskFates | AskChains | AskWall | AskRoll
+Answer = ProbeReply | FatesReply | ChainsReply | WallReply | RollReply
 
 decode_to_door = msgspec.msgpack.Decoder(ToDoor).decode
 decode_to_replica = msgspec.msgpack.Decoder(ToEngine).decode

@@ -35,6 +35,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskRoll,
     AskWall,
     ChainsReply,
     Deltas,
@@ -43,6 +44,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    RollReply,
     ServedElsewhere,
     Submit,
     ToEngine,
@@ -152,6 +154,8 @@ class EngineReplica:
                 return ChainsReply(asked.ask_id, page)
             case AskWall():
                 return WallReply(asked.ask_id, await self._engine.wall(asked.watcher))
+            case AskRoll():
+                return RollReply(asked.ask_id, await self._engine.roll())
 
     async def _tell_starts(self) -> None:
         """Tell all doors of each engine that takes another's place."""

@@ -288,6 +288,10 @@ class BlockTable:
         num_tokens = self.num_kept(self._num_sealed * self._block_size)
         return self._hashes[: num_tokens // self._block_size]
 
+    def known_hashes(self, most: int) -> list[bytes]:
+        """Those of the first full blocks, held or not, that may be found and are hashed."""
+        return self._hashes[: min(most, self.up_to // self._block_size)]
+
     def _left(self) -> Iterator[bytes]:
         """The hashes of what is left findable."""
         yield from self.sealed_hashes()

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.api import EngineRequest, FinishReason
+from engine.api import BlockFate, EngineRequest, FinishReason
 from engine.blocks.table import BlockTable
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.beam import BeamSearch, Candidate
@@ -66,6 +66,10 @@ class SequenceGroup:
     waiting_since: float = 0.0
     """When it began to wait, the last time, by the clock of the block pool."""
     was_preempted: bool = False
+    admitted_at: float = 0.0
+    """When it was admitted first, by that clock."""
+    missed: BlockFate | None = None
+    """What was known then of the first block that it might have found, and did not."""
     spared_output: int = 0
     """It is not preempted before one of its sequences has generated so many tokens."""
 

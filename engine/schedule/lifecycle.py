@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 from engine.api import FinishReason
@@ -53,6 +53,8 @@ class Lifecycle:
         self.num_copied_blocks = 0
         self.reuse = ReuseCurve(tiers.pool.num_blocks)
         self.chains = Chains(tiers)
+        self.on_end: Callable[[SequenceGroup], None] = _end_silently
+        """Told of each group that ends, while it still has its blocks."""
 
     @property
     def num_waiting(self) -> int:
@@ -233,6 +235,7 @@ class Lifecycle:
     ) -> list[Sequence]:
         """End a live group; returns one sequence for each index that ends by it."""
         ended = group.finish(reason, error)
+        self.on_end(group)
         del self.live[group.request_id]
         if group.request_id in self.running:
             first = group.sequences[0]
@@ -275,12 +278,21 @@ class Lifecycle:
         self.num_forks += sum(start.is_fork for start in admission.starts)
         if admission.starts[0].sequence.first_hit is None:
             first = admission.starts[0].sequence
-            self.reuse.look_up(first.table.prefix_hashes(first.token_ids))
+            hashes = first.table.prefix_hashes(first.token_ids)
+            self.reuse.look_up(hashes)
+            self._note_miss(admission, hashes)
             self.num_cached_tokens += admission.num_cached
             self.num_host_hits += len(admission.slots)
             self.num_in_block_tokens += admission.num_in_block
             for sequence in admission.group.sequences:
                 sequence.first_hit = admission.num_cached
+
+    def _note_miss(self, admission: ComputeAdmission, hashes: list[bytes]) -> None:
+        """Keep what is known of the first block that was not found: soon it is there again."""
+        index = admission.num_cached // self.block_size
+        for fate in self.tiers.fates(hashes[index : index + 1]):
+            admission.group.missed = fate
+        admission.group.admitted_at = self.pool.clock()
 
     def _save(self, group: SequenceGroup) -> Saved | None:
         """Swap a running group to the host, if that is its way back and there is room."""
@@ -317,3 +329,7 @@ class Lifecycle:
             # As in the pool, the beginning is the last to become the least recently used.
             self.reuse.touch(reversed(sequence.table.sealed_hashes()))
             sequence.table.release()
+
+
+def _end_silently(_group: SequenceGroup) -> None:
+    """Nobody wants to know."""

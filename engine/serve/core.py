@@ -39,6 +39,7 @@ from engine.kept.memory import BlockMemory
 from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.decode import Turns
 from engine.schedule.plan import News, Sampled, StepPlan
+from engine.schedule.roll import RollKeeper
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
@@ -46,6 +47,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskRoll,
     AskWall,
     ChainsReply,
     Deltas,
@@ -56,6 +58,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    RollReply,
     ServedElsewhere,
     Submit,
     ToEngine,
@@ -115,6 +118,7 @@ class EngineCore:
             tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs, turns
         )
         self.wall = Wall(tiers, self.scheduler.pins)
+        self.roll_keeper = RollKeeper(self.scheduler.lifecycle)
         self._runner = runner
         self._grammars = grammars
         self._keeper = _make_keeper(config, info, self.scheduler, runner)
@@ -446,6 +450,8 @@ def serve(
             elif isinstance(message, AskWall):
                 frame = core.wall.frame(message.watcher)
                 socket.send(encode(WallReply(message.ask_id, frame)))
+            elif isinstance(message, AskRoll):
+                socket.send(encode(RollReply(message.ask_id, core.roll_keeper.roll())))
             elif isinstance(message, Unwatch):
                 core.wall.unwatch(message.watcher)
             elif isinstance(message, Probe):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import BlockFate, ChainPage, EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.api import (
+    BlockFate,
+    ChainPage,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Roll,
+    TokenDelta,
+)
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +87,12 @@ class AskWall(msgspec.Struct, frozen=True, tag=True):
     watcher: str
 
 
+class AskRoll(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `RollReply`, from inside the loop, which requests there are."""
+
+    ask_id: int
+
+
 class Unwatch(msgspec.Struct, frozen=True, tag=True):
     """This watcher of the blocks looks no more."""
 
@@ -141,6 +155,13 @@ class WallReply(msgspec.Struct, frozen=True, tag=True):
     frame: bytes
 
 
+class RollReply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `AskRoll`."""
+
+    ask_id: int
+    roll: Roll
+
+
 ToEngine = (
     Submit
     | Abort
@@ -153,10 +174,21 @@ ToEngine = (
     | AskFates
     | AskChains
     | AskWall
+    | AskRoll
     | Unwatch
     | Shutdown
 )
-FromEngine = Loading | Ready | Failed | Deltas | ProbeReply | FatesReply | ChainsReply | WallReply
+FromEngine = (
+    Loading
+    | Ready
+    | Failed
+    | Deltas
+    | ProbeReply
+    | FatesReply
+    | ChainsReply
+    | WallReply
+    | RollReply
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

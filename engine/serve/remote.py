@@ -26,6 +26,7 @@ from engine.api import (
     EngineStats,
     EngineUnavailable,
     FinishReason,
+    Roll,
     TokenDelta,
 )
 from engine.serve.answers import Answers
@@ -34,6 +35,7 @@ from engine.serve.messages import (
     Abort,
     AskChains,
     AskFates,
+    AskRoll,
     AskWall,
     ChainsReply,
     Deltas,
@@ -47,6 +49,7 @@ from engine.serve.messages import (
     Probe,
     ProbeReply,
     Ready,
+    RollReply,
     ServedElsewhere,
     Shutdown,
     Submit,
@@ -133,6 +136,7 @@ class RemoteEngine:
         self._fates = Answers[list[BlockFate]]()
         self._chains = Answers[ChainPage]()
         self._frames = Answers[bytes]()
+        self._rolls = Answers[Roll]()
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -245,16 +249,26 @@ class RemoteEngine:
 
     async def wall(self, watcher: str, replica: int = 0) -> bytes:
         """See `EngineClient.wall`."""
-        if replica:
-            raise EngineError(f"replica: there is no number {replica}, but one engine")
-        if self._info is None:
-            raise EngineUnavailable("the engine is not running")
+        self._expect_running(replica)
         number = next(self._numbers)
         return await self._frames.ask(number, lambda: self._send(AskWall(number, watcher)))
+
+    async def roll(self, replica: int = 0) -> Roll:
+        """See `EngineClient.roll`."""
+        self._expect_running(replica)
+        number = next(self._numbers)
+        return await self._rolls.ask(number, lambda: self._send(AskRoll(number)))
 
     async def unwatch(self, watcher: str) -> None:
         """See `EngineClient.unwatch`."""
         self._send_if_running(Unwatch(watcher))
+
+    def _expect_running(self, replica: int) -> None:
+        """Raises `EngineError` for any engine but this one, and `EngineUnavailable` without it."""
+        if replica:
+            raise EngineError(f"replica: there is no number {replica}, but one engine")
+        if self._info is None:
+            raise EngineUnavailable("the engine is not running")
 
     async def _open(self) -> None:
         """Launch an engine and wait until it is ready."""
@@ -423,6 +437,8 @@ class RemoteEngine:
                 self._chains.take(message.ask_id, message.page)
             elif isinstance(message, WallReply):
                 self._frames.take(message.ask_id, message.frame)
+            elif isinstance(message, RollReply):
+                self._rolls.take(message.ask_id, message.roll)
 
     def _send(self, message: ToEngine) -> None:
         # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
@@ -445,6 +461,7 @@ class RemoteEngine:
         self._fates.fail("the engine died")
         self._chains.fail("the engine died")
         self._frames.fail("the engine died")
+        self._rolls.fail("the engine died")
 
     def _close_socket(self) -> None:
         if self._socket is not None:

@@ -12,10 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from engine.api import (
     BlockFate,
     ChainPage,
+    EngineError,
     EngineInfo,
     EngineRequest,
     EngineStats,
     PromptLogprobs,
+    Roll,
     TenantStats,
     TokenDelta,
     TokenLogprobs,
@@ -139,6 +141,11 @@ class ScriptedEngine:
 
     async def wall(self, watcher: str, replica: int = 0) -> bytes:
         raise EngineUnavailable(f"no blocks to show {watcher} of {replica}")
+
+    async def roll(self, replica: int = 0) -> Roll:
+        if replica:
+            raise EngineError(f"replica: there is no number {replica}")
+        return Roll(requests=[])
 
     async def unwatch(self, watcher: str) -> None:
         """Nobody watches."""

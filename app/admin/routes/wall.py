@@ -1,24 +1,28 @@
-"""`/admin/wall`: the KV blocks of a replica and what becomes of them, as a stream of frames."""
+"""`/admin/wall`: the KV blocks of a replica and what becomes of them, as a stream of frames; and
+the requests that lean on them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.admin.declaration import endpoint
+from app.admin.documents import Document
 from app.admin.endpoint import Call
 from app.admin.lists import Query
 from app.admin.problems import Problem
 from app.context import Service
 from app.transport.server_sent_events import EventStream
-from engine.api import EngineError, EngineUnavailable
+from engine.api import ChainBreak, EngineError, EngineUnavailable, Loss, RequestState
 from engine.blocks.wall import PARTIAL
 
 _MEDIA_TYPE: Final = "application/octet-stream"
@@ -30,18 +34,29 @@ _NOTHING: Final = bytes(_LENGTH_BYTES)
 """An empty frame keeps the connection alive."""
 
 
-class WallQuery(Query):
-    """Whose blocks, and for how long."""
+class ReplicaQuery(Query):
+    """Whose blocks."""
 
     replica: Annotated[
         int, Field(ge=0, le=9999, description="In a cluster: its place among those ready.")
     ] = 0
+
+
+class WallQuery(ReplicaQuery):
+    """Whose blocks, and for how long."""
+
     seconds: Annotated[
         int, Field(ge=1, le=3600, description="The stream's end; one may ask again.")
     ] = 3600
 
 
-@endpoint("GET", "/wall", "Live view", other_content={_MEDIA_TYPE: bytes})
+@endpoint(
+    "GET",
+    "/wall",
+    "Live view",
+    other_content={_MEDIA_TYPE: bytes},
+    other_problems=(HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
+)
 async def watch_wall(call: Call[None, WallQuery]) -> Response:
     """Stream what becomes of every KV block: its state, its owner, and how many hold it.
 
@@ -51,6 +66,92 @@ async def watch_wall(call: Call[None, WallQuery]) -> Response:
     """
     watch = _Watch(call.service, call.query)
     return _FrameResponse(call.service, watch, await watch.first())
+
+
+class WallBreak(Document):
+    """Where what was found of a prompt ended, and why."""
+
+    token: int = Field(description="So many were found.")
+    reason: Literal[
+        "prompt_ends", "prefix_shorter_than_block", "not_asked", "evicted", "not_used", "unknown"
+    ] = Field(
+        description="All was found, but for a part of a block; it is less than a block; nothing "
+        "was asked of the cache; the next block was evicted; it was there, but computed again all "
+        "the same; or it was never there, or long ago."
+    )
+    evicted_by: Loss | None
+    evicted_at: int | None = Field(description="Unix time.")
+
+
+class WallRequest(Document):
+    """A request, and the cells that it leans on."""
+
+    id: str
+    tenant: str
+    state: Literal["running", "waiting", "preempted", "finished"]
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = Field(
+        description="Those of the prompt that were found when it began; null before that."
+    )
+    broke: WallBreak | None
+    blocks: int = Field(description="How long the longest of its lines really is.")
+    shared_blocks: int = Field(description="Of the cells in its lines: those others hold, too.")
+    lines: list[list[int]] = Field(
+        description="The cells of each of its sequences in their order, some at least; of one that "
+        "does not run, where what it had is found now: in blocks, or host slots, which lie behind "
+        "the last block."
+    )
+
+
+class WallRequests(Document):
+    """Requests in the order in which they came; and behind them those that ended lately, the last
+    one first.
+    """
+
+    block_size: int = Field(description="Tokens in a block.")
+    replicas: int = Field(description="How many are ready.")
+    requests: list[WallRequest]
+
+
+@endpoint("GET", "/wall/requests", "Live view", other_problems=(HTTPStatus.CONFLICT,))
+async def list_wall_requests(call: Call[None, ReplicaQuery]) -> WallRequests:
+    """Show which requests lean on which of a replica's KV blocks.
+
+    64 of the live ones at most, those that wait last; and up to 32 that have ended while somebody
+    asked this at least every ten seconds.
+    """
+    engine = call.service.engine
+    roll = await engine.roll(call.query.replica)
+    return WallRequests(
+        block_size=engine.info.block_size,
+        replicas=roll.replicas,
+        requests=[_request(one, time.time()) for one in roll.requests],
+    )
+
+
+def _request(state: RequestState, now: float) -> WallRequest:
+    return WallRequest(
+        id=state.request_id,
+        tenant=state.tenant,
+        state=state.state,
+        prompt_tokens=state.prompt_tokens,
+        output_tokens=state.output_tokens,
+        cached_tokens=state.found_tokens,
+        broke=None if state.broke is None else _break(state.broke, now),
+        blocks=state.num_blocks,
+        shared_blocks=state.num_shared,
+        lines=state.lines,
+    )
+
+
+def _break(broke: ChainBreak, now: float) -> WallBreak:
+    return WallBreak(
+        token=broke.tokens,
+        reason=broke.why,
+        evicted_by=broke.evicted_by,
+        evicted_at=int(now - broke.seconds_ago) if broke.why == "evicted" else None,
+    )
 
 
 class _FrameResponse(Response):
@@ -129,4 +230,4 @@ class _Watch:
             return b""
 
 
-ENDPOINTS = [watch_wall]
+ENDPOINTS = [watch_wall, list_wall_requests]

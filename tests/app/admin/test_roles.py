@@ -39,6 +39,7 @@ async def ask(client: httpx.AsyncClient, token: str, request: str) -> httpx.Resp
     [
         (ANN, "GET /tenants", 200),
         (ANN, "GET /live", 200),
+        (ANN, "GET /wall/requests", 200),
         (ANN, "POST /tenants/acme/keys", 403),
         (ANN, "PATCH /tenants/acme", 403),
         (BOB, "GET /tenants/acme", 200),
@@ -48,6 +49,7 @@ async def ask(client: httpx.AsyncClient, token: str, request: str) -> httpx.Resp
         (BOB, "GET /tenants", 403),
         (BOB, "GET /audit", 403),
         (BOB, "GET /wall", 403),
+        (BOB, "GET /wall/requests", 403),
         (BOB, "GET /tenants/nobody", 403),
     ],
 )

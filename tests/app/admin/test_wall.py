@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.blocks.wall import ANEW
 from engine.serve.core import EngineCore
 from tests.app.conftest import MODEL, World
-from tests.app.pooled_engine import NUM_BLOCKS, PooledEngine
+from tests.app.pooled_engine import BLOCK_SIZE, NUM_BLOCKS, PooledEngine
 from tests.engine.blocks.test_wall import truth
 from tests.engine.blocks.watching import Cell, decode
 
@@ -124,6 +125,38 @@ async def test_it_is_refused_without_token_for_strange_replicas_and_too_many(
     crowded = await admin.get("/wall")
     assert crowded.status_code == 429
     assert crowded.json()["code"] == "too_many_watchers"
+
+
+async def test_requests_are_told_with_the_blocks_that_they_lean_on(
+    admin: httpx.AsyncClient, world: World, engine: PooledEngine
+) -> None:
+    empty = (await admin.get("/wall/requests")).json()
+    assert empty == {"block_size": BLOCK_SIZE, "replicas": 1, "requests": []}
+    question = "what the catalog says of anvils " * 4
+    await say(world, question, "acme")
+    await engine.clear()
+    await say(world, question, "acme")
+    await say(world, question, "acme")
+    again, lost, first = (await admin.get("/wall/requests")).json()["requests"]
+    assert [one["state"] for one in (first, lost, again)] == ["finished"] * 3
+    assert {one["tenant"] for one in (first, lost, again)} == {"acme"}
+    assert first["broke"]["reason"] == "unknown"
+    assert lost["broke"]["reason"] == "evicted"
+    assert lost["broke"]["evicted_by"] == "deleted"
+    assert abs(lost["broke"]["evicted_at"] - time.time()) < 60
+    assert again["broke"]["reason"] == "prompt_ends"
+    assert again["broke"]["token"] == again["cached_tokens"] > 100
+    assert again["lines"] == lost["lines"]
+    assert len(again["lines"][0]) == again["blocks"]
+    assert "anvils" not in str(again)
+
+
+async def test_requests_of_strange_replicas_are_refused(admin: httpx.AsyncClient) -> None:
+    elsewhere = await admin.get("/wall/requests", params={"replica": 1})
+    assert elsewhere.status_code == 409
+    assert "replica: there is no number 1" in elsewhere.json()["detail"]
+    stranger = await admin.get("/wall/requests", headers={"authorization": "Bearer of-nobody"})
+    assert stranger.status_code == 401
 
 
 async def test_what_is_documented_of_it(admin: httpx.AsyncClient) -> None:

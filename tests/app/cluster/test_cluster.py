@@ -260,6 +260,7 @@ async def test_the_blocks_of_each_replica_are_shown(engine: ClusterEngine) -> No
         while decode(frame, cells, [])[1]:
             frame = await engine.wall("w", number)
         assert sum(cell.state & PINNED > 0 for cell in cells) == 2
+        assert (await engine.roll(number)).replicas == engine.num_ready
     with pytest.raises(EngineError, match="replica: there is no number 7"):
         await engine.wall("w", 7)
     await engine.unwatch("w")

@@ -1,0 +1,164 @@
+"""Which requests there are, and the blocks that each leans on: for operators who look at the wall.
+
+Live requests are described when somebody asks. Of those that end, some are remembered while
+somebody has asked lately, and no token of any. What one answer looks up is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import Final, Literal, NamedTuple
+
+from msgspec import structs
+
+from engine.api import ChainBreak, RequestState, Roll
+from engine.schedule.group import Saved, SequenceGroup
+from engine.schedule.lifecycle import Lifecycle
+
+_MOST_LIVE: Final = 64
+_MOST_ENDED: Final = 32
+_LOOKED_AT: Final = 1024
+"""Of the live requests, the first ones: those that run or did are among these, mostly."""
+_CELLS: Final = 8192
+"""Told in one answer, about: two or three milliseconds of the engine's loop."""
+_CELLS_OF_ONE: Final = 1024
+_PATIENCE_SECONDS: Final = 10.0
+
+
+class _Ended(NamedTuple):
+    """A request that is over; where its blocks are now is looked up."""
+
+    state: RequestState
+    hashes: list[bytes]
+
+
+class RollKeeper:
+    """Tells of the groups of a lifecycle."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._tiers = lifecycle.tiers
+        self._clock = lifecycle.pool.clock
+        self._asked: float | None = None
+        self._ended: deque[_Ended] = deque(maxlen=_MOST_ENDED)
+        lifecycle.on_end = self._note_end
+
+    def roll(self) -> Roll:
+        """Some of the requests: those that run or were preempted before those that wait."""
+        self._lapse()
+        self._asked = self._clock()
+        groups = self._chosen()
+        most = min(_CELLS_OF_ONE, _CELLS // max(1, len(groups) + len(self._ended)))
+        live = [self._told(group, most) for group in groups]
+        ended = [self._with_found(*one, most) for one in reversed(self._ended)]
+        return Roll(requests=live + ended)
+
+    def _note_end(self, group: SequenceGroup) -> None:
+        """Remember a group that ends, if somebody wants to know."""
+        self._lapse()
+        if self._asked is not None:
+            hashes = group.sequences[0].table.sealed_hashes()
+            described = self._described(group, "finished", len(hashes))
+            self._ended.append(_Ended(described, hashes[:_CELLS_OF_ONE]))
+
+    def _lapse(self) -> None:
+        """Forget those that have ended, where nobody has asked for long."""
+        if self._asked is not None and self._asked < self._clock() - _PATIENCE_SECONDS:
+            self._asked = None
+            self._ended.clear()
+
+    def _chosen(self) -> list[SequenceGroup]:
+        groups = list(islice(self._lifecycle.live.values(), _LOOKED_AT))
+        groups.sort(key=self._is_new)
+        return sorted(groups[:_MOST_LIVE], key=lambda group: group.arrival)
+
+    def _is_new(self, group: SequenceGroup) -> bool:
+        """Whether it has never run."""
+        return not (group.was_preempted or group.request_id in self._lifecycle.running)
+
+    def _told(self, group: SequenceGroup, most: int) -> RequestState:
+        each = max(1, most // len(group.sequences))
+        if group.request_id in self._lifecycle.running:
+            lines = [blocks[:each] for blocks in group.blocks]
+            described = self._described(group, "running", max(map(len, group.blocks)))
+            return self._with_lines(described, lines, Counter(chain.from_iterable(lines)))
+        state: Literal["preempted", "waiting"] = "preempted" if group.was_preempted else "waiting"
+        if group.saved is not None:
+            longest = max(map(len, group.saved.rows.values()))
+            lines = self._slots(group, group.saved, each)
+            described = self._described(group, state, longest)
+            return self._with_lines(described, lines, dict.fromkeys(chain(*lines), 1))
+        first = group.sequences[0]
+        described = self._described(group, state, -(-first.num_tokens // self._tiers.block_size))
+        return self._with_found(described, first.table.known_hashes(most), most)
+
+    def _slots(self, group: SequenceGroup, saved: Saved, each: int) -> list[list[int]]:
+        """The cells of what a swapped group has left in the host tier."""
+        first = self._tiers.pool.num_blocks
+        return [
+            [first + saved.slots[name] for name in saved.rows[one][:each] if name in saved.slots]
+            for one in group.sequences
+        ]
+
+    def _with_found(self, state: RequestState, hashes: list[bytes], most: int) -> RequestState:
+        """With the cells where blocks with these hashes are found, as far as they all are."""
+        blocks = self._tiers.pool.find(hashes[:most])
+        slots = self._tiers.host.find(hashes[len(blocks) : most])
+        first = self._tiers.pool.num_blocks
+        return self._with_lines(state, [blocks + [first + slot for slot in slots]], {})
+
+    def _with_lines(
+        self, state: RequestState, lines: list[list[int]], own: Mapping[int, int]
+    ) -> RequestState:
+        """With these cells, of which it holds its `own` so many times."""
+        cells = set(chain.from_iterable(lines))
+        num_shared = sum(self._num_references(cell) > own.get(cell, 0) for cell in cells)
+        return structs.replace(state, lines=lines, num_shared=num_shared)
+
+    def _num_references(self, cell: int) -> int:
+        pool, slots = self._tiers.pool, self._tiers.host.books
+        if cell < pool.num_blocks:
+            return pool.num_references(cell)
+        return slots.num_references(cell - pool.num_blocks)
+
+    def _described(
+        self,
+        group: SequenceGroup,
+        state: Literal["running", "waiting", "preempted", "finished"],
+        num_blocks: int,
+    ) -> RequestState:
+        """A group without its cells."""
+        return RequestState(
+            request_id=group.request_id,
+            tenant=group.tenant,
+            state=state,
+            prompt_tokens=len(group.request.prompt),
+            output_tokens=max(one.num_output_tokens for one in group.sequences),
+            found_tokens=group.sequences[0].first_hit,
+            broke=self._break(group),
+            num_blocks=num_blocks,
+            num_shared=0,
+            lines=[],
+        )
+
+    def _break(self, group: SequenceGroup) -> ChainBreak | None:
+        """Where its prompt was found no further, once that is known."""
+        first, size = group.sequences[0], self._tiers.block_size
+        found, table, missed = first.first_hit, first.table, group.missed
+        if found is None:
+            return None
+        wanted = table.num_kept(first.num_prompt_tokens - 1)
+        if not table.up_to:
+            return ChainBreak(tokens=found, why="not_asked")
+        if found >= wanted - wanted % size and found:
+            return ChainBreak(tokens=found, why="prompt_ends")
+        if wanted < size:
+            return ChainBreak(tokens=found, why="prefix_shorter_than_block")
+        if missed is None or missed.state == "unknown":
+            return ChainBreak(tokens=found, why="unknown")
+        if missed.state == "present":
+            return ChainBreak(tokens=found, why="not_used")
+        ago = missed.seconds_ago + self._clock() - group.admitted_at
+        return ChainBreak(tokens=found, why="evicted", evicted_by=missed.why, seconds_ago=ago)
