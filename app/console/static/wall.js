@@ -2,6 +2,8 @@
 
 import { Cells, FINDABLE, HELD, LEASED, framesOf } from "./frames.js";
 import { KINDS, Picture, kindOf } from "./picture.js";
+import { Replicas } from "./replicas.js";
+import { Requests } from "./requests.js";
 
 const RETRY_MS = 2000;
 const COUNT_MS = 500;
@@ -12,33 +14,40 @@ const MARKUP = `
   <label>Colours <select name="colours"><option value="kinds">what a block is</option>
     <option value="owners">whose it is</option></select></label>
   <label>Tenant <select name="only"><option value="">all</option></select></label>
-  <label>Replica <input name="replica" type="number" min="0" max="9999" value="0"></label>
   <p class="news" role="status"></p>
 </div>
 <ul class="legend"></ul>
-<div class="cells"><canvas tabindex="0" role="img" aria-describedby="wall-summary"
-  aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="grid" hidden></i><i class="mark" hidden></i></div>
+<div class="cells"><canvas tabindex="0" role="img"
+  aria-label="KV blocks, one cell each; arrow keys choose one"></canvas><i class="grid" hidden></i><svg
+  class="chain" aria-hidden="true" hidden></svg><i class="mark" hidden></i></div>
 <p class="detail" role="status">Point at a block, or choose one by the arrow keys.</p>
-<p id="wall-summary" class="summary"></p>`;
+<p class="summary"></p>
+<div class="leaning"></div>`;
 
 export function mount(element, api) {
-  const wall = new Wall(element, api);
-  return () => wall.close();
+  const replicas = new Replicas(element, (...where) => new Wall(api, ...where));
+  return () => replicas.close();
 }
 
 class Wall {
-  constructor(element, api) {
+  constructor(api, element, replica, heard) {
     this.api = api;
     this.element = element;
+    this.replica = replica;
+    this.heard = heard; // told how many replicas there are
     this.element.innerHTML = MARKUP;
     this.part = (name) => element.querySelector(name);
-    this.cells = element.cells = new Cells(); // to be read by who wants to know what is shown
+    this.cells = new Cells();
     this.canvas = this.part("canvas");
+    this.part(".summary").id = replica === 0 ? "wall-summary" : `wall-summary-${replica}`;
+    this.canvas.setAttribute("aria-describedby", this.part(".summary").id);
     this.picture = new Picture(this.canvas, this.cells);
     this.chosen = null;
     this.isDrawing = false;
     this.ending = new AbortController();
     this.reading = null;
+    const leaning = this.part(".leaning");
+    this.requests = new Requests(leaning, this.part(".chain"), this.picture, this.ending.signal);
     this.listen();
     this.follow();
   }
@@ -49,7 +58,6 @@ class Wall {
     clearInterval(this.counting);
     this.sizes.disconnect();
     this.element.replaceChildren();
-    delete this.element.cells;
   }
 
   listen() {
@@ -63,7 +71,6 @@ class Wall {
       this.layOut();
     });
     on(document, "visibilitychange", () => this.follow());
-    on(this.part("[name=replica]"), "change", () => this.follow());
     on(this.part("[name=colours]"), "change", (event) => {
       this.picture.byOwner = event.target.value === "owners";
       this.layOut();
@@ -85,14 +92,18 @@ class Wall {
     if (document.hidden) return;
     const reading = (this.reading = new AbortController());
     while (!reading.signal.aborted) {
+      const streaming = new AbortController();
       try {
-        const replica = Number(this.part("[name=replica]").value);
-        const answer = await this.api.get(`/wall?replica=${replica}`, reading.signal);
+        const answer = await this.api.get(`/wall?replica=${this.replica}`, reading.signal);
         this.tell("");
+        const both = AbortSignal.any([reading.signal, streaming.signal]);
+        this.requests.follow(this.api, this.replica, both, this.heard);
         for await (const frame of framesOf(answer)) this.take(frame);
       } catch (error) {
         if (reading.signal.aborted) return;
         this.tell(`Not shown right now: ${error.message}`);
+      } finally {
+        streaming.abort();
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
@@ -119,6 +130,7 @@ class Wall {
     grid.style.backgroundSize = `${size}px ${size}px`;
     this.hasNews = true;
     this.draw();
+    this.requests.draw();
     if (this.chosen !== null) this.choose(this.chosen);
   }
 
@@ -151,7 +163,7 @@ class Wall {
     mark.style.width = mark.style.height = `${size}px`;
     mark.style.left = `${(place % columns) * size}px`;
     mark.style.top = `${Math.floor(place / columns) * size}px`;
-    this.put(".detail", inWords(this.cells, cell));
+    this.put(".detail", inWords(this.cells, cell) + this.requests.ofCell(cell));
   }
 
   count() {

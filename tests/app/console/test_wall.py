@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from typing import Any, Literal
 
 import httpx
 import pytest
+from msgspec import structs
 from playwright.async_api import Page, expect
 
+from engine.api import Roll
 from engine.blocks.wall import FINDABLE, HELD, LEASED, PINNED
 from tests.app.conftest import MODEL, World
 from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
 from tests.engine.blocks.test_wall import truth
 from tests.engine.blocks.watching import Cell
+from tests.engine.simulation import at_a_models_pace
 
 # What is shown, as the page has taken it in, and as it is drawn.
 CELLS = """() => {
@@ -110,6 +114,117 @@ async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
     await page.get_by_label("Tenant").select_option("acme")
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_label("admin token")).to_be_focused()
+    async with asyncio.timeout(20):
+        while engine.cores[-1].wall.is_watched:
+            await engine.stats()
+
+
+QUESTION = "what does the catalog say of anvils? " * 8
+OUTLINED = """(name) => document.querySelector(`.chain .${name}`).getAttribute("d")
+  .split("z").filter(Boolean).map((box) => box.match(/[0-9.]+/g).slice(0, 2).map(Number))"""
+CORNERS = """(cells) => {
+  const view = document.getElementById("view-wall");
+  return import("./picture.js").then(({Picture}) => {
+    const picture = new Picture(document.createElement("canvas"), view.cells);
+    picture.layOut(view.querySelector(".cells").clientWidth);
+    return cells.map((cell) => [
+      (cell % picture.columns) * picture.size, Math.floor(cell / picture.columns) * picture.size]);
+  });
+}"""
+
+
+async def ask(world: World, tokens: int = 3) -> None:
+    await world.client().responses.create(model=MODEL, input=QUESTION, max_output_tokens=tokens)
+
+
+async def test_a_request_tells_its_chain_where_it_broke_and_who_evicted_it(
+    page: Page, world: World, admin: httpx.AsyncClient, engine: PooledEngine
+) -> None:
+    await sign_in(page, world.admin_url)
+    await expect(page.locator(".told")).to_contain_text("No request is there")
+    await ask(world)
+    await engine.clear()
+    await ask(world)
+    requests = page.get_by_role("listbox", name="Requests")
+    options = requests.get_by_role("option")
+    await expect(options).to_have_count(2)
+    await options.first.click()
+    told = page.locator(".told")
+    await expect(told).to_contain_text("0 found")
+    await expect(told).to_contain_text("broke at token 0: evicted by a deletion")
+    (lost, _) = (await admin.get("/wall/requests")).json()["requests"]
+    cells = lost["lines"][0]
+    assert await page.evaluate(OUTLINED, "own") == await page.evaluate(CORNERS, cells)
+    assert await page.evaluate(OUTLINED, "found") == []
+    corner = (await page.evaluate(CORNERS, cells[2:3]))[0]
+    await page.locator("canvas").hover(position={"x": corner[0] + 3, "y": corner[1] + 3})
+    place = f"In the chain of {lost['id']} (finished, block 3)"
+    await expect(page.locator(".detail")).to_contain_text(place)
+    await ask(world)
+    await requests.focus()
+    await expect(options).to_have_count(3)
+    await page.keyboard.press("Home")
+    await expect(options.first).to_have_attribute("aria-selected", "true")
+    await expect(told).to_contain_text("all of the prompt that can be found was")
+    outlined = await page.evaluate(OUTLINED, "found")
+    assert outlined == (await page.evaluate(CORNERS, cells))[: len(outlined)]
+    assert len(outlined) > 2
+    await page.keyboard.press("Escape")
+    await expect(told).to_contain_text("Choose a request")
+    await expect(page.locator(".chain")).to_be_hidden()
+
+
+@pytest.mark.exhaustive
+async def test_a_second_request_is_seen_to_lean_on_the_first_ones_blocks(
+    page: Page, world: World, engine: PooledEngine
+) -> None:
+    await sign_in(page, world.admin_url)
+    at_a_models_pace(engine.cores[-1])
+    answers = [asyncio.create_task(ask(world, 1500))]
+    running = page.locator(".requests li").filter(has_text="running")
+    await expect(running).to_have_count(1)
+    answers.append(asyncio.create_task(ask(world, 1500)))
+    await expect(running).to_have_count(2)
+    await running.last.click()
+    await expect(page.locator(".told")).to_contain_text(re.compile(r" [1-9][0-9]* shared with"))
+    for answer in answers:
+        answer.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
+    await expect(running).to_have_count(0)
+
+
+@pytest.mark.exhaustive
+async def test_replicas_are_seen_side_by_side(
+    page: Page, world: World, engine: PooledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall, roll, count = engine.wall, engine.roll, 3
+
+    async def any_wall(watcher: str, _replica: int = 0) -> bytes:
+        return await wall(watcher)
+
+    async def any_roll(_replica: int = 0) -> Roll:
+        return structs.replace(await roll(), replicas=count)
+
+    monkeypatch.setattr(engine, "wall", any_wall)
+    monkeypatch.setattr(engine, "roll", any_roll)
+    await sign_in(page, world.admin_url)
+    await expect(page.locator("canvas")).to_have_count(3)
+    await expect(page.locator(".legend")).to_contain_text(["free 160"] * 3)
+    assert await page.locator(".walls h2:visible").all_inner_texts() == [
+        text for number in range(3) for text in (f"Replica {number}", "Requests")
+    ]
+    await page.set_viewport_size({"width": 360, "height": 800})
+    async with asyncio.timeout(20):
+        while await page.evaluate("document.documentElement.scrollWidth") > 360:
+            pass
+    await page.locator("[name=replica]").select_option("1")
+    await expect(page.locator("canvas")).to_have_count(1)
+    await expect(page.get_by_role("heading", name="Replica 1")).to_be_visible()
+    await page.locator("[name=replica]").select_option("")
+    await expect(page.locator("canvas")).to_have_count(3)
+    count = 2
+    await expect(page.locator("canvas")).to_have_count(2)
+    await page.get_by_role("button", name="Sign out").click()
     async with asyncio.timeout(20):
         while engine.cores[-1].wall.is_watched:
             await engine.stats()

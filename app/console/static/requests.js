@@ -1,0 +1,220 @@
+// The requests that lean on a wall's blocks (/admin/wall/requests): a list, and one's chain outlined.
+
+const INTERVAL_MS = 1000;
+const MOST_NAMED = 3; // requests that are told of one cell
+const MARKUP = `
+<h2>Requests</h2>
+<ul class="requests" role="listbox" tabindex="0" aria-label="Requests"></ul>
+<p class="told"></p>`;
+const OUTLINE = `<path class="halo"/><path class="found"/><path class="own"/><path class="order"/>`;
+const NONE = "No request is there. Those that end are remembered while this page is seen.";
+const SOME = "Choose a request, and its chain of blocks is outlined.";
+const CAUSES = {
+  pressure: "pressure",
+  own_quota: "its tenant's own quota of leases",
+  expired: "pressure, behind the end of its lease",
+  deleted: "a deletion",
+};
+const REASONS = {
+  prompt_ends: () => "all of the prompt that can be found was",
+  prefix_shorter_than_block: () => "the prompt is shorter than a block",
+  not_asked: () => "it asks nothing of the cache",
+  not_used: () => "the next block was there, but had to be computed, or that was faster",
+  unknown: () => "the next block was never seen, or evicted long ago",
+  evicted: ({ evicted_by: cause, evicted_at: at }) => {
+    const seconds = Math.max(0, Math.round(Date.now() / 1000 - at));
+    return `evicted by ${CAUSES[cause] ?? "something"} ${number(seconds)} s ago`;
+  },
+};
+let numLists = 0;
+
+export class Requests {
+  // `outline` is an SVG element that lies on the picture's canvas.
+  constructor(element, outline, picture, signal) {
+    element.innerHTML = MARKUP;
+    outline.innerHTML = OUTLINE;
+    this.list = element.querySelector(".requests");
+    this.told = element.querySelector(".told");
+    this.outline = outline;
+    this.picture = picture;
+    this.name = `requests-${numLists++}`;
+    this.told.id = `${this.name}-told`;
+    this.list.setAttribute("aria-describedby", this.told.id);
+    this.requests = [];
+    this.options = new Map(); // by the request's id
+    this.chosen = null; // such an id
+    this.blockSize = 1;
+    this.numNamed = 0;
+    this.list.addEventListener("keydown", (event) => this.step(event), { signal });
+    this.list.addEventListener("click", (event) => {
+      const option = event.target.closest("[role=option]");
+      if (option) this.choose(option.dataset.id === this.chosen ? null : option.dataset.id);
+    }, { signal });
+    this.take({ requests: [], block_size: 1 });
+  }
+
+  // Ask again and again, until the signal; `heard` is called with how many replicas there are.
+  async follow(api, replica, signal, heard) {
+    while (!signal.aborted) {
+      try {
+        const answer = await api.read(`/wall/requests?replica=${replica}`, signal);
+        if (signal.aborted) return;
+        this.take(answer);
+        heard(answer.replicas);
+      } catch (error) {
+        if (signal.aborted) return;
+        this.take({ requests: [], block_size: 1 }); // the stream says what is wrong
+      }
+      await new Promise((resolve) => setTimeout(resolve, INTERVAL_MS));
+    }
+  }
+
+  take({ requests, block_size: blockSize }) {
+    this.blockSize = blockSize;
+    // An id may be used again once its request is over: the live one counts, which comes first.
+    const known = new Map();
+    for (const one of requests) if (!known.has(one.id)) known.set(one.id, one);
+    this.requests = [...known.values()];
+    if (!known.has(this.chosen)) this.chosen = null;
+    for (const [id, option] of this.options) {
+      if (known.has(id)) continue;
+      option.remove();
+      this.options.delete(id);
+    }
+    this.requests.forEach((one, index) => {
+      const option = this.optionOf(one);
+      put(option, `${one.id} of ${one.tenant}: ${one.state}, ${inShort(one)}`);
+      if (this.list.children[index] !== option) {
+        this.list.insertBefore(option, this.list.children[index] ?? null);
+      }
+    });
+    this.show();
+  }
+
+  optionOf({ id }) {
+    let option = this.options.get(id);
+    if (option === undefined) {
+      option = document.createElement("li");
+      option.setAttribute("role", "option");
+      option.setAttribute("aria-selected", "false");
+      option.dataset.id = id;
+      option.id = `${this.name}-${this.numNamed++}`;
+      this.options.set(id, option);
+    }
+    return option;
+  }
+
+  step(event) {
+    const last = this.requests.length - 1;
+    const at = this.requests.findIndex((one) => one.id === this.chosen);
+    const next = {
+      ArrowDown: Math.min(last, at + 1), ArrowUp: Math.max(0, at - 1), Home: 0, End: last,
+      Enter: Math.max(0, at), Escape: -1,
+    }[event.key];
+    if (next === undefined || last < 0) return;
+    event.preventDefault();
+    this.choose(next < 0 ? null : this.requests[next].id);
+    this.options.get(this.chosen)?.scrollIntoView({ block: "nearest" });
+  }
+
+  choose(id) {
+    this.chosen = id;
+    this.show();
+  }
+
+  show() {
+    for (const [id, option] of this.options) {
+      const isChosen = String(id === this.chosen);
+      if (option.getAttribute("aria-selected") !== isChosen) {
+        option.setAttribute("aria-selected", isChosen);
+      }
+    }
+    const active = this.options.get(this.chosen);
+    if (active) this.list.setAttribute("aria-activedescendant", active.id);
+    else this.list.removeAttribute("aria-activedescendant");
+    const one = this.requests.find(({ id }) => id === this.chosen);
+    put(this.told, one ? inWords(one, this.picture.cells) : this.requests.length ? SOME : NONE);
+    this.draw();
+  }
+
+  // Outline the chosen one's cells: whole where they were found, dashed where it has computed them.
+  draw() {
+    const one = this.requests.find(({ id }) => id === this.chosen);
+    this.outline.toggleAttribute("hidden", !one);
+    if (!one) return;
+    const { columns, rows, size, cells } = this.picture;
+    this.outline.setAttribute("width", columns * size);
+    this.outline.setAttribute("height", rows * size);
+    const numFound = Math.floor((one.cached_tokens ?? 0) / this.blockSize);
+    const found = new Set(), own = new Set(), order = [];
+    for (const line of one.lines) {
+      const known = line.filter((cell) => cell < cells.length);
+      known.forEach((cell, index) => (index < numFound ? found : own).add(cell));
+      order.push(known.map((cell, index) => `${index ? "L" : "M"}${this.middleOf(cell)}`).join(""));
+    }
+    const boxes = (some) => [...some].map((cell) => this.boxOf(cell)).join("");
+    this.put(".halo", boxes(found) + boxes(own));
+    this.put(".found", boxes(found));
+    this.put(".own", boxes(own));
+    this.put(".order", order.join(""));
+  }
+
+  // Of a cell, in words: whose chains it lies in, and where.
+  ofCell(cell) {
+    const places = [];
+    for (const one of this.requests) {
+      const index = one.lines.map((line) => line.indexOf(cell)).find((at) => at >= 0);
+      if (index !== undefined) places.push(`${one.id} (${one.state}, block ${number(index + 1)})`);
+    }
+    if (places.length === 0) return "";
+    const more = places.length - MOST_NAMED;
+    const named = places.slice(0, MOST_NAMED).join(", ");
+    return ` In the chain of ${named}${more > 0 ? ` and ${more} more` : ""}.`;
+  }
+
+  put(name, path) { this.outline.querySelector(name).setAttribute("d", path); }
+
+  boxOf(cell) {
+    const { size } = this.picture;
+    return `M${this.cornerOf(cell)}h${size}v${size}h-${size}z`;
+  }
+
+  middleOf(cell) { return this.cornerOf(cell, this.picture.size / 2); }
+
+  cornerOf(cell, inset = 0) {
+    const { columns, size } = this.picture;
+    const place = this.picture.placeOf(cell);
+    return `${(place % columns) * size + inset} ${Math.floor(place / columns) * size + inset}`;
+  }
+}
+
+function inShort(one) {
+  const found = one.cached_tokens === null ? "" : `, ${number(one.cached_tokens)} found`;
+  return `${number(one.prompt_tokens)} prompt tokens${found}`;
+}
+
+function inWords(one, cells) {
+  const facts = [inShort(one), blocksOf(one, cells)];
+  if (one.broke) facts.push(`broke at token ${number(one.broke.token)}: ${REASONS[one.broke.reason](one.broke)}`);
+  return `${one.id} of ${one.tenant}, ${one.state}: ${facts.join("; ")}.`;
+}
+
+function blocksOf(one, cells) {
+  const told = new Set(one.lines.flat());
+  const numSlots = [...told].filter((cell) => cell >= cells.numBlocks).length;
+  const isHeld = one.state === "running" || numSlots > 0;
+  const facts = [`${number(one.blocks)} blocks`];
+  if (one.lines.length > 1) facts[0] = `${one.lines.length} sequences of ${facts[0]}, ${number(told.size)} cells together`;
+  if (!isHeld) facts.push(`${number(told.size)} can be found now`);
+  if (numSlots) facts.push(`${number(numSlots)} in host memory`);
+  facts.push(`${number(one.shared_blocks)} ${isHeld ? "shared with" : "held by"} others`);
+  const longest = Math.max(...one.lines.map((line) => line.length));
+  if (one.state === "running" && longest < one.blocks) facts.push(`the first ${number(longest)} are outlined`);
+  return facts.join(", ");
+}
+
+function number(value) { return value.toLocaleString("en"); }
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
