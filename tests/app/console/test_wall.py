@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -15,6 +16,7 @@ from playwright.async_api import Page, expect
 from engine.api import Roll
 from engine.blocks.wall import FINDABLE, HELD, LEASED, PINNED
 from tests.app.conftest import MODEL, World
+from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
 from tests.engine.blocks.test_wall import truth
@@ -138,7 +140,7 @@ async def ask(world: World, tokens: int = 3) -> None:
 
 
 async def test_a_request_tells_its_chain_where_it_broke_and_who_evicted_it(
-    page: Page, world: World, admin: httpx.AsyncClient, engine: PooledEngine
+    page: Page, world: World, admin: httpx.AsyncClient, engine: PooledEngine, tmp_path: Path
 ) -> None:
     await sign_in(page, world.admin_url)
     await expect(page.locator(".told")).to_contain_text("No request is there")
@@ -152,6 +154,7 @@ async def test_a_request_tells_its_chain_where_it_broke_and_who_evicted_it(
     told = page.locator(".told")
     await expect(told).to_contain_text("0 found")
     await expect(told).to_contain_text("broke at token 0: evicted by a deletion")
+    await check_looks(page, "request", tmp_path)
     (lost, _) = (await admin.get("/wall/requests")).json()["requests"]
     cells = lost["lines"][0]
     assert await page.evaluate(OUTLINED, "own") == await page.evaluate(CORNERS, cells)
