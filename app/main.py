@@ -239,7 +239,7 @@ async def run_service(
             webhook,
             _new_tracing(settings, model_id, stack),
         )
-        door = Door(admin_token, service_people(settings))
+        door = Door(admin_token, stores.operator_tokens, service_people(settings))
         apps = (app, create_admin_app(app.state.service, door))
         await run_server(
             _listeners(settings, sockets, apps),

@@ -22,6 +22,7 @@ from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
+from tenants.operator_tokens import OperatorTokens
 from tenants.outbox import Outbox
 from tenants.pepper import Peppers, load_peppers
 from tenants.records import Principal, TenantLimits
@@ -43,6 +44,7 @@ class Stores:
     """Everything that is kept in one Redis."""
 
     tenants: TenantStore
+    operator_tokens: OperatorTokens
     groups: ShareGroups
     prompts: SystemPrompts
     audit: Audit
@@ -81,6 +83,7 @@ class Stores:
         prompts = SystemPrompts(redis, keyring, audit_max_entries=audit_max_entries)
         return cls(
             tenants=tenants,
+            operator_tokens=OperatorTokens(redis, peppers, audit_max_entries=audit_max_entries),
             groups=ShareGroups(redis, peppers, audit_max_entries=audit_max_entries),
             prompts=prompts,
             audit=Audit(redis),

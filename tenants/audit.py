@@ -35,8 +35,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 class AuditEntry(Note, frozen=True, kw_only=True):
     """A write that happened. `id` orders the entries and is the cursor of a reader.
 
-    `owner` is a tenant's id or a share group's owner name; `target` the key or the prompt that was
-    written, if it was not the owner itself. `at` is in Unix seconds, by the clock of the store.
+    `owner` is a tenant's id or a share group's owner name, empty for an operator's token; `target`
+    the key, prompt or token that was written, if it was not the owner itself. `at` is in Unix
+    seconds, by the clock of the store.
     """
 
     id: str

@@ -109,6 +109,14 @@ class KeyNotFound(StoreError):
         self.key_id = key_id
 
 
+class TokenNotFound(StoreError):
+    """There is no admin token with this id in the store."""
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(f"there is no admin token {token_id!r}")
+        self.token_id = token_id
+
+
 class GroupExists(StoreError):
     """A share group with this id is there already."""
 

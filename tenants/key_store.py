@@ -23,7 +23,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.pepper import Peppers
-from tenants.records import ApiKey, Change, Principal, Tenant, check_name, is_id
+from tenants.records import ApiKey, Change, Principal, Tenant, check_expiry, check_name, is_id
 from tenants.writes import Writes, until_committed
 
 CACHE_SECONDS = 5.0
@@ -32,7 +32,6 @@ MAX_LIVE_KEYS = 32
 """How many keys of one tenant may be valid at once."""
 
 _MAX_OVERLAP_SECONDS = 366 * 24 * 3600.0
-_END_OF_TIME = 253402300799.0  # of the year 9999: what a date can still say
 
 _keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
 
@@ -87,7 +86,7 @@ class KeyStore:
         `StoreConflict` for a tenant with `MAX_LIVE_KEYS` keys.
         """
         check_name(name)
-        _check_expiry(expires_at)
+        check_expiry(expires_at)
         await self.check_pepper()
         api_key, record = self._new_key(tenant_id, name, expires_at)
 
@@ -127,7 +126,7 @@ class KeyStore:
             new = replace(key, name=edited.name, expires_at=edited.expires_at)
             check_name(new.name)
             if new.expires_at != key.expires_at:
-                _check_expiry(new.expires_at)
+                check_expiry(new.expires_at)
             return _Edit([new if one is key else one for one in keys], key_id, key, new)
 
         edit_made = await self._edit_keys(tenant_id, "key.update", actor, change)
@@ -361,11 +360,6 @@ def _newest(keys: list[ApiKey]) -> ApiKey:
         if key.replaced_by is None:
             return key
     raise KeyNotFound(None)
-
-
-def _check_expiry(expires_at: float | None) -> None:
-    if expires_at is not None and not time.time() < expires_at <= _END_OF_TIME:
-        raise InvalidField("expires_at", "a time in the future, before the year 10000")
 
 
 def _document(key: ApiKey | None) -> audit.Document | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from typing import Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ MAX_LIMIT = 10**12
 UNLIMITED = MAX_LIMIT
 """Set on a tenant, this says that it has no such limit, not even the service's default one."""
 MAX_WEIGHT = 1000.0
+_END_OF_TIME = 253402300799.0  # of the year 9999: what a date can still say
 ID_PATTERN = r"[a-z0-9-]{1,63}"
 PROMPT_NAME_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 NAME_PATTERN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}"
@@ -180,6 +182,28 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
         return self.expires_at is None or now < self.expires_at
 
 
+TokenRole = Literal["admin", "read"]
+
+
+class OperatorToken(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's token as the store knows it, see `tenants.operator_tokens`.
+
+    Its holder may do everything, or only read; where there is a `tenant`, of that one alone.
+    """
+
+    id: str
+    name: str
+    role: TokenRole
+    tenant: str | None
+    created_at: float
+    expires_at: float | None
+    digest: bytes
+
+    def is_live(self, now: float) -> bool:
+        """Whether the token may be used at `now`."""
+        return self.expires_at is None or now < self.expires_at
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Whom a key belongs to: what a request may do follows from this and nothing else."""
 
@@ -252,6 +276,12 @@ def check_name(name: str) -> None:
     """Raises `InvalidField` unless `name` may be shown as the name of anything."""
     if not _NAME.fullmatch(name):
         raise InvalidField("name", "1 to 200 characters on one line, no control characters")
+
+
+def check_expiry(expires_at: float | None) -> None:
+    """Raises `InvalidField` unless a key or a token may end then."""
+    if expires_at is not None and not time.time() < expires_at <= _END_OF_TIME:
+        raise InvalidField("expires_at", "a time in the future, before the year 10000")
 
 
 def check_tenant(tenant: Tenant) -> None:

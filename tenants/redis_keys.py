@@ -35,6 +35,9 @@ AUDIT = "pw:audit"
 UNFINISHED = "pw:unfinished"
 """Sorted set: `owner write` of the writes under way in a Redis Cluster, by when they began."""
 
+OPERATOR_TOKENS = "pw:{#operators}:tokens"
+"""Hash: id to `OperatorToken`, encrypted; its slot is that of no tenant's and no group's."""
+
 OUTBOX_DUE = "pw:outbox:{all}:due"
 """Sorted set: ids of messages that are to be delivered, by when to try."""
 

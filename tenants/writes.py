@@ -51,16 +51,21 @@ class Writes:
         self._audit_max_entries = audit_max_entries
 
     async def commit(
-        self, checks: Sequence[Check], commands: Sequence[Command], change: Change, note: audit.Note
+        self,
+        checks: Sequence[Check],
+        commands: Sequence[Command],
+        change: Change | None,
+        note: audit.Note,
     ) -> bool:
-        """Whether the checks held and the commands were run. Raises `StoreUnavailable`."""
-        everything = (
-            *commands,
-            audit.appending(note, self._audit_max_entries),
-            changes.publication(change),
-        )
+        """Whether the checks held and the commands were run. Raises `StoreUnavailable`.
+
+        Without a `change`, it is of what nobody keeps a copy.
+        """
+        everything = [*commands, audit.appending(note, self._audit_max_entries)]
+        if change is not None:
+            everything.append(changes.publication(change))
         committed = await self._guarded(checks, everything)
-        if committed:
+        if committed and change is not None:
             self._redis.notify(change)
         return committed
 

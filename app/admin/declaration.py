@@ -22,6 +22,7 @@ _PATH_PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "tenant": (Id, "A tenant's id."),
     "group": (Id, "A share group's id."),
     "key": (KeyId, "An API key's id: what stands between 'pw_' and the dot."),
+    "token": (KeyId, "An admin token's id: what stands between 'pwadmin_' and the dot."),
     "name": (PromptName, "A system prompt's name."),
 }
 _JSON = "application/json"

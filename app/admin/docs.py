@@ -26,6 +26,7 @@ _TAGS = {
     "Group prompts": "System prompts that all tenants in a share group share.",
     "Usage": "What a tenant used, by day.",
     "Audit": "Who changed what.",
+    "Admin tokens": "Those of the store, for who may do everything; a token itself is shown once.",
     "Live view": "What this replica is doing.",
 }
 # The page runs its own script and reads its own document; nothing else may be loaded or sent.

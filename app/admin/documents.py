@@ -23,15 +23,18 @@ from tenants.records import (
     PROMPT_NAME_PATTERN,
     UNLIMITED,
     ApiKey,
+    OperatorToken,
     PromptIndex,
     ShareGroup,
     SystemPrompt,
     Tenant,
     TenantLimits,
+    TokenRole,
 )
 from tenants.usage import DayUsage
 
 _ETAG_BYTES = 12
+YEAR_SECONDS = 366 * 24 * 3600
 
 
 def _whole(value: Any) -> Any:
@@ -48,6 +51,10 @@ Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), WHOLE]
 LimitOrNone = Annotated[int, Field(ge=0, le=MAX_LIMIT), WHOLE]
 Unlimited = Literal["unlimited"]
+Lifetime = Annotated[
+    Annotated[int, Field(ge=1, le=100 * YEAR_SECONDS), WHOLE] | None,
+    Field(description="From now; null is for ever."),
+]
 Status = Literal["active", "disabled"]
 Cache = Literal["on", "off"]
 
@@ -172,6 +179,31 @@ class KeyDocument(Versioned):
         )
 
 
+class TokenDocument(Document):
+    """An admin token without its secret."""
+
+    id: str
+    name: str
+    role: TokenRole
+    tenant: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    live: bool = Field(description="Whether it may be used now.")
+
+    @classmethod
+    def of(cls, token: OperatorToken) -> TokenDocument:
+        """A token as those see it who may do everything."""
+        return cls(
+            id=token.id,
+            name=token.name,
+            role=token.role,
+            tenant=token.tenant,
+            created_at=shown_time(token.created_at),
+            expires_at=None if token.expires_at is None else shown_time(token.expires_at),
+            live=token.is_live(time.time()),
+        )
+
+
 class GroupDocument(Versioned):
     """Tenants that share prompts: those that were put into it with `share_group`."""
 
@@ -284,8 +316,8 @@ class AuditDocument(Document):
     at: datetime
     actor: str
     action: str
-    owner: str = Field(description="A tenant's id, or '@' and a share group's.")
-    target: str = Field(description="The key or the prompt; empty for the owner itself.")
+    owner: str = Field(description="A tenant's id, or '@' and a share group's; empty of a token.")
+    target: str = Field(description="The key, prompt or token; empty for the owner itself.")
     before: dict[str, Any] | None
     after: dict[str, Any] | None
 
@@ -301,6 +333,11 @@ def usage_csv(days: Sequence[UsageDay]) -> str:
     columns = list(UsageDay.model_fields)
     lines = [columns, *(list(day.model_dump(mode="json").values()) for day in days)]
     return "".join(",".join(map(str, line)) + "\r\n" for line in lines)
+
+
+def expiry(lifetime_seconds: int | None) -> float | None:
+    """When what is made now ends."""
+    return None if lifetime_seconds is None else time.time() + lifetime_seconds
 
 
 def shown_time(unix_seconds: float) -> datetime:

@@ -1,4 +1,7 @@
-"""Who may come in to `/admin`: holders of an admin token, and people who sign in."""
+"""Who may come in to `/admin`: holders of an admin token, and people who sign in.
+
+The file's tokens are looked at first, and from memory: they hold whatever else is down.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,60 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from app.admin.issuer import IssuerUnavailable
 from app.admin.people import People, is_jwt
-from app.admin.problems import unauthorized
+from app.admin.problems import Problem, unauthorized
 from app.admin.token import AdminToken, Operator
+from tenants.errors import StoreUnavailable
+from tenants.operator_tokens import OperatorTokens
+from tenants.records import OperatorToken
+
+_ACTOR_PREFIX = "token:"
+"""In the audit, so that no token can be given the name of another's holder, or of a person."""
 
 
 @dataclass(frozen=True)
 class Door:
-    """Knows the tokens of this service, and the people, if any may sign in."""
+    """Knows the tokens of this service and of the store, and the people, if any may sign in."""
 
     tokens: AdminToken
+    stored: OperatorTokens
     people: People | None = None
 
     async def operator(self, request: Request) -> Operator:
-        """Who asks. Raises `Problem` 401 or 403, and `IssuerUnavailable`."""
+        """Who asks.
+
+        Raises `Problem` 401 or 403, `IssuerUnavailable` and `StoreUnavailable`.
+        """
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         token = given.strip()
         if scheme.lower() != "bearer":
             raise unauthorized()
-        # First, and from memory: these hold whatever else is down.
         holder = self.tokens.holder(token)
         if holder is not None:
             return holder
         if self.people is not None and is_jwt(token):
             return await self.people.operator(token)
-        raise unauthorized()
+        stored = await self.stored.find(token)
+        if stored is None:
+            raise unauthorized()
+        return _holder(stored)
+
+    async def is_open(self, request: Request) -> bool:
+        """Whether who was let in is still welcome, as far as can be told."""
+        try:
+            await self.operator(request)
+        except Problem:
+            return False
+        except (IssuerUnavailable, StoreUnavailable):
+            return True
+        return True
+
+
+def _holder(token: OperatorToken) -> Operator:
+    return Operator(
+        f"{_ACTOR_PREFIX}{token.name}",
+        reads_only=token.role == "read",
+        tenant=token.tenant,
+        subject=f"{_ACTOR_PREFIX}{token.id}",
+    )

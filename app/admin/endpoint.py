@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
@@ -64,6 +65,8 @@ class Call(Generic[Body, Query]):
     headers: Headers
     body: Body
     query: Query
+    is_welcome: Callable[[], Awaitable[bool]]
+    """Whether its sender would still be let in: what lasts has to ask now and then."""
     if_match: frozenset[str] | None = None
 
     def require_match(self, current: Versioned) -> None:
@@ -114,6 +117,7 @@ class Endpoint:
             path=request.path_params,
             headers=request.headers,
             query=self._query(request),
+            is_welcome=partial(door.is_open, request),
             body=self._body(request, body),
             if_match=if_match(request) if method == "PATCH" else None,
         )

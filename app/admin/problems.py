@@ -24,6 +24,7 @@ from tenants.errors import (
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
+    TokenNotFound,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -34,6 +35,7 @@ _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
     TenantNotFound: (HTTPStatus.NOT_FOUND, "tenant_not_found"),
     GroupNotFound: (HTTPStatus.NOT_FOUND, "group_not_found"),
     KeyNotFound: (HTTPStatus.NOT_FOUND, "key_not_found"),
+    TokenNotFound: (HTTPStatus.NOT_FOUND, "token_not_found"),
     PromptNotFound: (HTTPStatus.NOT_FOUND, "prompt_not_found"),
     TenantExists: (HTTPStatus.CONFLICT, "tenant_exists"),
     GroupExists: (HTTPStatus.CONFLICT, "group_exists"),
@@ -116,7 +118,8 @@ def forbidden(operator: Operator) -> Problem:
     bounds = ["reads"] if operator.reads_only else []
     if operator.tenant is not None:
         bounds.append(f"tenant {operator.tenant}, with its keys and prompts")
-    detail = f"The admin token of {operator.name} is for {' of '.join(bounds)} alone."
+    what = f"{' of '.join(bounds)} alone, and for no tokens"
+    detail = f"The admin token of {operator.name} is for {what}."
     return Problem(HTTPStatus.FORBIDDEN, detail, code="not_for_this_token")
 
 

@@ -17,6 +17,7 @@ from app.commands import (
     rotation,
     serve,
     tenant,
+    token,
 )
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
+app.add_typer(token.app, name="token")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(group.app, name="group")
 app.add_typer(rotation.app, name="store")

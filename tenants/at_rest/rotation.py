@@ -21,6 +21,7 @@ from tenants.at_rest.sealer import HEAD_BYTES
 from tenants.commits import commit_if, holds
 from tenants.connection import GuardedRedis
 from tenants.errors import SealBroken, StoreUnavailable, TenantNotFound
+from tenants.operator_tokens import OperatorTokens
 from tenants.pepper import Peppers
 from tenants.store import TenantStore
 from tenants.stored_objects import REVISION_BYTES
@@ -73,6 +74,7 @@ class Rotation:
         self._tenants = tenants
         self._prompts = prompts
         self._records = WrappedRecords(peppers)
+        self._operator_tokens = OperatorTokens(redis, peppers)
 
     async def run(self) -> Left:
         """Have all of the store be under our pepper and the newest secrets, as far as it can be."""
@@ -104,6 +106,10 @@ class Rotation:
                 rewritten, unreadable = await self._prompts.rewrite(owner, name)
                 left.rewritten += rewritten
                 left.unreadable += [key] if unreadable else []
+            elif key == redis_keys.OPERATOR_TOKENS:
+                rewritten, broken = await self._operator_tokens.rewrite()
+                left.rewritten += rewritten
+                left.unreadable += [f"{key} {token_id}" for token_id in broken]
             elif kind == "meta" and await self._rewrap(owner, left):
                 with_former.append(owner)
         await self._rewrite_strings(strings, left)

@@ -242,7 +242,8 @@ async def living(
         webhook=webhook,
         tracing=tracing,
     )
-    admin_app = create_admin_app(app.state.service, Door(AdminToken.of(ADMIN_TOKEN)))
+    door = Door(AdminToken.of(ADMIN_TOKEN), stores.operator_tokens)
+    admin_app = create_admin_app(app.state.service, door)
     async with serving(app, admin_app) as (base_url, admin_url):
         world = World(base_url, admin_url, app, engine, redis, stores, tenants, keys)
         yield world

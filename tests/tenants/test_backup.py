@@ -15,6 +15,7 @@ import redis
 from tenants import redis_keys
 from tenants.backup import Backup
 from tenants.errors import BackupUnusable, PepperMismatch, StoreNotEmpty, StoreUnsupported
+from tenants.operator_tokens import OperatorTokens
 from tenants.pepper import Peppers
 from tenants.schema import SCHEMA, check_schema
 from tests.tenants.conftest import Room
@@ -44,11 +45,12 @@ def contents(raw: redis.Redis) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def filled(room: Room, raw: redis.Redis) -> Room:
+async def filled(room: Room, raw: redis.Redis, peppers: Peppers) -> Room:
     """A store with something of every kind of key."""
     await check_schema(room.redis)
     tenant, _ = await room.store.create_tenant("acme")
     await room.groups.create("wall")
+    await OperatorTokens(room.redis, peppers).create("ci")
     await room.prompts.put("acme", "law", "You are the lawyer of acme.")
     await room.responses.save(tenant.id, "resp_1", b"said", 1000)
     raw.zadd(redis_keys.stored(tenant.id), {"x": 1.5, "y": float("inf")})

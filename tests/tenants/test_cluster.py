@@ -26,6 +26,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.idempotency import Attempt, Idempotency
+from tenants.operator_tokens import OperatorTokens
 from tenants.pepper import Peppers
 from tests.tenants.cluster_servers import NUM_SERVERS, ClusterServers
 from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
@@ -241,3 +242,18 @@ async def test_a_look_at_what_redis_tells_of_itself_asks_a_server_of_the_cluster
     first, *others = await check_store(Settings(redis_url=redis_url))
     assert (first.part, first.grade) == ("Redis", "ok")
     assert [check.part for check in others] == ["Redis memory", "Redis files", "Redis clock"]
+
+
+async def test_tokens_of_operators_are_there_for_all(
+    room: Room, redis_url: str, open_room: OpenRoom, peppers: Peppers
+) -> None:
+    here = OperatorTokens(room.redis, peppers)
+    there = OperatorTokens((await open_room(redis_url)).redis, peppers)
+    record, token = await here.create("ci")
+    other, _ = await there.create("other")
+    assert await there.find(token) == record
+    await there.revoke(record.id)
+    assert await here.find(token) is None
+    assert await here.list() == [other]
+    actions = [entry.action for entry in await room.audit.read()]
+    assert actions == ["token.revoke", "token.create", "token.create"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,18 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from app.admin.declaration import endpoint
-from app.admin.documents import WHOLE, Document, KeyDocument, Name
+from app.admin.documents import WHOLE, YEAR_SECONDS, Document, KeyDocument, Lifetime, Name, expiry
 from app.admin.endpoint import Call
 from tenants.records import ApiKey
 
 _TAG = "API keys"
-_YEAR_SECONDS = 366 * 24 * 3600
 
-Overlap = Annotated[int, Field(ge=0, le=_YEAR_SECONDS), WHOLE]
-Lifetime = Annotated[
-    Annotated[int, Field(ge=1, le=100 * _YEAR_SECONDS), WHOLE] | None,
-    Field(description="From now; null is for ever."),
-]
+Overlap = Annotated[int, Field(ge=0, le=YEAR_SECONDS), WHOLE]
 
 
 class KeyPatch(TypedDict, total=False):
@@ -69,7 +63,7 @@ async def create_key(call: Call[NewKey, None]) -> CreatedKey:
     key, api_key = await call.service.stores.tenants.create_key(
         call.path["tenant"],
         call.body.name,
-        expires_at=_expiry(call.body.expires_in_seconds),
+        expires_at=expiry(call.body.expires_in_seconds),
         actor=call.actor,
     )
     return _created(key, api_key)
@@ -98,7 +92,7 @@ async def update_key(call: Call[KeyPatch, None]) -> KeyDocument:
         key = replace(key, name=call.body.get("name", key.name))
         if "expires_in_seconds" not in call.body:
             return key
-        return replace(key, expires_at=_expiry(call.body["expires_in_seconds"]))
+        return replace(key, expires_at=expiry(call.body["expires_in_seconds"]))
 
     path, tenants = call.path, call.service.stores.tenants
     return KeyDocument.of(
@@ -136,10 +130,6 @@ async def revoke_key(call: Call[None, None]) -> None:
 
 def _created(key: ApiKey, api_key: str) -> CreatedKey:
     return CreatedKey(**KeyDocument.of(key).model_dump(), api_key=api_key)
-
-
-def _expiry(lifetime_seconds: int | None) -> float | None:
-    return None if lifetime_seconds is None else time.time() + lifetime_seconds
 
 
 ENDPOINTS = [create_key, list_keys, show_key, update_key, revoke_key, rotate_key]

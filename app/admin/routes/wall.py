@@ -29,6 +29,8 @@ _MEDIA_TYPE: Final = "application/octet-stream"
 _INTERVAL_SECONDS: Final = 0.1
 _BYTES_A_SECOND: Final = 50_000
 _RETRY_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 1.0
+"""Between two looks whether the watcher's token still holds."""
 _LENGTH_BYTES: Final = 4
 _NOTHING: Final = bytes(_LENGTH_BYTES)
 """An empty frame keeps the connection alive."""
@@ -64,7 +66,7 @@ async def watch_wall(call: Call[None, WallQuery]) -> Response:
     every block, then ten times a second what has changed, 50 KB a second at most. Who reads slowly
     is told of several changes at once. An empty frame says that the stream lives.
     """
-    watch = _Watch(call.service, call.query)
+    watch = _Watch(call)
     return _FrameResponse(call.service, watch, await watch.first())
 
 
@@ -182,10 +184,11 @@ class _FrameResponse(Response):
 class _Watch:
     """One watcher of an engine's blocks."""
 
-    def __init__(self, service: Service, query: WallQuery) -> None:
-        self._engine = service.engine
-        self._replica = query.replica
-        self._seconds = query.seconds
+    def __init__(self, call: Call[None, WallQuery]) -> None:
+        self._engine = call.service.engine
+        self._replica = call.query.replica
+        self._seconds = call.query.seconds
+        self._is_welcome = call.is_welcome
         self._name = secrets.token_hex(8)
 
     async def first(self) -> bytes:
@@ -206,8 +209,13 @@ class _Watch:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._seconds
+        look = loop.time() + _LOOK_SECONDS
         frame: bytes | None = first
         while frame != b"" and loop.time() < end:
+            if loop.time() >= look:
+                if not await self._is_welcome():
+                    return
+                look = loop.time() + _LOOK_SECONDS
             if frame is None:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:

@@ -20,7 +20,8 @@ ANN, BOB = "correct-horse-battery", "staple-donkey-monday"
 async def client(world: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """To the same service, whose operators have tokens of their own."""
     (tmp_path / "tokens").write_text(f"ann {ANN} read\nbob {BOB} tenant:acme\n")
-    door = Door(load_admin_token(tmp_path, tmp_path / "tokens"))
+    tokens = load_admin_token(tmp_path, tmp_path / "tokens")
+    door = Door(tokens, world.stores.operator_tokens)
     app = create_admin_app(world.app.state.service, door)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin") as client:

@@ -44,7 +44,8 @@ async def provider() -> AsyncIterator[Provider]:
 
 def client_of(world: World, issuer: Issuer) -> httpx.AsyncClient:
     """To the same service, where people of `issuer` may sign in."""
-    door = Door(AdminToken.of(ADMIN_TOKEN), People(issuer, AUDIENCE, "partywall"))
+    people = People(issuer, AUDIENCE, "partywall")
+    door = Door(AdminToken.of(ADMIN_TOKEN), world.stores.operator_tokens, people)
     app = create_admin_app(world.app.state.service, door)
     transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(transport=transport, base_url="http://admin/admin")

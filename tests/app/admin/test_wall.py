@@ -163,3 +163,13 @@ async def test_what_is_documented_of_it(admin: httpx.AsyncClient) -> None:
     document = (await admin.get("/openapi.json")).json()
     content = document["paths"]["/wall"]["get"]["responses"]["200"]["content"]
     assert list(content) == ["application/octet-stream"]
+
+
+async def test_what_is_watched_ends_with_the_watchers_token(admin: httpx.AsyncClient) -> None:
+    made = (await admin.post("/tokens", json={"name": "screen", "role": "read"})).json()
+    headers = {"authorization": f"Bearer {made['admin_token']}"}
+    async with asyncio.timeout(20), admin.stream("GET", "/wall", headers=headers) as answer:
+        assert answer.status_code == 200
+        assert (await admin.delete(f"/tokens/{made['id']}")).status_code == 204
+        async for _ in answer.aiter_bytes():
+            pass
