@@ -98,7 +98,9 @@ def _welcome_text(what: Welcome, settings: Settings) -> str:
     from app.admin.token import token_path
 
     lines = ["", f"Partywall serves {settings.model} at {what.url}"]
-    lines.append(f"  for operators: {what.admin_url}/admin/docs, {what.admin_url}/metrics")
+    admin_url = what.admin_url
+    lines.append(f"  in a browser: {what.url}/console, and for operators {admin_url}/console")
+    lines.append(f"  for operators' programs: {admin_url}/admin/docs, {admin_url}/metrics")
     if what.admin_token is not None:
         lines.append(f"  admin token: {what.admin_token}  (shown once)")
     if what.api_key is not None:

@@ -6,12 +6,14 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, async_playwright, expect
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import World
 from tests.app.pooled_engine import PooledEngine
 
+# A page is slow on a machine that is busy: what is not seen by then will not be.
+expect.set_options(timeout=30_000)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
