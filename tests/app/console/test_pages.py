@@ -13,9 +13,6 @@ from tests.app.conftest import ADMIN_TOKEN, MODEL, World
 from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
 
-READY = {"wall": "160 blocks"}
-"""What a view says once it shows what is there."""
-
 
 async def use(world: World, admin: httpx.AsyncClient) -> None:
     """Some answers of two tenants, of which one has a prompt pinned and one leases what it used."""
@@ -29,15 +26,17 @@ async def use(world: World, admin: httpx.AsyncClient) -> None:
             )
 
 
-@pytest.mark.parametrize("name", READY)
 @pytest.mark.exhaustive
-async def test_a_view_has_nothing_that_shuts_somebody_out(
-    page: Page, world: World, admin: httpx.AsyncClient, name: str, tmp_path: Path
+async def test_the_wall_shuts_nobody_out(
+    page: Page, world: World, admin: httpx.AsyncClient, tmp_path: Path
 ) -> None:
+    await sign_in(page, world.admin_url)
+    await expect(page.locator("#view-wall")).to_contain_text("No request is there")
     await use(world, admin)
-    await sign_in(page, world.admin_url, view=name)
-    await expect(page.locator(f"#view-{name}")).to_contain_text(READY[name])
-    await check_looks(page, name, tmp_path)
+    requests = page.get_by_role("listbox", name="Requests").get_by_role("option")
+    await requests.nth(1).click()
+    await expect(page.locator(".told")).to_contain_text("broke at token")
+    await check_looks(page, "wall", tmp_path)
 
 
 @pytest.mark.parametrize("width", [360, 1440])
