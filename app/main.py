@@ -152,7 +152,12 @@ def service_people(settings: Settings) -> People | None:
     from app.admin.issuer import Issuer
     from app.admin.people import People
 
-    return People(Issuer(settings.oidc_issuer), settings.oidc_audience, settings.oidc_claim)
+    return People(
+        Issuer(settings.oidc_issuer),
+        settings.oidc_audience,
+        settings.oidc_claim,
+        settings.oidc_client_id,
+    )
 
 
 def service_bounds(settings: Settings) -> Bounds:

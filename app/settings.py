@@ -337,6 +337,12 @@ class Settings(BaseSettings):
         description="Their claim that says what a person may: `admin`, `read`, `tenant:ID`, as in "
         "a line of admin_token_file; nobody without it gets in.",
     )
+    oidc_client_id: str | None = Field(
+        None,
+        min_length=1,
+        description="Public client as which pages have people sign in there; `/admin/sign-in` "
+        "tells it.",
+    )
 
     price_file: Location | None = Field(
         None, description="What tokens cost, by model (TOML); budgets need it."
@@ -458,6 +464,8 @@ class Settings(BaseSettings):
             raise ValueError("webhook_url and webhook_secret_file go together")
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
             raise ValueError("oidc_issuer and oidc_audience go together")
+        if self.oidc_client_id is not None and self.oidc_issuer is None:
+            raise ValueError("oidc_client_id goes with oidc_issuer")
         budget, running = self.step_token_budget, self.max_running_requests
         if budget is not None and running is not None and running > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")

@@ -26,6 +26,7 @@ _PATH_PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "name": (PromptName, "A system prompt's name."),
 }
 _JSON = "application/json"
+_OF_TOKENS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def endpoint(
@@ -36,6 +37,7 @@ def endpoint(
     name: str | None = None,
     status: HTTPStatus = HTTPStatus.OK,
     body_required: bool = True,
+    needs_token: bool = True,
     other_content: Mapping[str, Any] | None = None,
     other_problems: Sequence[HTTPStatus] = (),
 ) -> Callable[[Handler], Endpoint]:
@@ -68,9 +70,10 @@ def endpoint(
             query=None if query is type(None) else query,
             body=None if body is type(None) else body,
             body_required=body_required,
+            needs_token=needs_token,
             replies={
                 **_replies(method, path, status, answer, other_content or {}, body, query),
-                **_problems(other_problems),
+                **_problems((*_OF_TOKENS, *other_problems) if needs_token else other_problems),
             },
         )
         adapter = None if operation.body is None else TypeAdapter(body)
@@ -110,7 +113,7 @@ def _replies(
             headers={"ETag": "Names this state of it."} if is_versioned else {},
         )
     }
-    problems = [HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE]
+    problems = [HTTPStatus.SERVICE_UNAVAILABLE]
     if "{" in path:
         problems.append(HTTPStatus.NOT_FOUND)
     if method != "GET":

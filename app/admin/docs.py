@@ -27,6 +27,7 @@ _TAGS = {
     "Usage": "What a tenant used, by day.",
     "Audit": "Who changed what.",
     "Admin tokens": "Those of the store, for who may do everything; a token itself is shown once.",
+    "Signing in": "Where a page has people sign in; needs no token.",
     "Live view": "What this replica is doing.",
 }
 # The page runs its own script and reads its own document; nothing else may be loaded or sent.

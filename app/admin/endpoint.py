@@ -25,6 +25,7 @@ from app.admin.documents import Versioned
 from app.admin.door import Door
 from app.admin.headers import IF_MATCH, idempotency_key, if_match
 from app.admin.openapi import Operation
+from app.admin.people import People
 from app.admin.problems import (
     Complaint,
     Problem,
@@ -35,6 +36,7 @@ from app.admin.problems import (
     internal_problem,
     invalid,
 )
+from app.admin.token import Operator
 from app.context import Service
 from app.transport.http import json_response, read_body, require_json
 from tenants.errors import InvalidField, StoreUnavailable
@@ -44,6 +46,7 @@ _log = logging.getLogger(__name__)
 Body = TypeVar("Body")
 Query = TypeVar("Query")
 
+_ANYBODY = Operator("anybody", reads_only=True)
 _KEPT_HEADERS = ("content-type", "etag")
 
 
@@ -65,6 +68,8 @@ class Call(Generic[Body, Query]):
     headers: Headers
     body: Body
     query: Query
+    people: People | None
+    """Those who may sign in, if any."""
     is_welcome: Callable[[], Awaitable[bool]]
     """Whether its sender would still be let in: what lasts has to ask now and then."""
     if_match: frozenset[str] | None = None
@@ -105,9 +110,7 @@ class Endpoint:
 
     async def _answer(self, service: Service, door: Door, request: Request) -> Response:
         method = self.operation.method
-        operator = await door.operator(request)
-        if not operator.may(method, self.operation.path, request.path_params.get("tenant")):
-            raise forbidden(operator)
+        operator = await self._operator(door, request)
         is_write = method != "GET"
         body = await read_body(request, service.bounds.max_body_bytes) if is_write else b""
         key = idempotency_key(request) if is_write else None
@@ -117,6 +120,7 @@ class Endpoint:
             path=request.path_params,
             headers=request.headers,
             query=self._query(request),
+            people=door.people,
             is_welcome=partial(door.is_open, request),
             body=self._body(request, body),
             if_match=if_match(request) if method == "PATCH" else None,
@@ -125,6 +129,16 @@ class Endpoint:
             return await self._perform(call)
         fingerprint = _fingerprint(request, body)
         return await self._perform_once(call, operator.identity, key, fingerprint)
+
+    async def _operator(self, door: Door, request: Request) -> Operator:
+        """Who asks, and may. Raises `Problem`, `IssuerUnavailable` and `StoreUnavailable`."""
+        operation = self.operation
+        if not operation.needs_token:
+            return _ANYBODY
+        operator = await door.operator(request)
+        if not operator.may(operation.method, operation.path, request.path_params.get("tenant")):
+            raise forbidden(operator)
+        return operator
 
     async def _perform(self, call: Call[Any, Any]) -> Response:
         result = await self.handler(call)

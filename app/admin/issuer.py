@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jwt
@@ -43,9 +43,13 @@ class IssuerUnavailable(Exception):
     """The issuer's keys cannot be had right now; the message says why."""
 
 
-class _Configuration(msgspec.Struct, frozen=True):
+class Configuration(msgspec.Struct, frozen=True):
+    """What a provider says of itself; without endpoints it signs nobody in by a page."""
+
     issuer: str
     jwks_uri: str
+    authorization_endpoint: str | None = None
+    token_endpoint: str | None = None
 
 
 class _KeySet(msgspec.Struct, frozen=True):
@@ -55,9 +59,9 @@ class _KeySet(msgspec.Struct, frozen=True):
 class Issuer:
     """The provider at `url`.
 
-    A fetch takes `timeout_seconds` at most, and the next one begins `pause_seconds` after its end:
-    whoever makes up names of keys has the provider asked no more often. Keys that are `fresh` are
-    not looked at again; older ones are used for `held_seconds` where the provider is away.
+    A fetch takes `timeout_seconds` at most, and the next one begins 5 s after its end at the
+    soonest: whoever makes up names of keys has the provider asked no more often. Keys are looked
+    at again after 5 minutes, and are used for an hour where the provider is away.
     """
 
     def __init__(
@@ -65,15 +69,12 @@ class Issuer:
         url: str,
         *,
         timeout_seconds: float = _TIMEOUT_SECONDS,
-        pause_seconds: float = _PAUSE_SECONDS,
-        fresh_seconds: float = _FRESH_SECONDS,
-        held_seconds: float = _HELD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
         self._timeout_seconds = timeout_seconds
-        self._pause_seconds = pause_seconds
-        self._fresh_seconds = fresh_seconds
-        self._held_seconds = held_seconds
+        self._clock = clock
+        self._configuration: Configuration | None = None
         self._keys: Keys = {}
         self._fetched_at = float("-inf")
         self._ended_at = float("-inf")
@@ -88,30 +89,41 @@ class Issuer:
         """
         found = self._find(key_id)
         if found is None:
-            fetch = self._fetching()
-            if fetch is not None:
-                await asyncio.shield(fetch)
+            await self._fetch_if_due()
             found = self._find(key_id)
             if found is None and self._failure is not None:
                 raise IssuerUnavailable(self._failure)
-        elif self._age() > self._fresh_seconds:
+        elif self._age() > _FRESH_SECONDS:
             self._fetching()  # while this one goes on
         return found
 
+    async def configuration(self) -> Configuration:
+        """What it says of itself. Raises `IssuerUnavailable` where it never did."""
+        if self._configuration is None:
+            await self._fetch_if_due()
+        if self._configuration is None:
+            raise IssuerUnavailable(str(self._failure))
+        return self._configuration
+
     def _age(self) -> float:
-        return time.monotonic() - self._fetched_at
+        return self._clock() - self._fetched_at
 
     def _find(self, key_id: str | None) -> jwt.PyJWK | None:
-        if self._age() > self._held_seconds:
+        if self._age() > _HELD_SECONDS:
             return None
         if key_id is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(key_id)
 
+    async def _fetch_if_due(self) -> None:
+        fetch = self._fetching()
+        if fetch is not None:
+            await asyncio.shield(fetch)
+
     def _fetching(self) -> asyncio.Task[None] | None:
         """The fetch that is under way, begun here if it may be."""
         is_idle = self._fetch is None or self._fetch.done()
-        if is_idle and time.monotonic() - self._ended_at < self._pause_seconds:
+        if is_idle and self._clock() - self._ended_at < _PAUSE_SECONDS:
             return None
         if is_idle:
             self._fetch = asyncio.create_task(self._renew())
@@ -122,32 +134,34 @@ class Issuer:
 
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                self._keys = await self._fetched()
+                self._configuration, self._keys = await self._fetched()
         except TimeoutError:
             self._failure = f"no answer within {self._timeout_seconds:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             self._failure = str(error) or type(error).__name__
         else:
             self._failure = None
-            self._fetched_at = time.monotonic()
+            self._fetched_at = self._clock()
         finally:
-            self._ended_at = time.monotonic()
+            self._ended_at = self._clock()
         if self._failure is not None:
             _log.warning("the keys of %s cannot be had: %s", self.url, self._failure)
 
-    async def _fetched(self) -> Keys:
-        """The keys as they are now. Raises `httpx.HTTPError`, `OSError` and `ValueError`."""
+    async def _fetched(self) -> tuple[Configuration, Keys]:
+        """All as it is now. Raises `httpx.HTTPError`, `OSError` and `ValueError`."""
         import httpx
 
         # Reading the system's certificates takes a while.
         trusted = await asyncio.to_thread(httpx.create_ssl_context)
         async with httpx.AsyncClient(verify=trusted, follow_redirects=False) as client:
             place = f"{self.url.rstrip('/')}/.well-known/openid-configuration"
-            found = await _read(client, place, _Configuration)
+            found = await _read(client, place, Configuration)
             if found.issuer != self.url:
                 raise ValueError(f"it calls itself {found.issuer!r}")
-            checked_secure_url(found.jwks_uri)
-            return usable((await _read(client, found.jwks_uri, _KeySet)).keys)
+            for url in (found.jwks_uri, found.authorization_endpoint, found.token_endpoint):
+                if url is not None:
+                    checked_secure_url(url)
+            return found, usable((await _read(client, found.jwks_uri, _KeySet)).keys)
 
 
 def usable(keys: Sequence[Mapping[str, Any]]) -> Keys:

@@ -14,7 +14,19 @@ from app.admin.docs import admin_document, docs_routes
 from app.admin.door import Door
 from app.admin.endpoint import Endpoint
 from app.admin.problems import routing_problem
-from app.admin.routes import audit, cache, groups, keys, live, prompts, tenants, tokens, usage, wall
+from app.admin.routes import (
+    audit,
+    cache,
+    groups,
+    keys,
+    live,
+    prompts,
+    sign_in,
+    tenants,
+    tokens,
+    usage,
+    wall,
+)
 from app.context import Service
 
 __all__ = ["ENDPOINTS", "admin_routes"]
@@ -32,6 +44,7 @@ ENDPOINTS = [
     *cache.ENDPOINTS,
     *wall.ENDPOINTS,
     *tokens.ENDPOINTS,
+    *sign_in.ENDPOINTS,
 ]
 _DOCUMENT = admin_document(PREFIX, [one.operation for one in ENDPOINTS])
 

@@ -50,6 +50,7 @@ class Operation:
     query: type[BaseModel] | None = None
     body: Any = None
     body_required: bool = True
+    needs_token: bool = True
 
     def types(self) -> Iterator[tuple[JsonSchemaMode, Any]]:
         """Every type that needs a schema, as it is read (validation) or written."""
@@ -67,7 +68,7 @@ class Operation:
 def openapi_document(
     info: Mapping[str, str], server: str, tags: Mapping[str, str], operations: Sequence[Operation]
 ) -> JsonObject:
-    """The document of `operations`, all of which want a bearer token.
+    """The document of `operations`, most of which want a bearer token.
 
     `info` holds `title`, `version` and `description`; `tags` the names of the operations' tags,
     each with a description; `server` is the path under which the operations lie.
@@ -136,6 +137,8 @@ def _operation(operation: Operation, schemas: _Schemas) -> JsonObject:
             str(int(status)): _reply(reply, schemas) for status, reply in operation.replies.items()
         },
     }
+    if not operation.needs_token:
+        document["security"] = []
     if operation.description:
         document["description"] = operation.description
     parameters = [*_parameters(operation, schemas), *_query_parameters(operation, schemas)]

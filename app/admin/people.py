@@ -8,6 +8,7 @@ has come and is not over. What its holder may do says one of its claims, in the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -30,13 +31,40 @@ def is_jwt(token: str) -> bool:
     return token.startswith("eyJ") and token.count(".") == 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Where a page has people sign in, and as which client."""
+
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    client_id: str
+
+
 class People:
     """Those whom `issuer` knows, and whose tokens for `audience` say in `claim` what they may."""
 
-    def __init__(self, issuer: Issuer, audience: str, claim: str) -> None:
+    def __init__(
+        self, issuer: Issuer, audience: str, claim: str, client_id: str | None = None
+    ) -> None:
         self._issuer = issuer
         self._audience = audience
         self._claim = claim
+        self._client_id = client_id
+
+    async def flow(self) -> Flow | None:
+        """How a page gets a token, if any may. Raises `IssuerUnavailable`."""
+        if self._client_id is None:
+            return None
+        told = await self._issuer.configuration()
+        if told.authorization_endpoint is None or told.token_endpoint is None:
+            return None
+        return Flow(
+            issuer=told.issuer,
+            authorization_endpoint=told.authorization_endpoint,
+            token_endpoint=told.token_endpoint,
+            client_id=self._client_id,
+        )
 
     async def operator(self, token: str) -> Operator:
         """Who holds a JSON Web Token.
