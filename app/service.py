@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from app.admin.door import Door
 from app.admin.mount import admin_routes
 from app.chat.stored import StoredCompletions
+from app.console.chat import operators_chat
 from app.console.pages import console_routes
 from app.context import Service
 from app.conversations.earlier import EarlierItems
@@ -37,7 +38,7 @@ from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.ops import healthz, metrics, readyz_with_reason
-from app.routes.table import chat_routes, tenant_routes
+from app.routes.table import tenant_routes
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
@@ -239,15 +240,14 @@ def create_admin_app(service: Service, door: Door) -> Starlette:
     """What operators and their tools reach: `/admin`, `/metrics`, and the probes again.
 
     It is served on an address of its own: figures about everybody are no tenant's business, and
-    whoever takes all connections of the tenants' port takes none here. Its console chats as well,
-    with a tenant's key.
+    whoever takes all connections of the tenants' port takes none here.
     """
     routes = [
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
         Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
         *admin_routes(service, door),
-        *chat_routes(),
+        operators_chat(door),
         *console_routes(),
     ]
     return _application(service, routes)

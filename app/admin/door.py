@@ -35,9 +35,12 @@ class Door:
         Raises `Problem` 401 or 403, `IssuerUnavailable` and `StoreUnavailable`.
         """
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        token = given.strip()
         if scheme.lower() != "bearer":
             raise unauthorized()
+        return await self.holder(given.strip())
+
+    async def holder(self, token: str) -> Operator:
+        """Whose token it is. Raises what `operator` does."""
         holder = self.tokens.holder(token)
         if holder is not None:
             return holder

@@ -16,7 +16,6 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_CONVERSATION}/items/{{item_id:path}}"
 _CHATS = "/v1/chat/completions"
 
-_SOCKET = WebSocketRoute("/v1/responses", responses_socket)
 _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
     "responses": [
         ("POST", "/v1/responses", responses.create_response),
@@ -65,16 +64,11 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
 
 def tenant_routes() -> list[BaseRoute]:
     """The routes of the tenants' port."""
-    return [_SOCKET, *(route for counted_as in _ENDPOINTS for route in _routes(counted_as))]
-
-
-def chat_routes() -> list[BaseRoute]:
-    """Those that the console's chat asks, wherever the console is."""
-    return [_SOCKET, *_routes("models")]
-
-
-def _routes(counted_as: str) -> list[Route]:
     return [
-        Route(path, answering(endpoint, counted_as), methods=[method])
-        for method, path, endpoint in _ENDPOINTS[counted_as]
+        WebSocketRoute("/v1/responses", responses_socket),
+        *(
+            Route(path, answering(endpoint, counted_as), methods=[method])
+            for counted_as, endpoints in _ENDPOINTS.items()
+            for method, path, endpoint in endpoints
+        ),
     ]

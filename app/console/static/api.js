@@ -20,10 +20,20 @@ export const api = {
   get chatKey() { return this.isOperator ? sessionStorage.getItem(CHAT_KEY) : this.token; },
   set chatKey(value) { keep(CHAT_KEY, value); },
 
+  // Where a chat's socket is, and what it offers.
+  get socket() {
+    const address = new URL(this.isOperator ? "responses" : "../v1/responses", location.href);
+    address.protocol = address.protocol.replace("http", "ws");
+    const protocols = ["partywall.v1", `partywall.key.${this.chatKey}`];
+    if (this.isOperator) protocols.push(`partywall.operator.${encoded(this.token)}`);
+    return { address, protocols };
+  },
+
   // Throws Refused unless the token holds, and is one for this port.
   async check() {
     if (!this.isOperator) {
-      await this.models(this.token);
+      const headers = { authorization: `Bearer ${this.token}` };
+      await accepted(await fetch("../v1/models", { headers }));
       return;
     }
     try {
@@ -32,11 +42,6 @@ export const api = {
       if (error.status !== 404) throw error;
       throw new Refused(404, "This is no API key, and operators sign in at a port of their own.");
     }
-  },
-
-  async models(key) {
-    const answer = await fetch("../v1/models", { headers: { authorization: `Bearer ${key}` } });
-    return (await accepted(answer)).json();
   },
 
   // The answer to a GET below /admin, which lies beside the console. Throws Refused.
@@ -65,6 +70,12 @@ export const api = {
 function keep(name, value) {
   if (value === null) sessionStorage.removeItem(name);
   else sessionStorage.setItem(name, value);
+}
+
+// As a subprotocol may be written: base64url.
+function encoded(text) {
+  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
+  return btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 async function accepted(answer) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import httpx
 import pytest
 from playwright.async_api import Page, expect
 from transformers import PreTrainedTokenizerBase
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
-from tests.app.conftest import World, eventually
+from tests.app.conftest import ADMIN_TOKEN, World, eventually
 from tests.app.console.keeping import is_updating
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
@@ -212,6 +215,32 @@ async def test_a_key_that_ends_is_told_of(
     await expect(page.get_by_role("status")).to_contain_text("disabled")
     await page.close()
     complaints.clear()  # the browser tells of each handshake that is refused
+
+
+@pytest.mark.parametrize(
+    ("token", "key", "status"),
+    [
+        (ADMIN_TOKEN, True, None),
+        (ADMIN_TOKEN, False, 401),
+        ("of nobody", True, 401),
+        ("", True, 401),
+    ],
+)
+async def test_the_operators_port_chats_with_operators_alone(
+    world: World, token: str, key: bool, status: int | None
+) -> None:
+    encoded = urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    protocols = [f"partywall.operator.{encoded}"] if token else []
+    protocols += ["partywall.v1", *([f"partywall.key.{world.keys['acme']}"] if key else [])]
+    url = f"{world.admin_url.replace('http', 'ws')}/console/responses"
+    opening = connect(url, subprotocols=protocols, proxy=None)
+    if status is None:
+        async with opening as socket:
+            assert socket.subprotocol == "partywall.v1"
+    else:
+        with pytest.raises(InvalidStatus) as refused:
+            await opening
+        assert refused.value.response.status_code == status
 
 
 @pytest.mark.exhaustive

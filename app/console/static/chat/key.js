@@ -3,7 +3,7 @@
 const MARKUP = `
 <form class="fields">
 <p>Chats are a tenant's: give one of its API keys, or make one that lasts for a day.</p>
-<label>API key <input name="key" type="password" autocomplete="off"></label>
+<label>API key <input name="key" type="password" autocomplete="off" required></label>
 <button>Use it</button>
 <label>Tenant <select name="tenant"></select></label>
 <button type="button" name="make">Make a key</button>
@@ -15,20 +15,19 @@ export function askForKey(element, api, use) {
   element.innerHTML = MARKUP;
   const part = (name) => element.querySelector(name);
   const tell = ({ message }) => { part(".news").textContent = message; };
-  const chosen = async (key) => {
-    await api.models(key);
+  const chosen = (key) => {
     api.chatKey = key;
     use();
   };
   part("form").addEventListener("submit", (event) => {
     event.preventDefault();
-    chosen(part("[name=key]").value.trim()).catch(tell);
+    chosen(part("[name=key]").value.trim());
   });
   part("[name=make]").addEventListener("click", async () => {
     try {
       const path = `/tenants/${part("[name=tenant]").value}/keys`;
       const made = await api.send("POST", path, { name: "console", expires_in_seconds: DAY_SECONDS });
-      await chosen(made.api_key);
+      chosen(made.api_key);
     } catch (error) {
       tell(error);
     }

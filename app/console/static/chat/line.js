@@ -6,9 +6,9 @@ const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 8000;
 
 export class Line {
-  // `told(isOpen, why)` is called whenever it opens or breaks.
-  constructor(key, told) {
-    this.key = key;
+  // `place` has an address and protocols; `told(isOpen, why)` is called when it opens or breaks.
+  constructor(place, told) {
+    this.place = place;
     this.told = told;
     this.answers = new Map(); // by lane: those that run
     this.tape = []; // every message as it went, to be looked at
@@ -16,9 +16,7 @@ export class Line {
   }
 
   open() {
-    const address = new URL("../v1/responses", location.href);
-    address.protocol = address.protocol.replace("http", "ws");
-    const socket = new WebSocket(address, ["partywall.v1", `partywall.key.${this.key}`]);
+    const socket = new WebSocket(this.place.address, this.place.protocols);
     socket.addEventListener("open", () => this.begin());
     socket.addEventListener("message", ({ data }) => this.hear(JSON.parse(data)));
     socket.addEventListener("close", ({ reason }) => this.lose(socket, reason));

@@ -9,6 +9,7 @@ import { turnOf } from "./turn.js";
 const MARKUP = `
 <div class="line">
   <p class="state" role="status"></p>
+  <button type="button" name="key" hidden>Another key</button>
   <button type="button" name="cut" title="Break the socket, as a bad network would">Cut the line</button>
 </div>
 <div class="chat">
@@ -30,8 +31,13 @@ const MARKUP = `
 
 export function mount(element, api) {
   let chats = null;
-  const begin = () => { chats = new Chats(element, api); };
-  if (api.chatKey === null) askForKey(element, api, begin);
+  const ask = () => {
+    chats?.close();
+    chats = null;
+    askForKey(element, api, begin);
+  };
+  const begin = () => { chats = new Chats(element, api, ask); };
+  if (api.chatKey === null) ask();
   else begin();
   return () => {
     chats?.close();
@@ -40,15 +46,18 @@ export function mount(element, api) {
 }
 
 class Chats {
-  constructor(element, api) {
+  // `changeKey` asks an operator for another key.
+  constructor(element, api, changeKey) {
     this.api = api;
     element.innerHTML = MARKUP;
     this.part = (name) => element.querySelector(name);
+    this.part("[name=key]").hidden = !api.isOperator;
+    this.part("[name=key]").addEventListener("click", changeKey);
     this.settings = new Settings(this.part(".settings"));
     this.conversations = [];
     this.newest = null; // the response that ended last, to compare others with
     this.listen();
-    this.line = new Line(api.chatKey, (isOpen, why) => this.tell(isOpen, why));
+    this.line = new Line(api.socket, (isOpen, why) => this.tell(isOpen, why));
     element.line = this.line; // to be read by who wants to know what was said
     this.begin();
     this.offerPrompts();
@@ -87,8 +96,9 @@ class Chats {
     const words = isOpen ? "Connected." : "The line is broken; it is opened again.";
     this.part(".state").textContent = why ? `${words} ${why}` : words;
     this.part("[name=cut]").disabled = !isOpen;
-    if (!isOpen) this.api.models(this.api.chatKey).catch((error) => {
-      this.part(".state").textContent = `The line is broken: ${error.message}`;
+    // A browser does not tell why a socket was refused.
+    if (!isOpen) this.api.check().catch(({ message }) => {
+      this.part(".state").textContent = `The line is broken: ${message}`;
     });
   }
 
