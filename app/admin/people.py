@@ -89,7 +89,7 @@ class People:
             key = await self._issuer.key(header.get("kid"))
             if key is None:
                 raise jwt.InvalidSignatureError("the issuer does not have the key it names")
-            return jwt.decode(
+            claims = jwt.decode(
                 token,
                 key,
                 algorithms=ALGORITHMS,
@@ -101,11 +101,14 @@ class People:
                     "enforce_minimum_key_length": True,
                 },
             )
-        # Deep nesting is as easily written as any other nonsense.
-        except (jwt.PyJWTError, RecursionError) as error:
+            if not _is_name(claims["sub"]):
+                raise jwt.InvalidTokenError("its sub is no name")
+        # Deep nesting and endless numbers are as easily written as any other nonsense.
+        except (jwt.PyJWTError, RecursionError, OverflowError) as error:
             raise unauthorized(
                 f"The token is not a good one of {self._issuer.url}: {error}"
             ) from None
+        return claims
 
     def _without_role(self, what: str) -> Problem:
         detail = f"The token of {self._issuer.url} {what}."

@@ -117,6 +117,9 @@ async def test_nobody_without_a_role_gets_in(
         {"nbf": int(time.time()) + 3600},
         {"sub": None},
         {"sub": 7},
+        {"sub": "\ud800"},
+        {"sub": "two\nlines"},
+        {"exp": float("inf")},
     ],
 )
 async def test_a_token_that_is_not_for_here_and_now_is_refused(
