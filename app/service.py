@@ -248,7 +248,7 @@ def create_admin_app(service: Service, door: Door) -> Starlette:
         Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
         *admin_routes(service, door),
         operators_chat(door),
-        *console_routes(),
+        *console_routes(None if door.people is None else door.people.page_origin),
     ]
     return _application(service, routes)
 

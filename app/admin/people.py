@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import jwt
 
@@ -51,6 +52,14 @@ class People:
         self._audience = audience
         self._claim = claim
         self._client_id = client_id
+
+    @property
+    def page_origin(self) -> str | None:
+        """Where pages ask for tokens, if they may: the issuer's own origin."""
+        if self._client_id is None:
+            return None
+        parts = urlsplit(self._issuer.url)
+        return f"{parts.scheme}://{parts.netloc}"
 
     async def flow(self) -> Flow | None:
         """How a page gets a token, if any may. Raises `IssuerUnavailable`."""

@@ -18,27 +18,47 @@ _MEDIA_TYPES: Final = {
     "css": "text/css",
 }
 _PAGE: Final = "index.html"
-# Its own scripts, its own style, its own service; nothing else may be loaded, run or asked.
-_HEADERS: Final = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",
-}
+_BODY: Final = b"<body>"
+_BODY_TO_SIGN_IN: Final = b"<body data-signs-in>"
+
+
+def _headers(provider: str | None) -> dict[str, str]:
+    """Its own scripts, its own style, its own service; nothing else may be loaded, run or asked,
+    but for the tokens of the origin where people sign in.
+    """
+    asked = "'self'" if provider is None else f"'self' {provider}"
+    return {
+        "content-security-policy": (
+            f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src {asked}; "
+            "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-cache",
+    }
+
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def console_routes() -> list[Route]:
-    """The page and its parts. They need no token: they ask for one, and hold nothing."""
-    routes = [Route("/console", _to_the_folder)]
+def console_routes(provider: str | None = None) -> list[Route]:
+    """The page and its parts. They need no token: they ask for one, and hold nothing.
+
+    Where the page offers people to sign in, `provider` is the origin where they do.
+    """
+    headers = _headers(provider)
+
+    async def to_the_folder(_: Request) -> Response:
+        """So that the page's parts can be named beside it, wherever a proxy has put it."""
+        return RedirectResponse("console/", headers=headers)
+
+    routes = [Route("/console", to_the_folder)]
     for path, file in _files(files("app.console") / "static"):
-        kind = path.rpartition(".")[2]
+        kind, content = path.rpartition(".")[2], file.read_bytes()
+        if path == _PAGE and provider is not None:
+            content = content.replace(_BODY, _BODY_TO_SIGN_IN)
         shown = "" if path == _PAGE else path
-        routes.append(Route(f"/console/{shown}", _serving(file.read_bytes(), _MEDIA_TYPES[kind])))
+        routes.append(Route(f"/console/{shown}", _serving(content, _MEDIA_TYPES[kind], headers)))
     return routes
 
 
@@ -50,13 +70,8 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Travers
             yield prefix + entry.name, entry
 
 
-def _serving(content: bytes, media_type: str) -> _Handler:
+def _serving(content: bytes, media_type: str, headers: dict[str, str]) -> _Handler:
     async def serve(_: Request) -> Response:
-        return Response(content, headers=_HEADERS, media_type=media_type)
+        return Response(content, headers=headers, media_type=media_type)
 
     return serve
-
-
-async def _to_the_folder(_: Request) -> Response:
-    """So that the page's parts can be named beside it, wherever a proxy has put it."""
-    return RedirectResponse("console/", headers=_HEADERS)

@@ -2,7 +2,9 @@
 
 import { api } from "./api.js";
 import { mount as chat } from "./chat/view.js";
+import { button } from "./dom.js";
 import { mount as load } from "./load/view.js";
+import * as signIn from "./sign_in.js";
 import { mount as tenants } from "./tenants/view.js";
 import { mount as wall } from "./wall.js";
 
@@ -79,24 +81,42 @@ function exit(reason = "") {
   document.getElementById("token").focus();
 }
 
-async function check() {
-  try {
-    await api.check();
-  } catch (error) {
-    exit(error.message);
-    return;
+// Enter with the first of some tokens that holds.
+async function check(tokens) {
+  let reason = "";
+  for (const token of tokens) {
+    api.token = token;
+    try {
+      await api.check();
+      refusal.textContent = "";
+      enter();
+      return;
+    } catch (error) {
+      reason = error.message;
+    }
   }
-  refusal.textContent = "";
-  enter();
+  exit(reason);
+}
+
+async function begin() {
+  if (signIn.isOffered) {
+    const elsewhere = () => signIn.provider().then(signIn.begin).catch(({ message }) => exit(message));
+    door.append(button("Sign in with your account", elsewhere));
+    const tokens = await signIn.finish();
+    if (tokens.length > 0) {
+      await check(tokens);
+      return;
+    }
+  }
+  await check([api.token].filter((token) => token !== null));
 }
 
 door.addEventListener("submit", (event) => {
   event.preventDefault();
-  api.token = document.getElementById("token").value.trim();
+  const token = document.getElementById("token").value.trim();
   door.reset();
-  check();
+  check([token]);
 });
 leave.addEventListener("click", () => exit());
 window.addEventListener("hashchange", () => { if (door.hidden) show(); });
-if (api.token === null) exit();
-else check();
+begin().catch(({ message }) => exit(message));
