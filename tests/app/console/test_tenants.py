@@ -122,6 +122,26 @@ async def test_keys_are_made_rotated_and_revoked(
 
 
 @pytest.mark.exhaustive
+async def test_admin_tokens_are_made_and_revoked(
+    page: Page, world: World, admin: httpx.AsyncClient
+) -> None:
+    await sign_in(page, world.admin_url, view="tenants")
+    await page.get_by_role("button", name="Show admin tokens").click()
+    await page.get_by_label("Who or what it is for").fill("probe")
+    await page.get_by_label("Tenant that it is held to").fill("acme")
+    await page.get_by_role("button", name="Make a token").click()
+    token = await page.get_by_label("The new admin token, shown once").input_value()
+    bearing = {"authorization": f"Bearer {token}"}
+    assert (await admin.get("/tenants/acme", headers=bearing)).is_success
+    assert (await admin.get("/tenants/umbra", headers=bearing)).status_code == 403
+    row = page.get_by_role("row", name=re.compile("^probe read acme"))
+    await row.get_by_role("button", name="Revoke").click()
+    await row.get_by_role("button", name="Really revoke?").click()
+    await expect(row).to_have_count(0)
+    assert (await admin.get("/tenants/acme", headers=bearing)).status_code == 401
+
+
+@pytest.mark.exhaustive
 async def test_prompts_are_put_pinned_and_deleted(
     page: Page, world: World, admin: httpx.AsyncClient
 ) -> None:

@@ -40,8 +40,8 @@ export async function keysOf(api, id, changed, tell) {
 }
 
 // A secret that is shown this once, chosen so that it can be copied.
-export function secretOf(key) {
-  const shown = field("The new API key, shown once", "secret", { value: key, readOnly: true });
+export function secretOf(what, secret) {
+  const shown = field(`The new ${what}, shown once`, "secret", { value: secret, readOnly: true });
   requestAnimationFrame(() => shown.firstElementChild.select());
   return shown;
 }

@@ -7,6 +7,7 @@ import { keysOf, secretOf } from "./keys.js";
 import { LiveTable } from "./live.js";
 import { promptsOf } from "./prompts.js";
 import { recordForm } from "./record.js";
+import { tokensOf } from "./tokens.js";
 import { usageOf } from "./usage.js";
 
 export function mount(element, api) {
@@ -51,9 +52,19 @@ class Tenants {
         made.reset();
         await this.open(`@${id}`);
       }),
-      form("Show the audit", [], () => this.show("Audit", null, [["Audit", () => auditOf(this.api, null, this.teller)]])),
+      form("Show the audit", [], () => this.show("Of all", null, [
+        ["Audit", () => auditOf(this.api, null, this.teller)],
+      ])),
+      form("Show admin tokens", [], () => this.openTokens()),
     );
     return openers;
+  }
+
+  openTokens(token) {
+    const made = token ? secretOf("admin token", token) : null;
+    return this.show("For operators", made, [
+      ["Admin tokens", () => tokensOf(this.api, (other) => this.openTokens(other), this.teller)],
+    ]);
   }
 
   get teller() { return (error) => this.tell(error); }
@@ -66,12 +77,13 @@ class Tenants {
 
   async open(id, key) {
     const { api } = this;
-    const changed = (made) => this.changed(id, made);
+    const changed = (other) => this.changed(id, other);
+    const made = key ? secretOf("API key", key) : null;
     const audit = ["Audit", () => auditOf(api, id, this.teller)];
     if (id.startsWith("@")) {
       const group = `/groups/${id.slice(1)}`;
       const { members } = await api.read(`${group}/members`);
-      await this.show(`Share group ${id.slice(1)}`, key, [
+      await this.show(`Share group ${id.slice(1)}`, made, [
         ["Members", () => [make("p", "", members.join(", ") || "None: a tenant's record names its group.")]],
         ["System prompts", () => promptsOf(api, group, changed, this.teller)],
         audit,
@@ -79,7 +91,7 @@ class Tenants {
       ]);
       return;
     }
-    await this.show(`Tenant ${id}`, key, [
+    await this.show(`Tenant ${id}`, made, [
       ["Record", async () => [await recordForm(api, id, changed)]],
       ["API keys", () => keysOf(api, id, changed, this.teller)],
       ["System prompts", () => promptsOf(api, `/tenants/${id}`, changed, this.teller)],
@@ -92,14 +104,14 @@ class Tenants {
     ]);
   }
 
-  // Sections under their headings, in place of those that were there.
-  async show(title, key, sections) {
+  // Sections under their headings, in place of those that were there; behind what was made.
+  async show(title, made, sections) {
     this.plot?.close();
     this.plot = null;
     const heading = make("h2", "", title);
     heading.tabIndex = -1;
-    this.details.replaceChildren(heading, ...(key ? [secretOf(key)] : []));
-    if (!key) heading.focus();
+    this.details.replaceChildren(heading, ...(made ? [made] : []));
+    if (!made) heading.focus();
     for (const [name, contents] of sections) {
       const section = make("details");
       section.open = true;
