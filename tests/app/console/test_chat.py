@@ -24,7 +24,7 @@ TAPE = Path(__file__).with_name("tape.txt")
 HOSTILE = (
     "**Well**, <img src=x onerror=alert(1)><script>alert(1)</script> "
     "[here](javascript:alert(1)) or [there](https://example.org) <b onclick=alert(1)>b</b>\n\n"
-    "```\n<i>code</i>\n```\n"
+    "one<br>two\n\n```\n<i>code</i>\n```\n"
 )
 FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 

@@ -1,6 +1,6 @@
 // What a model has written, as elements that can do nothing but be read.
 
-import { marked } from "../vendor/marked.esm.js";
+import { Marked } from "../vendor/marked.esm.js";
 import purify from "../vendor/purify.es.mjs";
 
 const ALLOWED = {
@@ -12,6 +12,16 @@ const ALLOWED = {
   ALLOWED_URI_REGEXP: /^https?:/i,
   RETURN_DOM_FRAGMENT: true,
 };
+const LINE_BREAK = /^<br\s*\/?>$/i;
+const NAMES = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
+
+// HTML is shown as it was written, but for breaks, which tables need: what is not parsed cannot ask
+// for anything that the page's policy would have to refuse.
+const marked = new Marked({
+  renderer: {
+    html: ({ text }) => (LINE_BREAK.test(text.trim()) ? "<br>" : text.replace(/[&<>]/g, (one) => NAMES[one])),
+  },
+});
 
 export function rendered(text) {
   const fragment = purify.sanitize(marked.parse(text, { async: false }), ALLOWED);
