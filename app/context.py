@@ -10,6 +10,7 @@ from app.generate.admission import Gate
 from app.generate.begin import Generations, ModelNames
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
+from app.prompt.system_prompts import RegisteredPrompts
 from app.prompt.template import ChatTemplate
 from app.responses.registry import Responses
 from app.stores import Stores
@@ -42,6 +43,7 @@ class Service:
     prices: Prices
     template: ChatTemplate
     prompts: PromptBuilder
+    registered: RegisteredPrompts
     generations: Generations
     responses: Responses
     connections: Connections

@@ -149,6 +149,7 @@ def _assembled(
         prices=prices,
         template=template,
         prompts=prompts,
+        registered=registered,
         generations=generations,
         responses=_responses(
             engine, stores, model_id, bounds, history, conversations, generations, workers, metrics

@@ -68,6 +68,19 @@ class RegisteredPrompts:
             raise invalid_request(f"The variable '{name}' {complaint}.", f"prompt.variables.{name}")
         return SystemText(self._render(prompt, values, "prompt.variables"), prompt, owner, values)
 
+    async def named(
+        self, principal: Principal, after: str | None, limit: int
+    ) -> list[SystemPrompt]:
+        """Those that a tenant may name, by name: `limit` behind `after`.
+
+        Raises `StoreUnavailable`.
+        """
+        found: dict[str, SystemPrompt] = {}
+        for owner in _owners(principal):
+            for prompt in await self._prompts.list(owner, after, limit):
+                found.setdefault(prompt.name, prompt)
+        return [found[name] for name in sorted(found)][:limit]
+
     async def recall(self, principal: Principal, origin: PromptOrigin, param: str) -> SystemText:
         """The text that a conversation was under, as far as the tenant may still use its prompt.
 

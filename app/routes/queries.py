@@ -65,13 +65,18 @@ def page(query: PageQuery, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if query.after not in ids:
             raise not_listed(query.after)
         ordered = ordered[ids.index(query.after) + 1 :]
-    data = ordered[: query.limit]
+    return first_of(query, ordered)
+
+
+def first_of(query: PageQuery, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """As many of `items` as a query asks for; more of them say that there are more."""
+    data = items[: query.limit]
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": len(ordered) > len(data),
+        "has_more": len(items) > len(data),
     }
 
 

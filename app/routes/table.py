@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from app.routes import conversations, models, ops, responses, stored_completions, tokens
+from app.routes import conversations, models, ops, prompts, responses, stored_completions, tokens
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text
@@ -52,6 +52,7 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
         ("GET", "/v1/models", models.list_models),
         ("GET", "/v1/models/{model:path}", models.get_model),
     ],
+    "prompts": [("GET", "/v1/prompts", prompts.list_prompts)],
     "ops": [
         ("GET", "/healthz", ops.healthz),
         ("GET", "/readyz", ops.readyz),

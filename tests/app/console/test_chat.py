@@ -67,6 +67,8 @@ async def test_an_answer_streams_and_is_shown_without_what_could_run(
     links = [await one.get_attribute("href") for one in await message.locator("a").all()]
     assert links == [None, "https://example.org"]
     assert await message.locator("img, script, b, [onclick], [onerror]").count() == 0
+    assert await message.locator("br").count() == 1
+    assert "<b onclick=alert(1)>b</b>" in await message.inner_text()
     assert await page.locator(".said").inner_text() == "Hello <b>you</b>"
     await say(page, "And again?")
     await answered(page, 2)
@@ -204,6 +206,22 @@ async def test_an_operator_makes_a_key_and_picks_a_registered_prompt(
     await page.close()
     assert [one for one in complaints if "503" not in one] == []
     complaints.clear()  # this engine has no blocks to show on the wall
+
+
+@pytest.mark.exhaustive
+async def test_a_tenant_is_offered_its_prompts_and_fills_them_in(page: Page, world: World) -> None:
+    await world.register("acme", "desk", "You are at the desk of {{who}}. " * 3)
+    await world.register("umbra", "secret", "Of somebody else.")
+    await enter(page, world)
+    await page.get_by_text("Settings of this conversation").click()
+    await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
+    await page.get_by_label("or a registered prompt").fill("desk")
+    await say(page, "Hello")
+    await expect(page.locator(".problem")).to_contain_text("'who' has no value")
+    await page.get_by_label("The prompt's variables, as JSON").fill('{"who": "ACME"}')
+    await say(page, "Hello")
+    await expect(page.locator(".message")).to_have_text("You said: Hello")
+    assert "desk of ACME" in world.engine.tokenizer.decode(world.engine.requests[-1].prompt)
 
 
 @pytest.mark.exhaustive

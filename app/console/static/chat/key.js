@@ -15,25 +15,27 @@ export function askForKey(element, api, use) {
   element.innerHTML = MARKUP;
   const part = (name) => element.querySelector(name);
   const tell = ({ message }) => { part(".news").textContent = message; };
-  const chosen = (key) => {
+  const chosen = (key, tenant) => {
     api.chatKey = key;
+    api.chatTenant = tenant;
     use();
   };
   part("form").addEventListener("submit", (event) => {
     event.preventDefault();
-    chosen(part("[name=key]").value.trim());
+    chosen(part("[name=key]").value.trim(), null);
   });
   part("[name=make]").addEventListener("click", async () => {
     try {
-      const path = `/tenants/${part("[name=tenant]").value}/keys`;
+      const tenant = part("[name=tenant]").value;
+      const path = `/tenants/${tenant}/keys`;
       const made = await api.send("POST", path, { name: "console", expires_in_seconds: DAY_SECONDS });
-      chosen(made.api_key);
+      chosen(made.api_key, tenant);
     } catch (error) {
       tell(error);
     }
   });
-  api.read("/tenants?limit=1000").then(({ tenants }) => {
-    part("[name=tenant]").replaceChildren(...tenants.map(({ id }) => new Option(id)));
+  api.tenants().then((tenants) => {
+    part("[name=tenant]").replaceChildren(...tenants.map((id) => new Option(id)));
     part("[name=make]").disabled = tenants.length === 0;
   }).catch(tell);
 }

@@ -6,6 +6,7 @@ const MARKUP = `
 <label>System text <textarea name="instructions" rows="2"></textarea></label>
 <label>or a registered prompt <input name="prompt" list="prompts" autocomplete="off"></label>
 <datalist id="prompts"></datalist>
+<label>The prompt's variables, as JSON <textarea name="variables" rows="1" spellcheck="false"></textarea></label>
 <label>Temperature <input name="temperature" type="number" min="0" max="2" step="0.1"></label>
 <label>Output tokens <input name="tokens" type="number" min="1" step="1"></label>
 <label>Functions, as JSON <textarea name="tools" rows="3" spellcheck="false"></textarea></label>
@@ -36,10 +37,13 @@ export class Settings {
 
   // The fields of a request, at a conversation's beginning or behind it. Throws for what is no JSON.
   request(isFirst) {
-    const { instructions, prompt, temperature, tokens, tools, schema } = this.values;
+    const { instructions, prompt, variables, temperature, tokens, tools, schema } = this.values;
     const body = {};
     if (isFirst && instructions) body.instructions = instructions;
-    if (isFirst && prompt && !instructions) body.prompt = { id: prompt };
+    if (isFirst && prompt && !instructions) {
+      body.prompt = { id: prompt };
+      if (variables) body.prompt.variables = parsed("Variables", variables);
+    }
     if (temperature) body.temperature = Number(temperature);
     if (tokens) body.max_output_tokens = Number(tokens);
     if (tools) body.tools = [parsed("Functions", tools)].flat();

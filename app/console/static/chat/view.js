@@ -6,6 +6,7 @@ import { Line } from "./line.js";
 import { Settings } from "./settings.js";
 import { turnOf } from "./turn.js";
 
+const REST = 4; // times as long as the drawing took
 const MARKUP = `
 <div class="line">
   <p class="state" role="status"></p>
@@ -55,6 +56,7 @@ class Chats {
     this.part("[name=key]").addEventListener("click", changeKey);
     this.settings = new Settings(this.part(".settings"));
     this.conversations = [];
+    this.restMs = 0;
     this.newest = null; // the response that ended last, to compare others with
     this.listen();
     this.line = new Line(api.socket, (isOpen, why) => this.tell(isOpen, why));
@@ -81,15 +83,12 @@ class Chats {
     });
   }
 
-  // The names of registered prompts, which operators alone may ask for.
   async offerPrompts() {
-    if (!this.api.isOperator) return;
-    const { tenants } = await this.api.read("/tenants?limit=1000");
-    const lists = await Promise.all(
-      tenants.map(({ id }) => this.api.read(`/tenants/${id}/prompts`)),
-    );
-    const names = lists.flatMap(({ prompts }) => prompts.map(({ name }) => name));
-    this.settings.offer([...new Set(names)]);
+    try {
+      this.settings.offer(await this.api.prompts());
+    } catch ({ message }) {
+      this.part(".composer .news").textContent = `The registered prompts are not listed: ${message}`;
+    }
   }
 
   tell(isOpen, why) {
@@ -143,21 +142,23 @@ class Chats {
     const compared = previous ?? this.newest;
     if (compared) body.prompt_cache_options = { comparison_response_id: compared };
     const turn = current.follow(parent, input, text, performance.now());
-    turn.answer.changed = () => this.changed(current, turn);
+    turn.answer.changed = () => this.changed(turn);
     this.line.ask(current.lane, { input, ...body }, turn.answer);
     this.show();
     return true;
   }
 
-  // Of many events between two pictures the last is drawn.
-  changed(conversation, turn) {
+  // Of many events between two pictures the last is drawn; what takes long to draw, less often.
+  changed(turn) {
     if (turn.answer.status === "completed") this.newest = turn.answer.id;
     if (this.isDrawing) return;
     this.isDrawing = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => requestAnimationFrame(() => {
       this.isDrawing = false;
+      const begun = performance.now();
       this.show();
-    });
+      this.restMs = REST * (performance.now() - begun);
+    }), this.restMs);
   }
 
   show() {
