@@ -26,7 +26,7 @@ _TAGS = {
     "Group prompts": "System prompts that all tenants in a share group share.",
     "Usage": "What a tenant used, by day.",
     "Audit": "Who changed what.",
-    "Admin tokens": "Those of the store, for who may do everything; a token itself is shown once.",
+    "Admin tokens": "Those of the store, for who may do everything, and whose the one sent is.",
     "Signing in": "Where a page has people sign in; needs no token.",
     "Live view": "What this replica is doing.",
 }

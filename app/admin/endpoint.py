@@ -63,7 +63,7 @@ class Call(Generic[Body, Query]):
     """A request that may be served: its sender is an operator, and what it holds is valid."""
 
     service: Service
-    actor: str
+    operator: Operator
     path: Mapping[str, str]
     headers: Headers
     body: Body
@@ -73,6 +73,11 @@ class Call(Generic[Body, Query]):
     is_welcome: Callable[[], Awaitable[bool]]
     """Whether its sender would still be let in: what lasts has to ask now and then."""
     if_match: frozenset[str] | None = None
+
+    @property
+    def actor(self) -> str:
+        """Whom the audit names."""
+        return self.operator.name
 
     def require_match(self, current: Versioned) -> None:
         """Raises `Problem` 412 where `If-Match` names another state than the current one."""
@@ -116,7 +121,7 @@ class Endpoint:
         key = idempotency_key(request) if is_write else None
         call = Call(
             service=service,
-            actor=operator.name,
+            operator=operator,
             path=request.path_params,
             headers=request.headers,
             query=self._query(request),

@@ -20,6 +20,7 @@ from app.admin.routes import (
     groups,
     keys,
     live,
+    me,
     prompts,
     sign_in,
     tenants,
@@ -44,6 +45,7 @@ ENDPOINTS = [
     *cache.ENDPOINTS,
     *wall.ENDPOINTS,
     *tokens.ENDPOINTS,
+    *me.ENDPOINTS,
     *sign_in.ENDPOINTS,
 ]
 _DOCUMENT = admin_document(PREFIX, [one.operation for one in ENDPOINTS])

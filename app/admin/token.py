@@ -23,6 +23,7 @@ MIN_CHARACTERS = 16
 DEFAULT_HOLDER = "admin"
 EVERYTHING = "admin"
 READING = "read"
+OF_ITSELF = "/me"
 _TOKENS = "/tokens"
 _OF_TENANT = "/tenants/{tenant}"
 _WRITTEN_BY_TENANTS = (f"{_OF_TENANT}/keys", f"{_OF_TENANT}/prompts")
@@ -47,6 +48,8 @@ class Operator:
     def may(self, method: str, template: str, tenant: str | None) -> bool:
         """Whether they may ask for a path of this template, with this tenant in it."""
         is_read = method in ("GET", "HEAD")
+        if template == OF_ITSELF:
+            return is_read
         if template.startswith(_TOKENS) and (self.reads_only or self.tenant is not None):
             return False
         if self.reads_only and not is_read:

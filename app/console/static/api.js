@@ -2,6 +2,8 @@
 
 const TOKEN = "partywall.token";
 const CHAT_KEY = "partywall.chat-key";
+const CHAT_TENANT = "partywall.chat-tenant";
+const MOST_OFFERED = 1000; // tenants, or prompts of one
 const API_KEY = /^pw_[0-9a-f]{16}\./;
 
 export class Refused extends Error {
@@ -16,9 +18,17 @@ export const api = {
   set token(value) { keep(TOKEN, value); },
   get isOperator() { return !API_KEY.test(this.token); },
 
+  // The operator who is signed in: their name, their role, and the tenant they are held to, if any.
+  operator: null,
+  get seesAll() { return this.isOperator && this.operator.tenant === null; },
+
   // The key to chat with: the one that was signed in with, or one that an operator has chosen.
   get chatKey() { return this.isOperator ? sessionStorage.getItem(CHAT_KEY) : this.token; },
   set chatKey(value) { keep(CHAT_KEY, value); },
+
+  // Whose an operator's key is, as far as it was made here.
+  get chatTenant() { return sessionStorage.getItem(CHAT_TENANT); },
+  set chatTenant(value) { keep(CHAT_TENANT, value); },
 
   // Where a chat's socket is, and what it offers.
   get socket() {
@@ -32,16 +42,41 @@ export const api = {
   // Throws Refused unless the token holds, and is one for this port.
   async check() {
     if (!this.isOperator) {
-      const headers = { authorization: `Bearer ${this.token}` };
-      await accepted(await fetch("../v1/models", { headers }));
+      await this.asTenant("/models");
       return;
     }
     try {
-      await this.get("/live");
+      this.operator = await this.read("/me");
     } catch (error) {
       if (error.status !== 404) throw error;
       throw new Refused(404, "This is no API key, and operators sign in at a port of their own.");
     }
+  },
+
+  // The ids of the tenants that an operator may see.
+  async tenants() {
+    if (!this.seesAll) return [this.operator.tenant];
+    const { tenants } = await this.read(`/tenants?limit=${MOST_OFFERED}`);
+    return tenants.map(({ id }) => id);
+  },
+
+  // The names of the registered prompts that a chat may begin with; none where it is not known whose.
+  async prompts() {
+    if (!this.isOperator) return (await this.asTenant("/prompts?limit=100")).data.map(({ id }) => id);
+    const tenant = this.chatTenant;
+    if (tenant === null) return [];
+    const { share_group: group } = await this.read(`/tenants/${tenant}`);
+    const owners = [`/tenants/${tenant}`, ...(group && this.seesAll ? [`/groups/${group}`] : [])];
+    const lists = await Promise.all(
+      owners.map((owner) => this.read(`${owner}/prompts?limit=${MOST_OFFERED}`)),
+    );
+    return [...new Set(lists.flatMap(({ prompts }) => prompts.map(({ name }) => name)))];
+  },
+
+  // What tenants are told by a GET below /v1, as JSON.
+  async asTenant(path) {
+    const headers = { authorization: `Bearer ${this.token}` };
+    return (await accepted(await fetch(`../v1${path}`, { headers, cache: "no-store" }))).json();
   },
 
   // The answer to a GET below /admin, which lies beside the console. Throws Refused.

@@ -10,10 +10,10 @@ import { mount as wall } from "./wall.js";
 
 // A view is shown in a section; `mount` returns what takes it away. One that stays is only hidden.
 const VIEWS = [
-  { name: "wall", title: "The wall", mount: wall, forOperators: true },
-  { name: "tenants", title: "Tenants", mount: tenants, forOperators: true },
-  { name: "load", title: "Load", mount: load, forOperators: true },
-  { name: "chat", title: "Chat", mount: chat, stays: true },
+  { name: "wall", title: "The wall", mount: wall, isFor: () => api.seesAll },
+  { name: "tenants", title: "Tenants", mount: tenants, isFor: () => api.isOperator },
+  { name: "load", title: "Load", mount: load, isFor: () => api.seesAll },
+  { name: "chat", title: "Chat", mount: chat, isFor: () => true, stays: true },
 ];
 
 const door = document.getElementById("door");
@@ -23,7 +23,7 @@ const refusal = document.getElementById("refusal");
 const shown = new Map(); // views by name: the section, and what takes it away
 
 function offered() {
-  return VIEWS.filter((view) => api.isOperator || !view.forOperators);
+  return VIEWS.filter((view) => view.isFor());
 }
 
 function chosen() {
@@ -74,7 +74,7 @@ function exit(reason = "") {
   for (const view of VIEWS) {
     if (shown.has(view.name)) close(view, true);
   }
-  api.token = api.chatKey = null;
+  api.token = api.chatKey = api.chatTenant = api.operator = null;
   refusal.textContent = reason;
   door.hidden = false;
   links.hidden = leave.hidden = true;

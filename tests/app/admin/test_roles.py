@@ -65,6 +65,20 @@ async def test_a_token_does_what_it_is_for(
         assert ("bob" if token == BOB else "ann") in problem["detail"]
 
 
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [
+        (ANN, {"name": "ann", "role": "read", "tenant": None}),
+        (BOB, {"name": "bob", "role": "admin", "tenant": "acme"}),
+    ],
+)
+async def test_a_token_tells_what_it_is_for(
+    client: httpx.AsyncClient, token: str, shown: dict[str, str | None]
+) -> None:
+    answer = await ask(client, token, "GET /me")
+    assert (answer.status_code, answer.json()) == (200, shown)
+
+
 async def test_the_audit_names_who_held_the_token(client: httpx.AsyncClient) -> None:
     await ask(client, BOB, "POST /tenants/acme/keys")
     entries = (await ask(client, ANN, "GET /audit")).json()

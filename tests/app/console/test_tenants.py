@@ -142,6 +142,33 @@ async def test_admin_tokens_are_made_and_revoked(
 
 
 @pytest.mark.exhaustive
+async def test_who_is_held_to_a_tenant_sees_it_and_chats_as_it(
+    page: Page, world: World, admin: httpx.AsyncClient, complaints: list[str]
+) -> None:
+    token = {"name": "bob", "role": "admin", "tenant": "acme"}
+    made = (await admin.post("/tokens", json=token)).json()
+    await world.register("acme", "desk", "You are at the desk. " * 4)
+    await sign_in(page, world.admin_url, made["admin_token"], view="wall")
+    details = page.locator("#view-tenants .details")
+    await expect(details).to_contain_text("Usage")
+    assert await page.get_by_role("link").all_inner_texts() == ["Tenants", "Chat"]
+    for absent in ("Audit", "Delete the tenant", "umbra"):
+        await expect(page.locator("#view-tenants")).not_to_contain_text(absent)
+    await details.get_by_label("Weight").fill("4")
+    await details.get_by_role("button", name="Save").click()
+    await expect(details.get_by_role("alert").first).to_contain_text("tenant acme")
+    await page.get_by_role("link", name="Chat").click()
+    assert await page.get_by_label("Tenant").inner_text() == "acme"
+    await page.get_by_role("button", name="Make a key").click()
+    await expect(page.get_by_role("status")).to_contain_text("Connected")
+    await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
+    await page.reload()
+    await expect(page.locator("#view-chat")).to_contain_text("Connected")
+    assert [one for one in complaints if not MISTAKES.search(one)] == []
+    complaints.clear()
+
+
+@pytest.mark.exhaustive
 async def test_prompts_are_put_pinned_and_deleted(
     page: Page, world: World, admin: httpx.AsyncClient
 ) -> None:

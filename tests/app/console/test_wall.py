@@ -93,7 +93,7 @@ async def test_cells_equal_the_books_after_a_random_load(
     while (await engine.stats()).running:
         pass
     core = engine.cores[-1]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while [Cell(*one) for one in await page.evaluate(CELLS)] != truth(core):
             pass
     books = truth(core)
@@ -116,7 +116,7 @@ async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
     await page.get_by_label("Tenant").select_option("acme")
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_label("admin token")).to_be_focused()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while engine.cores[-1].wall.is_watched:
             await engine.stats()
 
@@ -217,7 +217,7 @@ async def test_replicas_are_seen_side_by_side(
         text for number in range(3) for text in (f"Replica {number}", "Requests")
     ]
     await page.set_viewport_size({"width": 360, "height": 800})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await page.evaluate("document.documentElement.scrollWidth") > 360:
             pass
     await page.locator("[name=replica]").select_option("1")
@@ -228,7 +228,7 @@ async def test_replicas_are_seen_side_by_side(
     count = 2
     await expect(page.locator("canvas")).to_have_count(2)
     await page.get_by_role("button", name="Sign out").click()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while engine.cores[-1].wall.is_watched:
             await engine.stats()
 

@@ -21,8 +21,13 @@ class Tenants {
     this.element = element;
     this.news = make("p", "news");
     this.news.setAttribute("role", "status");
-    const live = make("div");
     this.details = make("div", "details");
+    if (!api.seesAll) {
+      element.append(this.news, this.details);
+      this.open(api.operator.tenant).catch(this.teller);
+      return;
+    }
+    const live = make("div");
     element.append(this.news, live, this.openers(), this.details);
     this.live = new LiveTable(live, api, {
       open: (id) => this.open(id).catch(this.teller),
@@ -31,7 +36,7 @@ class Tenants {
   }
 
   close() {
-    this.live.close();
+    this.live?.close();
     this.plot?.close();
     this.element.replaceChildren();
   }
@@ -72,7 +77,7 @@ class Tenants {
   // After a write: show the tenant anew, and the key that was made, if one was.
   async changed(id, key) {
     this.tell(null);
-    await Promise.all([this.open(id, key), id.startsWith("@") ? null : this.live.turn()]);
+    await Promise.all([this.open(id, key), id.startsWith("@") ? null : this.live?.turn()]);
   }
 
   async open(id, key) {
@@ -91,6 +96,8 @@ class Tenants {
       ]);
       return;
     }
+    // Who is held to a tenant is told nothing of who changed it, and cannot delete it.
+    const forAll = api.seesAll ? [audit, ["Delete", () => [this.deletion(id)]]] : [];
     await this.show(`Tenant ${id}`, made, [
       ["Record", async () => [await recordForm(api, id, changed)]],
       ["API keys", () => keysOf(api, id, changed, this.teller)],
@@ -99,8 +106,7 @@ class Tenants {
         this.plot = await usageOf(api, id, element);
         return [];
       }],
-      audit,
-      ["Delete", () => [this.deletion(id)]],
+      ...forAll,
     ]);
   }
 
