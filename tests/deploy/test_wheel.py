@@ -55,6 +55,14 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.exhaustive
+def test_a_wheel_has_every_file_of_the_console(wheel: Path) -> None:
+    folder = ROOT / "app" / "console" / "static"
+    pages = {str(file.relative_to(ROOT)) for file in folder.rglob("*") if file.is_file()}
+    assert "app/console/static/index.html" in pages
+    assert pages <= set(ZipFile(wheel).namelist())
+
+
+@pytest.mark.exhaustive
 def test_an_installed_copy_serves_and_chats_from_an_empty_folder(
     wheel: Path, program: Path, tmp_path: Path
 ) -> None:
