@@ -336,12 +336,33 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[list[int]]
 
 
+class ChainPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a block lies in a chain: as block number `number`, from 1, of `blocks`.
+
+    The chain is a tenant's `conversation`, or, where that is `None`, a registered prompt in its
+    requests; the times and counts are the chain's, as in `ChainState`.
+    """
+
+    tenant: str
+    conversation: str | None
+    number: int
+    blocks: int
+    age_seconds: float
+    idle_seconds: float
+    requests: int
+    hits: int
+
+
 class Roll(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of an engine, in the order in which they came, and behind them those that ended
     lately, the last one first; some of each, where there are many.
     """
 
     requests: list[RequestState]
+    places: list[ChainPlace] = []
+    """Some of those of the cell that was asked about, in the chains that were used last."""
+    on_disk: dict[str, int] = {}
+    """Blocks that are kept on disk, by owner."""
     replicas: int = 1
     """How many engines there are to be asked."""
 

@@ -114,9 +114,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def roll(self, replica: int = 0) -> Roll:
+    async def roll(self, replica: int = 0, cell: int | None = None) -> Roll:
         """Which requests there are, what each has found, and the blocks that it leans on; of one
         `replica`, as with `wall`. Those that have ended are told where somebody has asked lately.
+        Besides, where the block in a `cell` of the wall lies in chains, if one is named; and how
+        many blocks are on disk.
 
         A round trip through the engine loop. Raises `EngineUnavailable` without an answer, and
         `EngineError` where there is no such replica.

@@ -226,9 +226,9 @@ class ClusterEngine:
         assert isinstance(answer, WallReply)
         return answer.frame
 
-    async def roll(self, replica: int = 0) -> Roll:
+    async def roll(self, replica: int = 0, cell: int | None = None) -> Roll:
         """See `EngineClient.roll`."""
-        answer = await self._numbered(replica).link.ask(AskRoll(0))
+        answer = await self._numbered(replica).link.ask(AskRoll(0, cell))
         assert isinstance(answer, RollReply)
         return structs.replace(answer.roll, replicas=self.num_ready)
 

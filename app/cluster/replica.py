@@ -155,7 +155,7 @@ class EngineReplica:
             case AskWall():
                 return WallReply(asked.ask_id, await self._engine.wall(asked.watcher))
             case AskRoll():
-                return RollReply(asked.ask_id, await self._engine.roll())
+                return RollReply(asked.ask_id, await self._engine.roll(cell=asked.cell))
 
     async def _tell_starts(self) -> None:
         """Tell all doors of each engine that takes another's place."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from engine.api import ChainPage, ChainState, EngineRequest
+from engine.api import ChainPage, ChainPlace, ChainState, EngineRequest
 from engine.blocks.hashing import HASH_BYTES
 from engine.blocks.tiers import Tiers
 
@@ -26,6 +26,9 @@ _CHAIN_BYTES: Final = 512
 """What a chain takes besides its hashes, about."""
 _LOOKED_UP: Final = 2048
 """Blocks that one page looks up at most, but for its last chain: a millisecond or two."""
+_LOOKED_THROUGH: Final = 4 << 20
+"""Bytes of hashes, for one block's places."""
+_PLACES: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +129,21 @@ class Chains:
                 found.append(state)
         return ChainPage(chains=found)
 
+    def places(self, block_hash: bytes) -> list[ChainPlace]:
+        """Where a block lies in the chains that were used last. Takes some milliseconds at most."""
+        found: list[ChainPlace] = []
+        num_looked_through = 0
+        for chain in reversed(self._order):
+            if len(found) == _PLACES or num_looked_through > _LOOKED_THROUGH:
+                break
+            num_looked_through += len(chain.hashes)
+            at = chain.hashes.find(block_hash)
+            while at % HASH_BYTES and at > 0:  # by chance across two hashes
+                at = chain.hashes.find(block_hash, at + 1)
+            if at >= 0:
+                found.append(self._place(chain, at // HASH_BYTES))
+        return found
+
     def check(self) -> None:
         """Verify the books. Raises `AssertionError`."""
         chains = [one for known in self._tenants.values() for one in known.chains.values()]
@@ -180,6 +198,19 @@ class Chains:
         self._num_bytes -= chain.num_bytes
         if not known.chains:
             del self._tenants[chain.tenant]
+
+    def _place(self, chain: _Chain, index: int) -> ChainPlace:
+        now = self._clock()
+        return ChainPlace(
+            tenant=chain.tenant,
+            conversation=chain.name if isinstance(chain.name, str) else None,
+            number=index + 1,
+            blocks=len(chain.hashes) // HASH_BYTES,
+            age_seconds=now - chain.begun,
+            idle_seconds=now - chain.used,
+            requests=chain.num_requests,
+            hits=chain.num_hits,
+        )
 
     def _state(self, chain: _Chain) -> ChainState:
         """A chain as it is now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class Keeper:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="kept")
         self._scan: Future[list[KeptFile]] | None = None
         self._entering: dict[str, Entering] = {}
+        self._owners: dict[str, str] = {}
+        """By the names of their folders."""
         self._saver = Saver(
             scheduler.pool, self, memory, self._shelf, self._folder, self._layout, self._disk
         )
@@ -144,6 +147,13 @@ class Keeper:
             self._entering[request_id] = Entering(less, entering.grammar)
         return request
 
+    def blocks_by_owner(self) -> dict[str, int]:
+        """Blocks on disk; "" has those of owners of whom nobody has told (`forget_others`)."""
+        counts = Counter[str]()
+        for folder, count in self._shelf.num_blocks_by_owner.items():
+            counts[self._owners.get(folder, "")] += count
+        return dict(counts)
+
     def forget_tenant(self, tenant: str) -> None:
         """Remove a tenant's files. Its requests that wait go on, and leave nothing behind."""
         self._saver.forget_owner(tenant)
@@ -160,15 +170,17 @@ class Keeper:
         With each, what tells its namespaces' secret from former ones: those files go, too.
         """
         self._folder.secrets = dict(tenants)
-        known = {self._folder.of_owner(tenant) for tenant in tenants}
-        for owner in self._shelf.owners - known:
+        self._owners = {self._folder.of_owner(tenant): tenant for tenant in tenants}
+        for owner in self._shelf.owners - self._owners.keys():
             self._remove_owner(owner)
 
     def keep_under(self, tenant: str, secret: str) -> None:
         """Remove a tenant's files under another secret than this."""
         before = self._folder.of_owner(tenant)
         self._folder.secrets[tenant] = secret
-        if self._folder.of_owner(tenant) != before:
+        now = self._folder.of_owner(tenant)
+        self._owners[now] = tenant
+        if now != before:
             self._remove_owner(before)
 
     def close(self, patience_seconds: float) -> None:

@@ -7,7 +7,7 @@ who has more. Using a file uses those that it continues: they go after it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ class Shelf:
         self._owners: dict[str, OrderedDict[Path, KeptFile]] = {}
         """Each owner's files, least recently used first."""
         self._bytes: Counter[str] = Counter()
+        self._blocks: Counter[str] = Counter()
         self._spots: dict[bytes, Spot] = {}
 
     def __len__(self) -> int:
@@ -44,6 +45,11 @@ class Shelf:
     def num_blocks(self) -> int:
         """Blocks that can be found."""
         return len(self._spots)
+
+    @property
+    def num_blocks_by_owner(self) -> Mapping[str, int]:
+        """Blocks in files, by the names of their owners' folders."""
+        return self._blocks
 
     @property
     def owners(self) -> set[str]:
@@ -68,6 +74,7 @@ class Shelf:
         """A file has come; its owner's most recently used one."""
         self._owners.setdefault(file.owner, OrderedDict())[file.path] = file
         self._bytes[file.owner] += file.num_bytes
+        self._blocks[file.owner] += len(file.head.names)
         for number, name in enumerate(file.head.names):
             self._spots.setdefault(name, Spot(file, number))
         self.use(file, file.used)
@@ -93,8 +100,9 @@ class Shelf:
         if files.pop(file.path, None) is None:
             return
         self._bytes[file.owner] -= file.num_bytes
+        self._blocks[file.owner] -= len(file.head.names)
         if not files:
-            del self._owners[file.owner], self._bytes[file.owner]
+            del self._owners[file.owner], self._bytes[file.owner], self._blocks[file.owner]
         for name in file.head.names:
             if name in self._spots and self._spots[name].file is file:
                 del self._spots[name]
@@ -161,7 +169,9 @@ class Shelf:
             assert sum(file.num_bytes for file in files.values()) == self._bytes[owner], "bytes"
             for path, file in files.items():
                 assert (file.path, file.owner) == (path, owner), "a file is not where it belongs"
-        assert self._bytes.keys() == self._owners.keys(), "owners"
+            num_blocks = sum(len(file.head.names) for file in files.values())
+            assert num_blocks == self._blocks[owner], "blocks"
+        assert self._bytes.keys() == self._blocks.keys() == self._owners.keys(), "owners"
         files_known = set(self.files)
         for name, (file, number) in self._spots.items():
             assert file in files_known, "a block of no file"

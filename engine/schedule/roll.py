@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import structs
 
-from engine.api import ChainBreak, RequestState, Roll
+from engine.api import ChainBreak, ChainPlace, RequestState, Roll
 from engine.schedule.group import Saved, SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 
@@ -45,15 +45,23 @@ class RollKeeper:
         self._ended: deque[_Ended] = deque(maxlen=_MOST_ENDED)
         lifecycle.on_end = self._note_end
 
-    def roll(self) -> Roll:
-        """Some of the requests: those that run or were preempted before those that wait."""
+    def roll(self, cell: int | None = None) -> Roll:
+        """Some of the requests: those that run or were preempted before those that wait; and where
+        the block in a cell lies in chains.
+        """
         self._lapse()
         self._asked = self._clock()
         groups = self._chosen()
         most = min(_CELLS_OF_ONE, _CELLS // max(1, len(groups) + len(self._ended)))
         live = [self._told(group, most) for group in groups]
         ended = [self._with_found(*one, most) for one in reversed(self._ended)]
-        return Roll(requests=live + ended)
+        return Roll(requests=live + ended, places=[] if cell is None else self._places(cell))
+
+    def _places(self, cell: int) -> list[ChainPlace]:
+        pool, slots = self._tiers.pool, self._tiers.host.books
+        books, index = (pool, cell) if cell < pool.num_blocks else (slots, cell - pool.num_blocks)
+        block_hash = books.hash_of(index) if index < books.num_blocks else None
+        return [] if block_hash is None else self._lifecycle.chains.places(block_hash)
 
     def _note_end(self, group: SequenceGroup) -> None:
         """Remember a group that ends, if somebody wants to know."""

@@ -20,6 +20,7 @@ from engine.api import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    Roll,
     StepOutOfMemory,
     TenantStats,
     TokenDelta,
@@ -118,7 +119,7 @@ class EngineCore:
             tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs, turns
         )
         self.wall = Wall(tiers, self.scheduler.pins)
-        self.roll_keeper = RollKeeper(self.scheduler.lifecycle)
+        self._roll_keeper = RollKeeper(self.scheduler.lifecycle)
         self._runner = runner
         self._grammars = grammars
         self._keeper = _make_keeper(config, info, self.scheduler, runner)
@@ -245,6 +246,13 @@ class EngineCore:
             compute_seconds=self._order.compute_seconds,
             commit_seconds=self._commit_seconds,
         )
+
+    def roll(self, cell: int | None = None) -> Roll:
+        """See `EngineClient.roll`."""
+        roll = self._roll_keeper.roll(cell)
+        if self._keeper is None:
+            return roll
+        return structs.replace(roll, on_disk=self._keeper.blocks_by_owner())
 
     def forget_tenant(self, tenant: str) -> None:
         """See `EngineClient.forget_tenant`."""
@@ -451,7 +459,7 @@ def serve(
                 frame = core.wall.frame(message.watcher)
                 socket.send(encode(WallReply(message.ask_id, frame)))
             elif isinstance(message, AskRoll):
-                socket.send(encode(RollReply(message.ask_id, core.roll_keeper.roll())))
+                socket.send(encode(RollReply(message.ask_id, core.roll(message.cell))))
             elif isinstance(message, Unwatch):
                 core.wall.unwatch(message.watcher)
             elif isinstance(message, Probe):

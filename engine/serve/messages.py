@@ -88,9 +88,12 @@ class AskWall(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskRoll(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `RollReply`, from inside the loop, which requests there are."""
+    """Answer with `RollReply`, from inside the loop, which requests there are; and where the block
+    in a `cell` lies in chains.
+    """
 
     ask_id: int
+    cell: int | None = None
 
 
 class Unwatch(msgspec.Struct, frozen=True, tag=True):

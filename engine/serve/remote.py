@@ -253,11 +253,11 @@ class RemoteEngine:
         number = next(self._numbers)
         return await self._frames.ask(number, lambda: self._send(AskWall(number, watcher)))
 
-    async def roll(self, replica: int = 0) -> Roll:
+    async def roll(self, replica: int = 0, cell: int | None = None) -> Roll:
         """See `EngineClient.roll`."""
         self._expect_running(replica)
         number = next(self._numbers)
-        return await self._rolls.ask(number, lambda: self._send(AskRoll(number)))
+        return await self._rolls.ask(number, lambda: self._send(AskRoll(number, cell)))
 
     async def unwatch(self, watcher: str) -> None:
         """See `EngineClient.unwatch`."""

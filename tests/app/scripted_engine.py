@@ -142,8 +142,8 @@ class ScriptedEngine:
     async def wall(self, watcher: str, replica: int = 0) -> bytes:
         raise EngineUnavailable(f"no blocks to show {watcher} of {replica}")
 
-    async def roll(self, replica: int = 0) -> Roll:
-        if replica:
+    async def roll(self, replica: int = 0, cell: int | None = None) -> Roll:
+        if replica or cell:
             raise EngineError(f"replica: there is no number {replica}")
         return Roll(requests=[])
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
+import msgspec
 from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -42,6 +43,15 @@ class ReplicaQuery(Query):
     replica: Annotated[
         int, Field(ge=0, le=9999, description="In a cluster: its place among those ready.")
     ] = 0
+
+
+class RequestsQuery(ReplicaQuery):
+    """Whose requests."""
+
+    cell: Annotated[
+        int | None,
+        Field(ge=0, description="Tell where the block in this cell of the wall lies, too."),
+    ] = None
 
 
 class WallQuery(ReplicaQuery):
@@ -106,6 +116,21 @@ class WallRequest(Document):
     )
 
 
+class WallPlace(Document):
+    """Where a block lies in what a conversation has left, or requests under a registered prompt."""
+
+    tenant: str
+    conversation: str | None = Field(
+        description="As in a tenant's cache; null: a registered prompt's."
+    )
+    number: int = Field(description="Of the block, from 1.")
+    blocks: int = Field(description="Those of all that was left.")
+    age_seconds: float = Field(description="Since the end of the first request.")
+    idle_seconds: float = Field(description="Since the end of the last one.")
+    requests: int
+    hits: int = Field(description="Requests that found it, as in a tenant's cache.")
+
+
 class WallRequests(Document):
     """Requests in the order in which they came; and behind them those that ended lately, the last
     one first.
@@ -114,21 +139,29 @@ class WallRequests(Document):
     block_size: int = Field(description="Tokens in a block.")
     replicas: int = Field(description="How many are ready.")
     requests: list[WallRequest]
+    places: list[WallPlace] = Field(
+        description="Of the block in `cell`, the last used first; four at most."
+    )
+    on_disk: dict[str, int] = Field(
+        description="Blocks in files, by owner; under an empty name those whose owner is not known."
+    )
 
 
 @endpoint("GET", "/wall/requests", "Live view", other_problems=(HTTPStatus.CONFLICT,))
-async def list_wall_requests(call: Call[None, ReplicaQuery]) -> WallRequests:
-    """Show which requests lean on which of a replica's KV blocks.
+async def list_wall_requests(call: Call[None, RequestsQuery]) -> WallRequests:
+    """Show which requests lean on which of a replica's KV blocks, and what is on disk.
 
     64 of the live ones at most, those that wait last; and up to 32 that have ended while somebody
     asked this at least every ten seconds.
     """
     engine = call.service.engine
-    roll = await engine.roll(call.query.replica)
+    roll = await engine.roll(call.query.replica, call.query.cell)
     return WallRequests(
         block_size=engine.info.block_size,
         replicas=roll.replicas,
         requests=[_request(one, time.time()) for one in roll.requests],
+        places=[WallPlace.model_validate(msgspec.structs.asdict(one)) for one in roll.places],
+        on_disk=roll.on_disk,
     )
 
 

@@ -5,17 +5,35 @@ export const FINDABLE = 2;
 export const LEASED = 4;
 export const PINNED = 8;
 const RUN = 16;
+export const ON_DISK = 32; // of cells that are no frame's
 const ANEW = 1;
 const LENGTH_BYTES = 4;
 const TEXT = new TextDecoder();
 
+const HUES = new Map(); // by owner, alike for all pictures of a page
+
 export class Cells {
   constructor() { this.begin(0, 0); }
+
+  // What is kept on disk, a cell a block, as many of each owner as `counts` says.
+  static onDisk(counts) {
+    const cells = new Cells();
+    const shown = Object.entries(counts).sort();
+    cells.begin(shown.reduce((sum, [, count]) => sum + count, 0), 0);
+    let at = 0;
+    for (const [name, count] of shown) {
+      cells.state.fill(ON_DISK, at, at + count);
+      cells.owner.fill(cells.own(name), at, at + count);
+      at += count;
+    }
+    return cells;
+  }
 
   begin(numBlocks, numSlots) {
     this.numBlocks = numBlocks;
     this.numSlots = numSlots;
     this.owners = [];
+    this.hues = []; // of the owners
     this.state = new Uint8Array(numBlocks + numSlots);
     this.owner = new Uint16Array(numBlocks + numSlots);
     this.references = new Uint32Array(numBlocks + numSlots);
@@ -24,6 +42,13 @@ export class Cells {
   }
 
   get length() { return this.state.length; }
+
+  // Another owner; returns its place among them.
+  own(name) {
+    if (!HUES.has(name)) HUES.set(name, HUES.size);
+    this.hues.push(HUES.get(name));
+    return this.owners.push(name) - 1;
+  }
 
   // Take a frame over; calls told(first, count) for each run of cells. Returns whether all is new.
   take(frame, now, told) {
@@ -43,7 +68,7 @@ export class Cells {
     this.pending = number();
     for (let left = number(); left > 0; left--) {
       const length = number();
-      this.owners.push(TEXT.decode(frame.subarray(at, at + length)));
+      this.own(TEXT.decode(frame.subarray(at, at + length)));
       at += length;
     }
     for (let cell = 0; at < frame.length;) {

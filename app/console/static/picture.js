@@ -1,18 +1,20 @@
 // Cells as a picture: a pixel each in a small one, of which the rows that changed are enlarged.
 
-import { FINDABLE, HELD, LEASED, PINNED } from "./frames.js";
+import { FINDABLE, HELD, LEASED, ON_DISK, PINNED } from "./frames.js";
 
 // What a cell is, in a word; the last that applies. Each has a colour of its name in style.css.
-export const KINDS = ["free", "cached", "leased", "in-use", "shared", "pinned"];
+export const KINDS = ["free", "cached", "leased", "in-use", "shared", "pinned", "on-disk"];
 
-const [FREE, CACHED, LEASE, IN_USE, SHARED, PIN] = KINDS.keys();
+const [FREE, CACHED, LEASE, IN_USE, SHARED, PIN, DISK] = KINDS.keys();
 const SMALLEST = 2;
 const LARGEST = 22;
 const TALL = 560; // CSS pixels, where cells of at least SMALLEST allow it
 const HUES = 24;
+const GRID_PIXELS = 6; // smaller cells have no lines between them
 
 export function kindOf(cells, cell) {
   const state = cells.state[cell];
+  if (state & ON_DISK) return DISK;
   if (state & PINNED) return PIN;
   if (state & HELD) return cells.references[cell] > 1 ? SHARED : IN_USE;
   if (state & LEASED) return LEASE;
@@ -51,6 +53,15 @@ export class Picture {
     [this.firstRow, this.lastRow] = [0, this.rows - 1];
   }
 
+  // Have an element that lies on the canvas draw lines between cells.
+  line(grid) {
+    const { size, columns, rows } = this;
+    grid.hidden = size < GRID_PIXELS;
+    grid.style.width = `${columns * size}px`;
+    grid.style.height = `${rows * size}px`;
+    grid.style.backgroundSize = `${size}px ${size}px`;
+  }
+
   // Read the colours of the page's style, which may have become dark.
   recolour() {
     const style = getComputedStyle(this.canvas);
@@ -74,14 +85,14 @@ export class Picture {
 
   // The colour of an owner's cached cells, as CSS has it.
   cssOf(owner) {
-    const pixel = this.ofOwners[owner % HUES][0];
+    const pixel = this.ofOwners[this.cells.hues[owner] % HUES][0];
     return `rgb(${pixel & 255} ${(pixel >>> 8) & 255} ${(pixel >>> 16) & 255})`;
   }
 
   colourOf(cell) {
-    const { state, owner, owners } = this.cells;
+    const { state, owner, owners, hues } = this.cells;
     let colour = this.colours[kindOf(this.cells, cell)];
-    if (this.byOwner && state[cell]) colour = this.ofOwners[owner[cell] % HUES][state[cell] & HELD];
+    if (this.byOwner && state[cell]) colour = this.ofOwners[hues[owner[cell]] % HUES][state[cell] & HELD];
     if (this.only === null || !state[cell] || owners[owner[cell]] === this.only) return colour;
     return faint(colour, this.background);
   }

@@ -1,6 +1,7 @@
 // The requests that lean on a wall's blocks (/admin/wall/requests): a list, and one's chain outlined.
 
 const INTERVAL_MS = 1000;
+const REST_MS = 150; // for which a cell has to be chosen before its places are asked
 const MOST_NAMED = 3; // requests that are told of one cell
 const MARKUP = `
 <h2>Requests</h2>
@@ -45,6 +46,9 @@ export class Requests {
     this.chosen = null; // such an id
     this.blockSize = 1;
     this.numNamed = 0;
+    this.cell = null; // that is looked at
+    this.places = { cell: null, known: [] };
+    this.asking = () => {};
     this.list.addEventListener("keydown", (event) => this.step(event), { signal });
     this.list.addEventListener("click", (event) => {
       const option = event.target.closest("[role=option]");
@@ -53,20 +57,33 @@ export class Requests {
     this.take({ requests: [], block_size: 1 });
   }
 
-  // Ask again and again, until the signal; `heard` is called with how many replicas there are.
+  // Ask again and again, until the signal; `heard` is called with each answer.
   async follow(api, replica, signal, heard) {
-    while (!signal.aborted) {
+    this.asking = async () => {
+      const { cell } = this;
+      const of = cell === null ? "" : `&cell=${cell}`;
       try {
-        const answer = await api.read(`/wall/requests?replica=${replica}`, signal);
+        const answer = await api.read(`/wall/requests?replica=${replica}${of}`, signal);
         if (signal.aborted) return;
+        this.places = { cell, known: answer.places };
         this.take(answer);
-        heard(answer.replicas);
+        heard(answer);
       } catch (error) {
-        if (signal.aborted) return;
-        this.take({ requests: [], block_size: 1 }); // the stream says what is wrong
+        if (!signal.aborted) this.take({ requests: [], block_size: 1 }); // the stream says what is wrong
       }
+    };
+    while (!signal.aborted) {
+      await this.asking();
       await new Promise((resolve) => setTimeout(resolve, INTERVAL_MS));
     }
+  }
+
+  // A cell is looked at: its places are asked soon, if that lasts.
+  look(cell) {
+    if (cell === this.cell) return;
+    this.cell = cell;
+    clearTimeout(this.looking);
+    this.looking = setTimeout(() => this.asking(), REST_MS);
   }
 
   take({ requests, block_size: blockSize }) {
@@ -161,15 +178,16 @@ export class Requests {
 
   // Of a cell, in words: whose chains it lies in, and where.
   ofCell(cell) {
-    const places = [];
+    const leaning = [];
     for (const one of this.requests) {
       const index = one.lines.map((line) => line.indexOf(cell)).find((at) => at >= 0);
-      if (index !== undefined) places.push(`${one.id} (${one.state}, block ${number(index + 1)})`);
+      if (index !== undefined) leaning.push(`${one.id} (${one.state}, block ${number(index + 1)})`);
     }
-    if (places.length === 0) return "";
-    const more = places.length - MOST_NAMED;
-    const named = places.slice(0, MOST_NAMED).join(", ");
-    return ` In the chain of ${named}${more > 0 ? ` and ${more} more` : ""}.`;
+    const more = leaning.length - MOST_NAMED;
+    const named = leaning.slice(0, MOST_NAMED).join(", ");
+    const chains = named ? [` In the chain of ${named}${more > 0 ? ` and ${more} more` : ""}.`] : [];
+    const places = this.places.cell === cell ? this.places.known.map(placeOf) : [];
+    return [...chains, ...places].join("");
   }
 
   put(name, path) { this.outline.querySelector(name).setAttribute("d", path); }
@@ -186,6 +204,14 @@ export class Requests {
     const place = this.picture.placeOf(cell);
     return `${(place % columns) * size + inset} ${Math.floor(place / columns) * size + inset}`;
   }
+}
+
+function placeOf(place) {
+  const { tenant, conversation } = place;
+  const whose = conversation === null ? `a registered prompt that ${tenant} uses` : `${tenant}'s conversation ${conversation}`;
+  const age = `begun ${number(Math.round(place.age_seconds))} s ago, used ${number(Math.round(place.idle_seconds))} s ago`;
+  return ` Block ${number(place.number)} of ${number(place.blocks)} of ${whose}: `
+    + `${age}, hit by ${number(place.hits)} of ${number(place.requests)} requests.`;
 }
 
 function inShort(one) {

@@ -1,5 +1,6 @@
 // The wall: the KV cache live, a cell a block. `mount(element, api)` returns what takes it away.
 
+import { Disk } from "./disk.js";
 import { Cells, FINDABLE, HELD, LEASED, framesOf } from "./frames.js";
 import { KINDS, Picture, kindOf } from "./picture.js";
 import { Replicas } from "./replicas.js";
@@ -8,7 +9,6 @@ import { Requests } from "./requests.js";
 const RETRY_MS = 2000;
 const COUNT_MS = 500;
 const MOST_OWNERS = 8; // named beside the picture
-const GRID_PIXELS = 6; // smaller cells have no lines between them
 const MARKUP = `
 <div class="tools">
   <label>Colours <select name="colours"><option value="kinds">what a block is</option>
@@ -22,6 +22,7 @@ const MARKUP = `
   class="chain" aria-hidden="true" hidden></svg><i class="mark" hidden></i></div>
 <p class="detail" role="status">Point at a block, or choose one by the arrow keys.</p>
 <p class="summary"></p>
+<div class="disk" hidden></div>
 <div class="leaning"></div>`;
 
 export function mount(element, api) {
@@ -46,6 +47,7 @@ class Wall {
     this.isDrawing = false;
     this.ending = new AbortController();
     this.reading = null;
+    this.disk = new Disk(this.part(".disk"), this.picture);
     const leaning = this.part(".leaning");
     this.requests = new Requests(leaning, this.part(".chain"), this.picture, this.ending.signal);
     this.listen();
@@ -97,7 +99,7 @@ class Wall {
         const answer = await this.api.get(`/wall?replica=${this.replica}`, reading.signal);
         this.tell("");
         const both = AbortSignal.any([reading.signal, streaming.signal]);
-        this.requests.follow(this.api, this.replica, both, this.heard);
+        this.requests.follow(this.api, this.replica, both, (answer) => this.hear(answer));
         for await (const frame of framesOf(answer)) this.take(frame);
       } catch (error) {
         if (reading.signal.aborted) return;
@@ -120,14 +122,17 @@ class Wall {
     this.draw();
   }
 
+  // An answer about requests has come.
+  hear({ replicas, on_disk: onDisk }) {
+    if (this.disk.take(onDisk)) this.hasNews = true;
+    this.describe();
+    this.heard(replicas);
+  }
+
   layOut() {
     this.picture.layOut(this.part(".cells").clientWidth);
-    const { size, columns, rows } = this.picture;
-    const grid = this.part(".grid");
-    grid.hidden = size < GRID_PIXELS;
-    grid.style.width = `${columns * size}px`;
-    grid.style.height = `${rows * size}px`;
-    grid.style.backgroundSize = `${size}px ${size}px`;
+    this.disk.draw();
+    this.picture.line(this.part(".grid"));
     this.hasNews = true;
     this.draw();
     this.requests.draw();
@@ -152,10 +157,11 @@ class Wall {
     this.choose(Math.min(this.cells.length - 1, Math.max(0, next)));
   }
 
-  // Tell of a cell in words, and frame it.
+  // Frame a cell, and tell of it in words.
   choose(cell) {
     if (cell >= this.cells.length) return;
     this.chosen = cell;
+    this.requests.look(cell);
     const place = this.picture.placeOf(cell);
     const { columns, size } = this.picture;
     const mark = this.part(".mark");
@@ -163,7 +169,13 @@ class Wall {
     mark.style.width = mark.style.height = `${size}px`;
     mark.style.left = `${(place % columns) * size}px`;
     mark.style.top = `${Math.floor(place / columns) * size}px`;
-    this.put(".detail", inWords(this.cells, cell) + this.requests.ofCell(cell));
+    this.describe();
+  }
+
+  describe() {
+    const { chosen } = this;
+    if (chosen === null || chosen >= this.cells.length) return;
+    this.put(".detail", inWords(this.cells, chosen) + this.requests.ofCell(chosen));
   }
 
   count() {
@@ -175,12 +187,14 @@ class Wall {
       kinds[kindOf(this.cells, cell)]++;
       if (this.cells.state[cell]) owned[this.cells.owner[cell]]++;
     }
+    kinds[KINDS.length - 1] = this.disk.count;
     const owners = this.cells.owners.map((name, index) => [name, owned[index], index]);
     owners.sort((one, other) => other[1] - one[1]);
     const { picture } = this;
     const legend = picture.byOwner
       ? owners.slice(0, MOST_OWNERS).map(([name, count, index]) => entry(name || "nobody", count, picture.cssOf(index)))
       : KINDS.map((kind, index) => entry(kind.replace("-", " "), kinds[index], `var(--${kind})`));
+    if (!picture.byOwner) legend.at(-1).hidden = this.disk.count === 0;
     this.part(".legend").replaceChildren(...legend);
     this.offer(owners);
     this.put(".summary", summary(this.cells, kinds, owners));
@@ -229,7 +243,7 @@ function inWords(cells, cell) {
 }
 
 function summary(cells, kinds, owners) {
-  const counts = KINDS.map((kind, index) => `${kinds[index]} ${kind.replace("-", " ")}`);
+  const counts = KINDS.slice(0, -1).map((kind, index) => `${kinds[index]} ${kind.replace("-", " ")}`);
   const shown = owners.filter(([, count]) => count > 0).slice(0, MOST_OWNERS);
   const parts = shown.map(([name, count]) => `${name || "nobody"} ${count}`);
   const slots = cells.numSlots ? ` and ${cells.numSlots} host slots` : "";

@@ -131,7 +131,10 @@ async def test_requests_are_told_with_the_blocks_that_they_lean_on(
     admin: httpx.AsyncClient, world: World, engine: PooledEngine
 ) -> None:
     empty = (await admin.get("/wall/requests")).json()
-    assert empty == {"block_size": BLOCK_SIZE, "replicas": 1, "requests": []}
+    assert empty == {
+        **{"block_size": BLOCK_SIZE, "replicas": 1},
+        **{"requests": [], "places": [], "on_disk": {}},
+    }
     question = "what the catalog says of anvils " * 4
     await say(world, question, "acme")
     await engine.clear()
@@ -149,6 +152,17 @@ async def test_requests_are_told_with_the_blocks_that_they_lean_on(
     assert again["lines"] == lost["lines"]
     assert len(again["lines"][0]) == again["blocks"]
     assert "anvils" not in str(again)
+    told = (await admin.get("/wall/requests", params={"cell": again["lines"][0][2]})).json()
+    place, _ = told["places"]
+    assert (place["tenant"], place["number"], place["blocks"]) == ("acme", 3, again["blocks"])
+    assert (place["requests"], place["hits"]) == (1, 1)
+    assert 0 <= place["idle_seconds"] <= place["age_seconds"] < 60
+    chains = (await admin.get("/tenants/acme/cache")).json()["chains"]
+    assert [one["conversation"] for one in chains] == [
+        one["conversation"] for one in told["places"]
+    ]
+    (wrong,) = (await admin.get("/wall/requests?cell=-1")).json()["errors"]
+    assert wrong["field"] == "cell"
 
 
 async def test_requests_of_strange_replicas_are_refused(admin: httpx.AsyncClient) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from engine.api import CachePolicy, ChainState, EngineUnavailable
 from engine.blocks.chains import Chains
+from engine.blocks.hashing import HASH_BYTES
 from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool
 from engine.blocks.tiers import Tiers
@@ -64,6 +65,22 @@ def test_a_conversation_and_its_prompt_are_told_apart() -> None:
     assert (conversation.lease_seconds, prompt.lease_seconds) == (55.0, 55.0)
     assert (conversation.age_seconds, conversation.idle_seconds) == (25.0, 5.0)
     assert conversation.references == prompt.references == 0
+
+
+def test_a_blocks_place_is_not_found_across_two_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = simulated_core()
+    known = core.scheduler.lifecycle.chains
+    hashes = [bytes([number]) * (HASH_BYTES - 1) + b"\7" for number in range(3)]
+    known.note(make_request("r", SAID, 1, conversation="first"), hashes, 0)
+    for number, one in enumerate(hashes):
+        (place,) = known.places(one)
+        assert (place.number, place.blocks) == (number + 1, 3)
+    between = hashes[0][5:] + hashes[1][:5]
+    assert known.places(between) == []
+    monkeypatch.setattr("engine.blocks.chains._LOOKED_THROUGH", 3 * HASH_BYTES - 1)
+    known.note(make_request("r", SAID, 1, conversation="second"), hashes[2:], 0)
+    known.note(make_request("r", SAID, 1, conversation="third"), hashes, 0)
+    assert [one.conversation for one in known.places(hashes[0])] == ["third"]
 
 
 def test_what_goes_on_takes_the_place_of_what_it_goes_on_from() -> None:

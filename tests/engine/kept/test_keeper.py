@@ -20,6 +20,7 @@ from tests.engine.simulation import (
     random_prompt,
     run_all_to_end,
     run_to_end,
+    simulated_core,
 )
 
 PROMPT = random_prompt(random.Random(1), 43)
@@ -50,6 +51,22 @@ def test_a_pinned_prompt_is_found_after_a_restart(tmp_path: Path, runs_ahead: bo
     # It is there now, and read no more.
     assert found(core, name="again") >= 4 * BLOCKS
     assert core.stats().restored_blocks == BLOCKS
+
+
+def test_blocks_on_disk_are_told_by_owner(tmp_path: Path) -> None:
+    core = start(tmp_path)
+    pin(core, PROMPT)
+    pin(core, PROMPT[4:], "b")
+    save(core)
+    assert core.roll().on_disk == {"": 2 * BLOCKS - 1}
+    core.forget_others({"a": "", "b": ""})
+    assert core.roll().on_disk == {"a": BLOCKS, "b": BLOCKS - 1}
+    core.keep_under("c", "")
+    core.forget_tenant("b")
+    assert core.roll().on_disk == {"a": BLOCKS}
+    keeper(core).check()
+    core.close(5.0)
+    assert simulated_core().roll().on_disk == {}
 
 
 def test_what_is_to_be_kept_is_saved_at_the_end(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ MORE = random_prompt(random.Random(2), 7)
 
 
 def told(core: EngineCore) -> dict[str, RequestState]:
-    return {one.request_id: one for one in core.roll_keeper.roll().requests}
+    return {one.request_id: one for one in core.roll().requests}
 
 
 def step_until(core: EngineCore, is_so: Callable[[], bool]) -> None:
@@ -178,13 +178,13 @@ def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         core.submit(make_request(f"r{number}", SAID, 2))
     core.step()
-    few = core.roll_keeper.roll().requests
+    few = core.roll().requests
     assert [one.request_id for one in few] == ["r0", "r1", "r2", "r3"]
     assert [len(one.lines[0]) for one in few[:2]] == [3, 3]
     assert all(len(one.lines[0]) <= 3 for one in few[2:])
     assert few[0].num_blocks >= 10
     run_to_end(core)
-    ended = core.roll_keeper.roll().requests
+    ended = core.roll().requests
     assert [one.request_id for one in ended] == [f"r{number}" for number in range(39, 7, -1)]
 
 
@@ -196,6 +196,35 @@ def test_those_that_run_come_before_those_that_wait(monkeypatch: pytest.MonkeyPa
     core.step()
     assert list(told(core)) == ["r0", "r2"]
     assert told(core)["r2"].state == "running"
+
+
+def test_a_cell_is_told_by_its_places_in_chains() -> None:
+    clock = Clock()
+    core = simulated_core(clock=lambda: clock.now, num_blocks=24, num_host_blocks=24)
+    for name, prompt in (("c1", SAID), ("c2", SAID[:24] + MORE)):
+        core.submit(make_request(name, prompt, 1, conversation=name))
+        run_to_end(core)
+        clock.now += 5.0
+    told(core)  # from now on ended requests are remembered
+    core.submit(make_request("r", SAID[:24] + MORE, 1))
+    run_to_end(core)
+    (line,) = told(core)["r"].lines
+    second, first = core.roll(line[2]).places
+    assert (second.conversation, second.number, second.blocks) == ("c2", 3, 8)
+    assert (second.age_seconds, second.idle_seconds) == (5.0, 5.0)
+    assert (second.requests, second.hits, second.tenant) == (1, 1, "a")
+    assert (first.conversation, first.number, first.blocks) == ("c1", 3, 10)
+    assert (first.age_seconds, first.hits) == (10.0, 0)
+    assert [one.conversation for one in core.roll(line[6]).places] == ["c2"]
+    pool = core.scheduler.pool
+    free = next(block for block in range(pool.num_blocks) if not pool.is_findable(block))
+    assert core.roll(free).places == core.roll(10**6).places == core.roll().places == []
+    # What is moved to host memory has its places there.
+    core.submit(make_request("large", random_prompt(random.Random(3), 92), 1))
+    run_to_end(core)
+    slots = [core.roll(pool.num_blocks + slot).places for slot in range(24)]
+    numbers = {one.number for places in slots for one in places if one.conversation == "c2"}
+    assert numbers == set(range(1, 9))
 
 
 async def test_it_crosses_the_border() -> None:
