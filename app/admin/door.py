@@ -34,10 +34,7 @@ class Door:
 
         Raises `Problem` 401 or 403, `IssuerUnavailable` and `StoreUnavailable`.
         """
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise unauthorized()
-        return await self.holder(given.strip())
+        return await self.holder(bearer(request))
 
     async def holder(self, token: str) -> Operator:
         """Whose token it is. Raises what `operator` does."""
@@ -51,15 +48,23 @@ class Door:
             raise unauthorized()
         return _holder(stored)
 
-    async def is_open(self, request: Request) -> bool:
+    async def is_open(self, token: str) -> bool:
         """Whether who was let in is still welcome, as far as can be told."""
         try:
-            await self.operator(request)
+            await self.holder(token)
         except Problem:
             return False
         except (IssuerUnavailable, StoreUnavailable):
             return True
         return True
+
+
+def bearer(request: Request) -> str:
+    """The token in a request's header. Raises `Problem` 401."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        raise unauthorized()
+    return given.strip()
 
 
 def _holder(token: OperatorToken) -> Operator:

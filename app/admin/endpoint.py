@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
@@ -22,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admin.documents import Versioned
-from app.admin.door import Door
+from app.admin.door import Door, bearer
 from app.admin.headers import IF_MATCH, idempotency_key, if_match
 from app.admin.openapi import Operation
 from app.admin.people import People
@@ -126,7 +125,7 @@ class Endpoint:
             headers=request.headers,
             query=self._query(request),
             people=door.people,
-            is_welcome=partial(door.is_open, request),
+            is_welcome=lambda: door.is_open(bearer(request)),
             body=self._body(request, body),
             if_match=if_match(request) if method == "PATCH" else None,
         )

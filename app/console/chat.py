@@ -6,8 +6,10 @@ port serves no tenants, so that they take no connections of it.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 from base64 import urlsafe_b64decode
+from functools import partial
 
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
@@ -18,6 +20,7 @@ from app.routes.responses_ws import responses_socket
 
 TOKEN_PREFIX = "partywall.operator."
 """Of the subprotocol that carries the operator's token, in base64url."""
+_LOOK_SECONDS = 1.0
 
 
 def operators_chat(door: Door) -> WebSocketRoute:
@@ -25,16 +28,24 @@ def operators_chat(door: Door) -> WebSocketRoute:
 
     async def chat(socket: WebSocket) -> None:
         try:
-            await door.holder(_token(socket))
+            token = _token(socket)
+            await door.holder(token)
         except Exception as error:
             problem = as_problem(error)
             if problem is None:
                 raise
             await socket.send_denial_response(problem.response())
             return
-        await responses_socket(socket)
+        await responses_socket(socket, partial(_end_of, token, door))
 
     return WebSocketRoute("/console/responses", chat)
+
+
+async def _end_of(token: str, door: Door) -> str:
+    """Why who was let in is welcome no more, once that is so."""
+    while await door.is_open(token):  # noqa: ASYNC110 - it is asked, and nobody tells
+        await asyncio.sleep(_LOOK_SECONDS)
+    return "This operator's token has ended."
 
 
 def _token(socket: WebSocket) -> str:

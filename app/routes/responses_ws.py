@@ -7,8 +7,8 @@ and `error` events; only these end a socket:
 
 - 1000 the client closed it
 - 1001 it reached its greatest age, after an error `websocket_connection_limit_reached`
-- 1008 its key or tenant has ended, the client caused errors faster than it read them, or a message
-  took too long
+- 1008 its key or tenant (or, on the operators' port, their token) has ended, the client caused
+  errors faster than it read them, or a message took too long
 - 1009 a message larger than the server accepts at all
 - 1011 the server failed
 - 1013 too many long messages are on their way at once
@@ -22,7 +22,9 @@ service is shutting down).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import cast
 
 from starlette.websockets import WebSocket
@@ -34,11 +36,15 @@ from app.transport.http import error_response
 from app.transport.intake import IncomingBody
 from app.transport.origins import check_origin
 from app.transport.socket import OpenSocket
+from app.upkeep.connections import POLICY_VIOLATION
 from app.wire.errors import as_api_error
 
+Outlived = Callable[[], Awaitable[str]]
+"""Waits until what a socket depends on has ended, and returns the reason."""
 
-async def responses_socket(socket: WebSocket) -> None:
-    """Serve one socket for its whole life."""
+
+async def responses_socket(socket: WebSocket, outlived: Outlived | None = None) -> None:
+    """Serve one socket for its whole life; or until what it depends on has ended."""
     service: Service = socket.app.state.service
     serving = OpenSocket(
         socket,
@@ -57,7 +63,7 @@ async def responses_socket(socket: WebSocket) -> None:
         async with service.connections.socket(principal, serving.end) as connection:
             await socket.accept(subprotocol=select_subprotocol(socket.scope["subprotocols"]))
             accepted = True
-            with service.metrics.sockets_open.track_inprogress():
+            with service.metrics.sockets_open.track_inprogress(), _ending(serving, outlived):
                 await serving.serve(connection)
     except Exception as error:
         known = as_api_error(error)
@@ -65,6 +71,23 @@ async def responses_socket(socket: WebSocket) -> None:
             raise
         note_error(known.code)
         await socket.send_denial_response(error_response(known))
+
+
+@contextlib.contextmanager
+def _ending(serving: OpenSocket, outlived: Outlived | None) -> Iterator[None]:
+    """While entered, the socket is closed once `outlived` returns."""
+    if outlived is None:
+        yield
+        return
+
+    async def end(outlived: Outlived) -> None:
+        await serving.end(POLICY_VIOLATION, await outlived())
+
+    task = asyncio.create_task(end(outlived))
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def _count_messages(socket: WebSocket, incoming: IncomingBody) -> None:

@@ -39,7 +39,8 @@ _SWEEP_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 _DOUBT_SECONDS = 60.0
 _PARALLEL_REVIEWS = 16
-_POLICY_VIOLATION = 1008
+POLICY_VIOLATION = 1008
+"""Of a socket whose key or tenant has ended."""
 
 CloseSocket = Callable[[int, str], Awaitable[None]]
 """Closes a socket with a code and a reason."""
@@ -99,7 +100,7 @@ class Connections:
             raise limit_error(exceeded) from None
 
         async def end(error: ApiError) -> None:
-            await close(_POLICY_VIOLATION, error.message)
+            await close(POLICY_VIOLATION, error.message)
 
         try:
             with self._present(Connection(principal, end, is_socket=True)) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -259,6 +260,27 @@ async def test_the_operators_port_chats_with_operators_alone(
         with pytest.raises(InvalidStatus) as refused:
             await opening
         assert refused.value.response.status_code == status
+
+
+async def test_an_operators_chat_ends_with_their_token(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    made = (await admin.post("/tokens", json={"name": "bob", "role": "admin"})).json()
+    encoded = urlsafe_b64encode(made["admin_token"].encode()).decode().rstrip("=")
+    protocols = ["partywall.v1", f"partywall.key.{world.keys['acme']}"]
+    async with connect(
+        f"{world.admin_url.replace('http', 'ws')}/console/responses",
+        subprotocols=[*protocols, f"partywall.operator.{encoded}"],
+        proxy=None,
+    ) as socket:
+        await socket.send(json.dumps({"type": "response.create", "input": "hi"}))
+        while json.loads(await socket.recv())["type"] != "response.completed":
+            pass
+        assert (await admin.delete(f"/tokens/{made['id']}")).status_code == 204
+        async with asyncio.timeout(20):
+            await socket.wait_closed()
+        assert socket.close_code == 1008
+        assert "operator" in (socket.close_reason or "")
 
 
 @pytest.mark.exhaustive
