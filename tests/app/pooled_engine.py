@@ -34,9 +34,16 @@ class PooledEngine(LocalEngine):
     Notes what it was asked for.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        num_blocks: int = NUM_BLOCKS,
+        num_host_blocks: int = 0,
+    ) -> None:
         super().__init__(self._core)
         self.tokenizer = tokenizer
+        self._num_blocks = num_blocks
+        self._num_host_blocks = num_host_blocks
         self.cores: list[EngineCore] = []
         self.requests: list[EngineRequest] = []
         self.forgotten: list[str] = []
@@ -45,7 +52,7 @@ class PooledEngine(LocalEngine):
     def cached(self) -> dict[bytes, str]:
         """Hashes of blocks that can be found, and whose they are. To be asked at rest."""
         pool = self.cores[-1].scheduler.pool
-        hashes = {block: pool.hash_of(block) for block in range(NUM_BLOCKS)}
+        hashes = {block: pool.hash_of(block) for block in range(pool.num_blocks)}
         return {key: pool.owner_of(block) for block, key in hashes.items() if key is not None}
 
     async def clear(self) -> None:
@@ -74,7 +81,9 @@ class PooledEngine(LocalEngine):
             block_size=BLOCK_SIZE,
             step_token_budget=128,
             max_running_requests=64,
+            recovery="swap" if self._num_host_blocks else "auto",
         )
-        info = simulated_core(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).info
-        self.cores.append(EngineCore(config, info, PrintableRunner(NUM_BLOCKS, BLOCK_SIZE)))
+        sizes = (self._num_blocks, BLOCK_SIZE, self._num_host_blocks)
+        info = simulated_core(*sizes[:2], num_host_blocks=sizes[2]).info
+        self.cores.append(EngineCore(config, info, PrintableRunner(*sizes)))
         return self.cores[-1]

@@ -338,12 +338,12 @@ def simulated_core(
     return EngineCore(config, info, runner, costs, row_costs, drafter, clock=clock)
 
 
-def at_a_models_pace(core: EngineCore) -> EngineCore:
-    """Steps of 2 ms: what a test does in the middle of a long answer comes before its end."""
+def at_a_models_pace(core: EngineCore, seconds: float = 0.002) -> EngineCore:
+    """Steps that take so long: what a test does in a long answer's middle comes before its end."""
     execute = core._runner.execute
 
     def slowly(plan: StepPlan) -> Sampled:
-        time.sleep(0.002)
+        time.sleep(seconds)
         return execute(plan)
 
     core._runner.execute = slowly
