@@ -97,6 +97,13 @@ class Issuer:
             self._fetching()  # while this one goes on
         return found
 
+    async def key_names(self) -> list[str | None]:
+        """Of the keys that it signs with now. Raises `IssuerUnavailable`."""
+        await self._fetch_if_due()
+        if self._failure is not None:
+            raise IssuerUnavailable(self._failure)
+        return list(self._keys)
+
     async def configuration(self) -> Configuration:
         """What it says of itself. Raises `IssuerUnavailable` where it never did."""
         if self._configuration is None:

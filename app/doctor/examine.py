@@ -11,6 +11,7 @@ from app.doctor.machine import check_machine
 from app.doctor.model import check_models
 from app.doctor.network import check_ports
 from app.doctor.places import check_disk, check_places
+from app.doctor.sign_in import check_sign_in
 from app.doctor.store import check_store
 from app.doctor.system import check_clock, check_environment
 from app.main import engine_config, service_prices, service_webhook
@@ -37,6 +38,7 @@ async def checks(settings: Settings, machine: Machine) -> list[Check]:
         *_given_files(settings),
         *await check_store(settings),
         *check_ports(settings),
+        *[one async for one in check_sign_in(settings)],
         check_environment(),
         check_clock(settings),
     ]
