@@ -24,6 +24,7 @@ from rich.table import Table
 from bench.common.figures import percentile
 from bench.engine.scripted import scripted_core
 from bench.registry import BenchError, Result, parameters
+from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.pool import BlockPool
 from engine.blocks.wall import PARTIAL
 from engine.schedule.plan import Sampled, StepPlan
@@ -33,6 +34,8 @@ from engine.serve.local import LocalEngine
 FIGURES: Final = {
     "wall_core_percent": "of a core, for one watcher of a pool under load: marks, frames and round "
     "trips to the engine; not what HTTP takes",
+    "requests_core_percent": "of a core, for a watcher's question once a second which requests "
+    "there are and where a block lies: 64 that run, and 1,024 conversations that have left blocks",
     "wall_kib_per_s": "KiB a second that such a watcher is sent",
     "wall_first_kib": "KiB of the first picture, of a pool that is full",
     "frame_ms_p95": "milliseconds that the page works on one picture, 95th percentile (Chromium)",
@@ -44,6 +47,10 @@ _BLOCKS_A_SEQUENCE: Final = 50
 _LEAST_BLOCKS: Final = (2 * _GROWING + 1) * _BLOCKS_A_SEQUENCE
 _ROUND_TRIPS: Final = 300
 _PICTURES: Final = 300
+_CONVERSATIONS: Final = 1024
+_TURNS: Final = 64
+_PROMPT_TOKENS: Final = 1000
+_QUESTIONS: Final = 200
 _PAGE: Final = "http://wall.invalid/"
 _DRAW: Final = """async ([frames, first]) => {
   const {Cells} = await import("./frames.js");
@@ -77,6 +84,14 @@ class _Idle:
 
     def execute(self, plan: StepPlan) -> Sampled:
         raise AssertionError(plan)
+
+
+class _AnyToken:
+    """A model that always says the same."""
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        count = len(plan.samplers)
+        return Sampled([1] * count, [None] * count)
 
 
 class _Load:
@@ -122,14 +137,17 @@ def run(options: argparse.Namespace) -> Result:
         raise BenchError(f"--blocks and --cells: at least {_LEAST_BLOCKS}")
     engine_percent, kib_per_s, first_kib = _engine(options)
     trip_percent = asyncio.run(_round_trips(options.blocks))
+    requests_percent = _requests(options.blocks)
     figures = {
         "wall_core_percent": engine_percent + trip_percent,
+        "requests_core_percent": requests_percent,
         "wall_kib_per_s": kib_per_s,
         "wall_first_kib": first_kib,
     }
     table = Table("figure", "value", title="watching the KV cache", title_justify="left")
     table.add_row("marks and frames, % of a core", f"{engine_percent:.3f}")
     table.add_row("round trips, % of a core", f"{trip_percent:.3f}")
+    table.add_row("requests, % of a core", f"{requests_percent:.3f}")
     table.add_row("KiB/s", f"{kib_per_s:.1f}")
     table.add_row("KiB of the first picture", f"{first_kib:.0f}")
     pictures = _browser(options.cells)
@@ -174,6 +192,35 @@ async def _round_trips(num_blocks: int) -> float:
         return 100 * _TICKS_A_SECOND * (time.process_time() - start) / _ROUND_TRIPS
     finally:
         await engine.close()
+
+
+def _requests(num_blocks: int) -> float:
+    """Percent of a core for one question a second, about a block that is found last."""
+    draw, core = random.Random(3), scripted_core(_AnyToken(), 16 * num_blocks, 16)
+    most = num_blocks * 16 // (2 * _PROMPT_TOKENS)
+    for number in range(min(_CONVERSATIONS, most)):
+        core.submit(_turn(f"turn {number}", draw, 1))
+        while not core.is_idle:
+            core.step()
+    for number in range(min(_TURNS, most)):
+        core.submit(_turn(f"running {number}", draw, 1_000_000))
+    while core.stats().waiting or any(one.state != "running" for one in core.roll().requests):
+        core.step()
+    start = time.thread_time()
+    for _ in range(_QUESTIONS):
+        core.roll(cell=0)
+    return 100 * (time.thread_time() - start) / _QUESTIONS
+
+
+def _turn(name: str, draw: random.Random, max_tokens: int) -> EngineRequest:
+    return EngineRequest(
+        request_id=name,
+        tenant="tenant",
+        prompt=draw.choices(range(100, 30_000), k=_PROMPT_TOKENS),
+        namespaces=Namespaces(shared_key=bytes(32), private_key=bytes(32)),
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0),
+        conversation=name,
+    )
 
 
 def _browser(num_cells: int) -> dict[str, float] | str:

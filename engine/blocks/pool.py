@@ -224,9 +224,10 @@ class BlockPool:
         """What `take_fresh` would return."""
         return self._fresh
 
-    def look(self, block: int) -> tuple[int, bool, str]:
-        """How many hold the block, whether it can be found, and its owner."""
-        return self._refs[block], self._hashes[block] is not None, self._owners[block]
+    def look(self, blocks: Iterable[int]) -> list[tuple[int, bool, str]]:
+        """Of each block: how many hold it, whether it can be found, and its owner."""
+        references, hashes, owners = self._refs, self._hashes, self._owners
+        return [(references[one], hashes[one] is not None, owners[one]) for one in blocks]
 
     def num_references(self, block: int) -> int:
         """How many hold the block."""

@@ -18,8 +18,10 @@ are varints (LEB128):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Final
 
 from engine.blocks.pins import Pins
@@ -56,6 +58,7 @@ _FREE: Final[_Cell] = (0, "", 0)
 class _Watcher:
     pending: bytearray
     """A byte a cell: whether it is to be told."""
+    num_pending: int
     untold: int
     """Cells that have not been told for the first time, at most."""
     asked: float = 0.0
@@ -65,17 +68,27 @@ class _Watcher:
 
     def take(self, most: int) -> list[int]:
         """The next cells to be told, in ascending order."""
-        taken: list[int] = []
-        for begin, end in ((self.cursor, len(self.pending)), (0, self.cursor)):
-            at = self.pending.find(1, begin, end)
-            while at >= 0 and len(taken) < most:
-                self.pending[at] = 0
+        pending, taken = self.pending, list[int]()
+        count = min(most, self.num_pending)
+        for begin, end in ((self.cursor, len(pending)), (0, self.cursor)):
+            at = begin - 1
+            while len(taken) < count and (at := pending.find(1, at + 1, end)) >= 0:
+                pending[at] = 0
                 taken.append(at)
-                at = self.pending.find(1, at + 1, end)
         if taken:
             self.cursor = taken[-1] + 1
-            self.untold = max(0, self.untold - len(taken))
+            self.num_pending -= count
+            self.untold = max(0, self.untold - count)
         return sorted(taken)
+
+    def mark(self, numbers: Iterable[int]) -> None:
+        """These cells have changed."""
+        pending, num_new = self.pending, 0
+        for number in numbers:
+            if not pending[number]:
+                pending[number] = 1
+                num_new += 1
+        self.num_pending += num_new
 
 
 class Wall:
@@ -127,38 +140,43 @@ class Wall:
     def _begin(self, name: str) -> _Watcher:
         if self._pool.touched is None:
             self._pool.touched, self._slots.touched = set(), set()
-        watcher = self._watchers[name] = _Watcher(bytearray(b"\1") * len(self), len(self))
+        watcher = self._watchers[name] = _Watcher(
+            bytearray(b"\1") * len(self), len(self), len(self)
+        )
         return watcher
 
     def _next_frame(self, watcher: _Watcher) -> bytes:
         numbers = watcher.take(_CELLS_AT_FIRST if watcher.untold else _CELLS_A_FRAME)
         num_known = len(watcher.owners)
-        cells = _encoded(zip(numbers, self._cells(numbers), strict=True), watcher.owners)
+        cells = _encoded(numbers, self._cells(numbers), watcher.owners)
         names = [name.encode() for name in list(watcher.owners)[num_known:]]
         frame = bytearray([watcher.flags | (PARTIAL if watcher.untold else 0)])
         watcher.flags = 0
-        num_pending = watcher.pending.count(1)
-        for count in (self._pool.num_blocks, self._slots.num_blocks, num_pending, len(names)):
+        sizes = (self._pool.num_blocks, self._slots.num_blocks)
+        for count in (*sizes, watcher.num_pending, len(names)):
             _put(frame, count)
         for name in names:
             _put(frame, len(name))
             frame += name
         return bytes(frame + cells)
 
-    def _cells(self, numbers: list[int]) -> Iterator[_Cell]:
+    def _cells(self, numbers: list[int]) -> list[_Cell]:
         """What is in the books of these blocks and, behind the blocks, slots."""
-        num_blocks = self._pool.num_blocks
+        first = self._pool.num_blocks
+        num_blocks = bisect_left(numbers, first)
+        blocks, slots = numbers[:num_blocks], [number - first for number in numbers[num_blocks:]]
+        books = self._pool.look(blocks) + self._slots.look(slots)
         leased, pinned = self._pool.leases.blocks, self._pins.references
-        look, look_at_slot = self._pool.look, self._slots.look
-        for number in numbers:
-            if number < num_blocks:
-                references, is_findable, owner = look(number)
-                flags = (LEASED if number in leased else 0) | (PINNED if number in pinned else 0)
-            else:
-                references, is_findable, owner = look_at_slot(number - num_blocks)
-                flags = 0
-            state = flags | (HELD if references else 0) | (FINDABLE if is_findable else 0)
-            yield (state, owner, references) if state else _FREE
+        flags: Iterable[int] = repeat(0)
+        if leased or pinned:
+            ours = ((LEASED * (one in leased) | PINNED * (one in pinned)) for one in blocks)
+            flags = chain(ours, repeat(0))
+        return [
+            (flag | HELD * (references > 0) | FINDABLE * is_findable, owner, references)
+            if references or is_findable or flag
+            else _FREE
+            for (references, is_findable, owner), flag in zip(books, flags, strict=False)
+        ]
 
     def _note(self) -> None:
         """Mark what has changed since the last frame of any watcher, for all of them."""
@@ -170,33 +188,46 @@ class Wall:
         self._pool.touched.clear()
         self._slots.touched.clear()
         for watcher in self._watchers.values():
-            pending = watcher.pending
-            for number in changed:
-                pending[number] = 1
+            watcher.mark(changed)
 
 
-def _encoded(cells: Iterable[tuple[int, _Cell]], owners: dict[str, int]) -> bytearray:
+def _encoded(numbers: Sequence[int], cells: Iterable[_Cell], owners: dict[str, int]) -> bytearray:
     """The part of a frame that tells cells; owners that are new are added to those known."""
     out, end = bytearray(), 0
-    for first, count, (state, owner, references) in _runs(cells):
-        numbers = [first - end, state] if count == 1 else [first - end, state | RUN, count - 1]
-        if state:
-            numbers.append(owners.setdefault(owner, len(owners)))
-        if state & HELD:
-            numbers.append(references)
-        if max(numbers) < 128:
-            out += bytes(numbers)
-        else:
-            for number in numbers:
-                _put(out, number)
+    # Of many cells few are different: each is encoded once.
+    known: dict[_Cell, bytes] = {}
+    for first, count, cell in _runs(numbers, cells):
+        gap = first - end
         end = first + count
+        if gap < 128:
+            out.append(gap)
+        else:
+            _put(out, gap)
+        encoded = known.get(cell) or known.setdefault(cell, _encoded_cell(cell, owners))
+        if count == 1:
+            out += encoded
+        else:
+            out.append(encoded[0] | RUN)
+            _put(out, count - 1)
+            out += encoded[1:]
     return out
 
 
-def _runs(cells: Iterable[tuple[int, _Cell]]) -> Iterator[tuple[int, int, _Cell]]:
+def _encoded_cell(cell: _Cell, owners: dict[str, int]) -> bytes:
+    """A cell alone; its state is the first byte."""
+    state, owner, references = cell
+    out = bytearray([state])
+    if state:
+        _put(out, owners.setdefault(owner, len(owners)))
+    if state & HELD:
+        _put(out, references)
+    return bytes(out)
+
+
+def _runs(numbers: Sequence[int], cells: Iterable[_Cell]) -> Iterator[tuple[int, int, _Cell]]:
     """Neighbours that are alike: the first one's number, how many, and what they show."""
     first, end, shown = 0, 0, _FREE
-    for number, cell in cells:
+    for number, cell in zip(numbers, cells, strict=True):
         if number == end and cell == shown and end > first:
             end += 1
             continue
