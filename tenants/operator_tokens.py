@@ -8,6 +8,7 @@ Nothing is kept in memory, so that a token that is revoked opens nothing any mor
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -63,8 +64,8 @@ class OperatorTokens:
         """
         check_name(name)
         check_expiry(expires_at)
-        if tenant_id is not None and not is_id(tenant_id):
-            raise InvalidField("tenant", "a tenant's id")
+        if tenant_id is not None and not await self._is_tenant(tenant_id):
+            raise InvalidField("tenant", "the id of a tenant that is there")
         await pepper_record.join(self._redis, self._peppers)
         token_id = secrets.token_hex(_ID_BYTES)
         token = f"pwadmin_{token_id}.{secrets.token_urlsafe(_SECRET_BYTES)}"
@@ -114,6 +115,13 @@ class OperatorTokens:
 
         await until_committed(attempt)
 
+    async def revoke_of(self, tenant_id: str, *, actor: str = "system") -> None:
+        """End all tokens that are held to a tenant."""
+        for record in await self.list():
+            if record.tenant == tenant_id:
+                with contextlib.suppress(TokenNotFound):
+                    await self.revoke(record.id, actor=actor)
+
     async def rewrite(self) -> tuple[int, builtins.list[str]]:
         """Have our pepper seal all of them: how many were not so yet, and ids that nobody reads."""
         rewritten, unreadable = 0, []
@@ -131,6 +139,11 @@ class OperatorTokens:
                     [("HSET", key, token_id, self._sealed(record))],
                 )
         return rewritten, unreadable
+
+    async def _is_tenant(self, tenant_id: str) -> bool:
+        if not is_id(tenant_id):
+            return False
+        return bool(await self._redis.execute("EXISTS", redis_keys.meta(tenant_id)))
 
     async def _add(self, record: OperatorToken, actor: str) -> bool | None:
         """Put a record among the others; `None` where somebody has come in between."""

@@ -28,6 +28,7 @@ from tenants.key_store import (
     decode_keys,
     lookup_commands,
 )
+from tenants.operator_tokens import OperatorTokens
 from tenants.owners import clear_slot, list_records
 from tenants.pepper import Peppers
 from tenants.records import (
@@ -76,6 +77,7 @@ class TenantStore(KeyStore):
             audit_max_entries=audit_max_entries,
         )
         self._flush_grace_seconds = flush_grace_seconds
+        self._operator_tokens = OperatorTokens(redis, peppers, audit_max_entries=audit_max_entries)
 
     async def ping(self) -> None:
         """A round trip of a write, which changes nothing; a store that is full refuses it."""
@@ -182,6 +184,8 @@ class TenantStore(KeyStore):
         if await self.count_listeners():
             await asyncio.sleep(self._flush_grace_seconds)
         used = await usage.read_all(self._redis, tenant_id)
+        # Nobody can be called so before the end: what is held to the id is not to open another's.
+        await self._operator_tokens.revoke_of(tenant_id, actor=actor)
         last = (redis_keys.usage(tenant_id), redis_keys.deleting(tenant_id))
         await clear_slot(self._redis, tenant_id, keep=frozenset(last))
         await self._redis.execute("DEL", *last)

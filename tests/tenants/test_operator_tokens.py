@@ -26,7 +26,8 @@ def tokens(room: Room, peppers: Peppers) -> OperatorTokens:
     return OperatorTokens(room.redis, peppers)
 
 
-async def test_a_token_is_found_by_itself_alone(tokens: OperatorTokens) -> None:
+async def test_a_token_is_found_by_itself_alone(room: Room, tokens: OperatorTokens) -> None:
+    await room.store.create_tenant("acme")
     record, token = await tokens.create("ci", "read", "acme", expires_at=time.time() + 60)
     assert token.startswith(f"pwadmin_{record.id}.")
     assert (record.name, record.role, record.tenant) == ("ci", "read", "acme")
@@ -140,6 +141,23 @@ async def test_a_token_outlives_a_pepper(room: Room, raw: redis.Redis) -> None:
     assert len(await pepper_record.in_use(room.redis)) == 1
     assert await OperatorTokens(room.redis, Peppers(b"n" * 32)).find(token) == record
     assert await OperatorTokens(room.redis, old).find(token) is None
+
+
+async def test_a_token_ends_with_the_tenant_that_it_is_held_to(
+    room: Room, tokens: OperatorTokens
+) -> None:
+    with pytest.raises(InvalidField, match="tenant"):
+        await tokens.create("early", tenant_id="acme")
+    await room.store.create_tenant("acme")
+    await room.store.create_tenant("umbra")
+    _, held = await tokens.create("ci", tenant_id="acme")
+    kept = [await tokens.create("all"), await tokens.create("other", tenant_id="umbra")]
+    await room.store.delete_tenant("acme", actor="ann")
+    await room.store.create_tenant("acme")
+    assert await tokens.find(held) is None
+    assert [await tokens.find(token) for _, token in kept] == [record for record, _ in kept]
+    entries = await room.audit.read()
+    assert ("token.revoke", "ann") in [(one.action, one.actor) for one in entries]
 
 
 async def test_no_tenant_lies_in_the_slot_of_tokens(room: Room, tokens: OperatorTokens) -> None:

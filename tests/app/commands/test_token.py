@@ -14,6 +14,7 @@ from tests.app.commands.test_backup import partywall
 def test_tokens_are_made_listed_revoked_and_in_a_backup(tmp_path: Path) -> None:
     here, there, file = tmp_path / "here", tmp_path / "there", str(tmp_path / "file")
     assert "has no admin tokens" in partywall(here, "token", "list")
+    partywall(here, "tenant", "create", "acme")
     words = ["ann", "--role", "read", "--tenant", "acme", "--expires-in-seconds", "60", "--json"]
     made = json.loads(partywall(here, "token", "create", *words))
     assert made.pop("admin_token").startswith(f"pwadmin_{made['id']}.")
