@@ -115,12 +115,17 @@ class PublicTenantStore(TenantStore):
 
 @contextlib.asynccontextmanager
 async def open_stores(
-    settings: Settings, *, owner: bool, tenant_store: type[TenantStore] = TenantStore
+    settings: Settings,
+    *,
+    owner: bool,
+    tenant_store: type[TenantStore] = TenantStore,
+    is_restored: bool = False,
 ) -> AsyncIterator[Stores]:
     """The stores at `redis_url`, else in the embedded store of `data_dir`.
 
     The service owns its embedded store; a command borrows it from a running service or starts it
-    for as long as it takes. Raises `StoreError`.
+    for as long as it takes. One that `is_restored` is to have the pepper of its backup, whatever
+    pepper was tried on it before. Raises `StoreError`.
     """
     async with contextlib.AsyncExitStack() as stack:
         url = settings.store_url
@@ -142,7 +147,8 @@ async def open_stores(
             tells_budgets=settings.webhook_url is not None,
         )
         await check_schema(redis)
-        await stores.tenants.check_pepper()
+        if not is_restored:
+            await stores.tenants.check_pepper()
         if owner:
             await slots.finish_all(redis)
         yield stores

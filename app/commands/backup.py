@@ -38,5 +38,7 @@ def restore(
     """
     if replace:
         confirm("Remove everything that is in the store?", yes)
-    count = with_stores(given, lambda stores: stores.backup.load(file, replaces=replace))
+    count = with_stores(
+        given, lambda stores: stores.backup.load(file, replaces=replace), is_restored=True
+    )
     print(f"{count} records are restored")

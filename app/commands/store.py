@@ -25,8 +25,16 @@ Confirmed = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 STORE_FIELDS = ["redis_url", "redis_password_file", "data_dir", "pepper_file", "other_pepper_files"]
 
 
-def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Result]]) -> Result:
-    """Run `work` over the store that the options name. Raises `CommandError`."""
+def with_stores(
+    given: Mapping[str, Any],
+    work: Callable[[Stores], Awaitable[Result]],
+    *,
+    is_restored: bool = False,
+) -> Result:
+    """Run `work` over the store that the options name, see `open_stores`.
+
+    Raises `CommandError`.
+    """
     from app.stores import open_stores
     from tenants.errors import StoreError
 
@@ -36,7 +44,7 @@ def with_stores(given: Mapping[str, Any], work: Callable[[Stores], Awaitable[Res
         raise CommandError(str(error)) from None
 
     async def run() -> Result:
-        async with open_stores(settings, owner=False) as stores:
+        async with open_stores(settings, owner=False, is_restored=is_restored) as stores:
             return await work(stores)
 
     try:

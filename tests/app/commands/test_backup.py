@@ -44,6 +44,18 @@ def test_a_store_is_moved_by_its_backup(tmp_path: Path) -> None:
     assert tenants(there) == ["acme"]
 
 
+def test_a_store_that_another_pepper_was_tried_on_is_restored_all_the_same(tmp_path: Path) -> None:
+    here, there, file = tmp_path / "here", tmp_path / "there", str(tmp_path / "file")
+    partywall(here, "tenant", "create", "acme")
+    partywall(here, "backup", file)
+    for words in (["tenant", "list"], ["restore", file]):
+        done = CliRunner().invoke(app, [*words, "--data-dir", str(there)])  # makes one of its own
+    assert "pepper" in str(done.exception)
+    partywall(there, "restore", file)
+    assert tenants(there) == ["acme"]
+    partywall(there, "tenant", "create", "other")
+
+
 def test_what_is_no_backup_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("something else, long enough to be read")
     with pytest.raises(CommandError, match="no backup"):
