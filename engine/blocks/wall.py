@@ -46,6 +46,7 @@ _CELLS_A_FRAME: Final = 1000
 _CELLS_AT_FIRST: Final = 2000
 _MOST_WATCHERS: Final = 8
 _MOST_OWNERS: Final = 4096
+"""Besides as many as there are cells: more cannot be there at once."""
 _PATIENCE_SECONDS: Final = 10.0
 
 
@@ -117,7 +118,7 @@ class Wall:
         self._note()
         self.lapse()
         watcher = self._watchers.get(name)
-        if watcher is None or len(watcher.owners) > _MOST_OWNERS:
+        if watcher is None or len(watcher.owners) > _MOST_OWNERS + len(self):
             self.unwatch(name)
             if len(self._watchers) >= _MOST_WATCHERS:
                 return b""

@@ -35,7 +35,7 @@ export class Cells {
     this.owners = [];
     this.hues = []; // of the owners
     this.state = new Uint8Array(numBlocks + numSlots);
-    this.owner = new Uint16Array(numBlocks + numSlots);
+    this.owner = new Uint32Array(numBlocks + numSlots);
     this.references = new Uint32Array(numBlocks + numSlots);
     this.changed = new Float64Array(numBlocks + numSlots); // last told, by performance.now()
     this.pending = 0;

@@ -223,7 +223,7 @@ def test_few_may_watch_and_the_others_are_told_nothing() -> None:
 
 
 def test_a_watcher_of_very_many_owners_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wall, "_MOST_OWNERS", 3)
+    monkeypatch.setattr(wall, "_MOST_OWNERS", -1)
     core = simulated_core(num_blocks=4)
     pool, watcher = core.scheduler.pool, Watcher(core, "w")
     told_anew = 0
@@ -234,3 +234,15 @@ def test_a_watcher_of_very_many_owners_begins_anew(monkeypatch: pytest.MonkeyPat
         assert len(watcher.owners) <= 4
         pool.release(held)
     assert told_anew == 3
+
+
+def test_as_many_owners_as_there_are_blocks_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wall, "_MOST_OWNERS", 3)
+    monkeypatch.setattr(wall, "_CELLS_AT_FIRST", 4)
+    core = simulated_core(num_blocks=16)
+    for number in range(16):
+        core.scheduler.pool.allocate(1, f"tenant {number}")
+    watcher = Watcher(core, "w")
+    flags = [watcher.ask() for _ in range(6)]
+    assert [one & ANEW for one in flags] == [ANEW, 0, 0, 0, 0, 0]
+    assert watcher.cells == truth(core)
