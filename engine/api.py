@@ -411,6 +411,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     inside of blocks when they were admitted.
     """
 
+    engine: str = ""
+    """Which one has counted: one that is started again is another one."""
     running: int
     waiting: int
     queue_seconds: float = 0.0

@@ -43,7 +43,7 @@ class Counts:
         """These of `replicas`, which are all that there are, have said this."""
         for replica, one in stats.items():
             last = self._last.get(replica)
-            if last is not None and one.steps < last.steps:  # another engine
+            if last is not None and one.engine != last.engine:
                 self._end(last)
             self._last[replica] = one
         for replica in self._last.keys() - set(replicas):
@@ -55,7 +55,7 @@ class Counts:
             name: self._gone[name] + sum(getattr(one, name) for one in self._last.values())
             for name in COUNTERS
         }
-        return msgspec.structs.replace(total, **values)
+        return msgspec.structs.replace(total, engine="", **values)
 
     def _end(self, last: EngineStats) -> None:
         for name in COUNTERS:

@@ -42,7 +42,7 @@ class EngineMetrics(Collector):
         if stats is None:
             return
         last = self._stats
-        if last is not None and stats.steps < last.steps:
+        if last is not None and stats.engine != last.engine:
             for name in COUNTERS:
                 self._before[name] += getattr(last, name)
         self._stats = stats

@@ -1,8 +1,8 @@
 """What each of many names has done, for Prometheus: series of their own for those that do most.
 
 Series are few however many tenants there are. Who has most traffic of late has series of its own,
-and all others together are `other`. A name whose place another one takes goes on there; should it
-come back, its series begin at nothing again, as after a restart.
+and all others together are `other`, as is who has that name. A name whose place another one takes
+goes on there; should it come back, its series begin at nothing again, as after a restart.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Busiest(Generic[_Series]):
     def did(self, name: str, amount: float) -> _Series:
         """It has done so much; returns where to count it."""
         self._done[name] += amount  # type: ignore[assignment]
-        if name not in self._series and len(self._series) < self._most:
+        if name not in {*self._series, OTHER} and len(self._series) < self._most:
             self._series[name] = self._new()
         if len(self._done) > _MOST_NAMES + self._most:
             self._forget_half()
@@ -81,7 +81,8 @@ class Busiest(Generic[_Series]):
 
     def rank(self) -> None:
         """Give places to who does more; what was done before counts half from now on."""
-        waiting = sorted(self._done.keys() - self._series.keys(), key=self._done.__getitem__)
+        without = self._done.keys() - self._series.keys() - {OTHER}
+        waiting = sorted(without, key=self._done.__getitem__)
         for least in sorted(self._series, key=self._done.__getitem__):
             if not waiting or self._done[waiting[-1]] <= _LEAD * self._done[least]:
                 break

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -120,6 +121,7 @@ class EngineCore:
         )
         self.wall = Wall(tiers, self.scheduler.pins)
         self._roll_keeper = RollKeeper(self.scheduler.lifecycle)
+        self._name = secrets.token_hex(8)
         self._runner = runner
         self._grammars = grammars
         self._keeper = _make_keeper(config, info, self.scheduler, runner)
@@ -206,6 +208,7 @@ class EngineCore:
         pool, speculation = tiers.pool, self.scheduler.speculation
         leases, tenants = pool.leases.totals(), self._tenant_stats()
         return EngineStats(
+            engine=self._name,
             running=len(self.scheduler.running),
             waiting=lifecycle.num_waiting,
             queue_seconds=self.scheduler.queue_seconds,

@@ -57,8 +57,8 @@ def test_what_is_left_to_compute_grows_with_what_waits() -> None:
     assert core.stats().queue_seconds == 0
 
 
-def counted(value: int, steps: int) -> EngineStats:
-    return structs.replace(simulated_core().stats(), steps=steps, output_tokens=value)
+def counted(value: int, engine: str) -> EngineStats:
+    return structs.replace(simulated_core().stats(), engine=engine, output_tokens=value)
 
 
 def test_what_replicas_have_counted_stays_when_they_are_gone() -> None:
@@ -68,7 +68,7 @@ def test_what_replicas_have_counted_stays_when_they_are_gone() -> None:
         counts.observe(said, replicas)
         return counts.put_into(sum_of(list(said.values()))).output_tokens
 
-    assert total({1: counted(10, 5), 2: counted(20, 5)}, [1, 2]) == 30
-    assert total({1: counted(15, 6)}, [1, 2]) == 35  # the other one is silent
-    assert total({1: counted(16, 7)}, [1]) == 36  # and now it is gone
-    assert total({1: counted(1, 1), 3: counted(2, 1)}, [1, 3]) == 39  # an engine began again
+    assert total({1: counted(10, "a"), 2: counted(20, "b")}, [1, 2]) == 30
+    assert total({1: counted(15, "a")}, [1, 2]) == 35  # the other one is silent
+    assert total({1: counted(16, "a")}, [1]) == 36  # and now it is gone
+    assert total({1: counted(20, "c"), 3: counted(2, "d")}, [1, 3]) == 58  # an engine began again

@@ -57,6 +57,16 @@ def test_who_does_most_has_series_of_its_own_and_the_rest_is_other() -> None:
     assert tokens() == {"a": None, "b": 100, "c": 7, OTHER: 44}
 
 
+def test_who_is_called_other_is_counted_with_the_others() -> None:
+    metrics = Metrics(most_tenants=2)
+    for tenant in (OTHER, "a", "b", "c"):
+        metrics.count_answer(tenant, 10, 0, 0, "stop")
+    metrics.count_answer(OTHER, 1000, 0, 0, "stop")
+    metrics.traffic.tenants.rank()
+    assert sorted(name for name, _ in metrics.traffic.tenants) == ["a", "b", OTHER]
+    assert read(metrics, "prompt_tokens_total", tenant=OTHER) == 1020
+
+
 def test_who_did_much_long_ago_gives_way() -> None:
     metrics = Metrics(most_tenants=1)
     metrics.count_answer("old", 10_000, 0, 0, "stop")
@@ -95,23 +105,25 @@ def counters(metrics: EngineMetrics) -> dict[str, float]:
     }
 
 
-def stats(factor: int) -> EngineStats:
+def stats(engine: str, factor: int) -> EngineStats:
     values = {name: factor * (1 + number) for number, name in enumerate(COUNTERS)}
     values["preemptions"] = 2 * values["recomputed"]
-    return structs.replace(simulated_core().stats(), **values)
+    return structs.replace(simulated_core().stats(), engine=engine, **values)
 
 
 def test_counters_go_on_growing_when_the_engine_starts_again() -> None:
     metrics = EngineMetrics()
-    metrics.observe(stats(10))
+    metrics.observe(stats("a", 10))
     first = counters(metrics)
     assert len(first) == len(COUNTERS)
     metrics.observe(None)
     assert counters(metrics) == first
-    metrics.observe(stats(1))  # another engine
+    metrics.observe(stats("b", 1))
     assert counters(metrics) == pytest.approx({name: 1.1 * one for name, one in first.items()})
-    metrics.observe(stats(5))
+    metrics.observe(stats("b", 5))
     assert counters(metrics) == pytest.approx({name: 1.5 * one for name, one in first.items()})
+    metrics.observe(stats("c", 6))  # that has done more meanwhile than the one before
+    assert counters(metrics) == pytest.approx({name: 2.1 * one for name, one in first.items()})
 
 
 def test_every_counter_of_the_engine_s_is_shown() -> None:
