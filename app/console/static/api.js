@@ -3,8 +3,11 @@
 const TOKEN = "partywall.token";
 const CHAT_KEY = "partywall.chat-key";
 const CHAT_TENANT = "partywall.chat-tenant";
-const MOST_OFFERED = 1000; // tenants, or prompts of one
+const PAGE = 1000; // tenants, or prompts of one
 const API_KEY = /^pw_[0-9a-f]{16}\./;
+const WHOLE_KEY = /^pw_[0-9a-f]{16}\.[\w-]+$/;
+
+export const isKey = (text) => WHOLE_KEY.test(text);
 
 export class Refused extends Error {
   constructor(status, detail) {
@@ -56,8 +59,13 @@ export const api = {
   // The ids of the tenants that an operator may see.
   async tenants() {
     if (!this.seesAll) return [this.operator.tenant];
-    const { tenants } = await this.read(`/tenants?limit=${MOST_OFFERED}`);
-    return tenants.map(({ id }) => id);
+    const ids = [];
+    for (let after = ""; after !== null;) {
+      const page = await this.read(`/tenants?limit=${PAGE}${after && `&after=${after}`}`);
+      ids.push(...page.tenants.map(({ id }) => id));
+      after = page.next;
+    }
+    return ids;
   },
 
   // The names of the registered prompts that a chat may begin with; none where it is not known whose.
@@ -68,7 +76,7 @@ export const api = {
     const { share_group: group } = await this.read(`/tenants/${tenant}`);
     const owners = [`/tenants/${tenant}`, ...(group && this.seesAll ? [`/groups/${group}`] : [])];
     const lists = await Promise.all(
-      owners.map((owner) => this.read(`${owner}/prompts?limit=${MOST_OFFERED}`)),
+      owners.map((owner) => this.read(`${owner}/prompts?limit=${PAGE}`)),
     );
     return [...new Set(lists.flatMap(({ prompts }) => prompts.map(({ name }) => name)))];
   },

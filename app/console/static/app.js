@@ -75,6 +75,7 @@ function exit(reason = "") {
     if (shown.has(view.name)) close(view, true);
   }
   api.token = api.chatKey = api.chatTenant = api.operator = null;
+  signIn.forget();
   refusal.textContent = reason;
   door.hidden = false;
   links.hidden = leave.hidden = true;

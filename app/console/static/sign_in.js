@@ -14,6 +14,9 @@ export async function provider() {
   return answer.json();
 }
 
+// What was begun is not gone on with.
+export function forget() { sessionStorage.removeItem(PENDING); }
+
 // Leave for the provider's page.
 export async function begin({ authorization_endpoint: place, client_id: client }) {
   const [verifier, state] = [random(), random()];

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 from transformers import PreTrainedTokenizerBase
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -27,6 +27,9 @@ HOSTILE = (
     "[here](javascript:alert(1)) or [there](https://example.org) <b onclick=alert(1)>b</b>\n\n"
     "one<br>two\n\n```\n<i>code</i>\n```\n"
 )
+DEEP = ">" * 5000
+TELL = """(delta) => document.getElementById("view-chat").line.hear({
+  type: "response.output_text.delta", output_index: 0, stream_id: "chat-1", delta })"""
 FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -136,6 +139,72 @@ async def test_an_answer_is_stopped_and_gone_on_from(page: Page, world: World) -
     await say(page, "Go on")
     await answered(page, 2)
     assert not world.engine.active
+
+
+@pytest.mark.exhaustive
+async def test_nothing_is_asked_beside_a_version_that_runs_unseen(page: Page, world: World) -> None:
+    await enter(page, world)
+    await say(page, "one")
+    await answered(page)
+    world.engine.hold_after = 9
+    await page.get_by_role("button", name="Answer again").click()
+    await expect(page.get_by_text("2 of 2")).to_be_visible()
+    await page.get_by_role("button", name="The version before").click()
+    await say(page, "two")
+    await expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    world.engine.release()
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    assert await page.get_by_label("Message").input_value() == "two"
+    await page.keyboard.press("Enter")
+    await answered(page, 2)
+    assert len(world.engine.requests) == 3
+
+
+@pytest.mark.exhaustive
+async def test_an_answer_that_is_nested_too_deep_is_shown_as_it_is(
+    page: Page, world: World
+) -> None:
+    await enter(page, world)
+    world.engine.hold_after = 3
+    await say(page, "Go deep")
+    await expect(page.locator(".message")).to_have_count(1)
+    await page.evaluate(TELL, f"\n\n{DEEP}")
+    world.engine.release()
+    await answered(page)
+    await expect(page.locator(".message pre")).to_contain_text(DEEP)
+
+
+@pytest.mark.exhaustive
+async def test_who_stops_while_the_line_is_broken_has_stopped(page: Page, world: World) -> None:
+    world.engine.hold_after = 9
+    await enter(page, world)
+    await say(page, "Say it slowly")
+    await expect(page.locator(".message")).to_have_text("You said:")
+    await page.get_by_role("button", name="Cut the line").click()
+    await expect(page.get_by_role("status")).to_contain_text("broken")
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.locator(".figures")).to_contain_text("stopped")
+    assert not world.engine.active
+
+
+@pytest.mark.exhaustive
+async def test_what_is_no_key_is_refused_and_a_late_one_not_kept(page: Page, world: World) -> None:
+    async def late(route: Route) -> None:
+        if route.request.method == "POST":
+            await asyncio.sleep(1)
+        await route.continue_()
+
+    await sign_in(page, world.admin_url, view="chat")
+    for wrong in ("my key", "pw_é", world.keys["acme"] + ",b"):
+        await page.locator("#view-chat [name=key]").fill(wrong)
+        await page.get_by_role("button", name="Use it").click()
+        await expect(page.locator("#view-chat [role=alert]")).to_contain_text("no API key")
+    await page.route("**/admin/tenants/*/keys", late)
+    async with page.expect_response("**/admin/tenants/acme/keys"):
+        await page.get_by_role("button", name="Make a key").click()
+        await page.get_by_role("button", name="Sign out").click()
+    await asyncio.sleep(0.5)
+    assert await page.evaluate("sessionStorage.length") == 0
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Locator, Page, Route, expect
 
 from tests.app.conftest import MODEL, World
 from tests.app.console.looks import check_looks
@@ -55,7 +56,7 @@ async def test_a_record_is_changed_and_what_is_refused_is_named(
 ) -> None:
     details = await opened(page, world)
     limit = details.get_by_label("Requests per minute", exact=True)
-    await limit.fill("many")
+    await limit.fill("Infinity")
     await details.get_by_role("button", name="Save").click()
     await expect(details.get_by_role("alert").first).to_contain_text("requests_per_minute")
     await limit.fill("7")
@@ -141,6 +142,43 @@ async def test_admin_tokens_are_made_and_revoked(
     await row.get_by_role("button", name="Really revoke?").click()
     await expect(row).to_have_count(0)
     assert (await admin.get("/tenants/acme", headers=bearing)).status_code == 401
+
+
+@pytest.mark.exhaustive
+async def test_what_was_opened_last_is_all_that_is_shown(page: Page, world: World) -> None:
+    async def late(route: Route) -> None:
+        await asyncio.sleep(1)
+        await route.continue_()
+
+    await page.route("**/admin/tenants/acme/keys", late)
+    await sign_in(page, world.admin_url, view="tenants")
+    await page.get_by_role("button", name="acme", exact=True).click()
+    details = page.locator("#view-tenants > .details")
+    await expect(details).to_contain_text("Record")
+    async with page.expect_response("**/admin/tenants/acme/keys"):
+        await page.get_by_role("button", name="umbra", exact=True).click()
+        await expect(details).to_contain_text("Type umbra to delete it")
+    await asyncio.sleep(0.5)
+    assert await details.locator("summary").all_inner_texts() == [
+        *("Record", "API keys", "System prompts", "Usage", "Audit", "Delete")
+    ]
+    await expect(details).not_to_contain_text("acme")
+
+
+@pytest.mark.exhaustive
+async def test_tenants_are_there_once_the_store_is(
+    page: Page, world: World, complaints: list[str]
+) -> None:
+    with world.outage():
+        await sign_in(page, world.admin_url, view="tenants")
+        await expect(page.locator("#view-tenants > .news")).to_contain_text("not available")
+    await expect(page.get_by_role("button", name="umbra", exact=True)).to_be_visible()
+    await expect(page.locator("#view-tenants > .news")).to_have_text("")
+    await page.get_by_label("Tenant, or @ and a group").fill("acme#x")
+    await page.get_by_role("button", name="Open").click()
+    await expect(page.get_by_role("alert").first).to_contain_text("no tenant's id")
+    assert [one for one in complaints if "503" not in one] == []
+    complaints.clear()
 
 
 @pytest.mark.exhaustive

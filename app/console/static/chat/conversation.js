@@ -137,6 +137,7 @@ export class Conversation {
     this.followers = []; // turns that it may begin with
     this.chosen = 0;
     this.settings = {};
+    this.newest = null; // the turn that was asked last, shown or not
   }
 
   get name() {
@@ -156,11 +157,12 @@ export class Conversation {
 
   get last() { return this.path().at(-1); }
 
-  get isRunning() { return this.last?.answer.isRunning ?? false; }
+  // Whether its lane is taken, be it by a version that is not shown.
+  get isRunning() { return this.newest?.answer.isRunning ?? false; }
 
   // Go on behind `parent` (null: from the beginning), beside what may have followed it already.
   follow(parent, input, text, now) {
-    const turn = new Turn(parent, input, text, new Answer(now));
+    const turn = (this.newest = new Turn(parent, input, text, new Answer(now)));
     const at = parent ?? this;
     at.chosen = at.followers.push(turn) - 1;
     return turn;

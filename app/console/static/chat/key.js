@@ -9,20 +9,27 @@ const MARKUP = `
 <button type="button" name="make">Make a key</button>
 <p class="news" role="alert"></p>
 </form>`;
+import { isKey } from "../api.js";
+
 const DAY_SECONDS = 24 * 3600;
 
+// Calls `use` once there is a key. What is still to be answered when the form is gone is passed over.
 export function askForKey(element, api, use) {
   element.innerHTML = MARKUP;
+  const form = element.querySelector("form");
   const part = (name) => element.querySelector(name);
   const tell = ({ message }) => { part(".news").textContent = message; };
   const chosen = (key, tenant) => {
+    if (!form.isConnected) return;
     api.chatKey = key;
     api.chatTenant = tenant;
     use();
   };
-  part("form").addEventListener("submit", (event) => {
+  form.addEventListener("submit", (event) => {
     event.preventDefault();
-    chosen(part("[name=key]").value.trim(), null);
+    const key = part("[name=key]").value.trim();
+    if (isKey(key)) chosen(key, null);
+    else tell({ message: "That is no API key: one is pw_, an id, a dot and a secret." });
   });
   part("[name=make]").addEventListener("click", async () => {
     try {

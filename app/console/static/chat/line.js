@@ -28,11 +28,12 @@ export class Line {
   begin() {
     this.retry = FIRST_RETRY_MS;
     this.told(true, "");
-    for (const [lane, { answer, request }] of this.answers) {
+    for (const [lane, { answer, request, isStopped }] of this.answers) {
       // What had not begun is asked again: nobody else can know of it.
       const again = answer.id === null ? request
         : { type: "response.resume", response_id: answer.id, starting_after: answer.last };
       this.say({ ...again, stream_id: lane });
+      if (isStopped) this.stop(lane);
     }
   }
 
@@ -50,8 +51,12 @@ export class Line {
     if (this.isOpen) this.say({ ...request, stream_id: lane });
   }
 
+  // While the line is broken, as soon as it is mended.
   stop(lane) {
+    const running = this.answers.get(lane);
+    if (running === undefined) return;
     if (this.isOpen) this.say({ type: "response.cancel", stream_id: lane });
+    else running.isStopped = true;
   }
 
   // Break the socket as a bad network would: what it carried is resumed on the next one.

@@ -24,7 +24,14 @@ const marked = new Marked({
 });
 
 export function rendered(text) {
-  const fragment = purify.sanitize(marked.parse(text, { async: false }), ALLOWED);
+  let markup;
+  try {
+    markup = marked.parse(text, { async: false });
+  } catch {
+    const asWritten = Object.assign(document.createElement("pre"), { textContent: text, tabIndex: 0 });
+    return asWritten; // it is nested too deep
+  }
+  const fragment = purify.sanitize(markup, ALLOWED);
   for (const link of fragment.querySelectorAll("a")) {
     Object.assign(link, { target: "_blank", rel: "noopener noreferrer" });
   }

@@ -9,6 +9,7 @@ export function auditOf(api, owner, tell) {
   const { region, body } = table("Audit", COLUMNS);
   let after = null;
   const more = button("Older ones", async () => {
+    more.disabled = true;
     try {
       const of = owner === null ? "" : `&owner=${encodeURIComponent(owner)}`;
       const behind = after === null ? "" : `&after=${after}`;
@@ -18,6 +19,8 @@ export function auditOf(api, owner, tell) {
       more.hidden = next === null;
     } catch (error) {
       tell(error);
+    } finally {
+      more.disabled = false;
     }
   });
   more.click();

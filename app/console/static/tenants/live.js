@@ -32,6 +32,7 @@ export class LiveTable {
   // Show the page of tenants behind an id, or the same one anew.
   async turn(after = this.shown) {
     this.shown = after;
+    this.isWhole = false;
     try {
       const behind = after === null ? "" : `&after=${after}`;
       const { tenants, next } = await this.api.read(`/tenants?limit=${PAGE}${behind}`);
@@ -39,6 +40,7 @@ export class LiveTable {
       this.next.disabled = next === null;
       await this.look();
       await this.count();
+      this.isWhole = true;
     } catch (error) {
       this.tell(error);
     }
@@ -50,6 +52,10 @@ export class LiveTable {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
       if (document.hidden || signal.aborted) continue;
       try {
+        if (!this.isWhole) {
+          await this.turn();
+          continue;
+        }
         await this.look();
         if (since % MONEY_MS === 0) await this.count();
         this.tell(null);

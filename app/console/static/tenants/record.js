@@ -3,6 +3,7 @@
 import { field, form, make } from "../dom.js";
 
 const WORDS = /_/g;
+const NUMBER = /^-?\d{1,15}(\.\d+)?$/;
 const TEXTS = ["name", "status", "cache", "share_group"];
 
 export async function recordForm(api, id, changed) {
@@ -53,5 +54,5 @@ function patch(tenant, values) {
 function valued(text) {
   const trimmed = text.trim();
   if (trimmed === "") return null;
-  return Number.isNaN(Number(trimmed)) ? trimmed : Number(trimmed);
+  return NUMBER.test(trimmed) ? Number(trimmed) : trimmed;
 }

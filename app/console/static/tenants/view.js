@@ -10,6 +10,8 @@ import { recordForm } from "./record.js";
 import { tokensOf } from "./tokens.js";
 import { usageOf } from "./usage.js";
 
+const ID = /^@?[a-z0-9-]{1,63}$/;
+
 export function mount(element, api) {
   const tenants = new Tenants(element, api);
   return () => tenants.close();
@@ -81,6 +83,7 @@ class Tenants {
   }
 
   async open(id, key) {
+    if (!ID.test(id)) throw new Error("That is no tenant's id, and no @ with a group's.");
     const { api } = this;
     const changed = (other) => this.changed(id, other);
     const made = key ? secretOf("API key", key) : null;
@@ -103,27 +106,35 @@ class Tenants {
       ["API keys", () => keysOf(api, id, changed, this.teller)],
       ["System prompts", () => promptsOf(api, `/tenants/${id}`, changed, this.teller)],
       ["Usage", async (element) => {
-        this.plot = await usageOf(api, id, element);
+        const plot = await usageOf(api, id, element);
+        if (element.isConnected) this.plot = plot;
+        else plot?.close();
         return [];
       }],
       ...forAll,
     ]);
   }
 
-  // Sections under their headings, in place of those that were there; behind what was made.
+  // Sections under their headings, in place of those that were there; behind what was made. What
+  // is shown later takes the place of this, as far as it has come.
   async show(title, made, sections) {
     this.plot?.close();
     this.plot = null;
     const heading = make("h2", "", title);
     heading.tabIndex = -1;
-    this.details.replaceChildren(heading, ...(made ? [made] : []));
+    const details = make("div", "details");
+    details.append(heading, ...(made ? [made] : []));
+    this.details.replaceWith(details);
+    this.details = details;
     if (!made) heading.focus();
     for (const [name, contents] of sections) {
       const section = make("details");
       section.open = true;
       section.append(make("summary", "", name));
-      this.details.append(section);
-      section.append(...(await contents(section)));
+      details.append(section);
+      const shown = await contents(section);
+      if (this.details !== details) return;
+      section.append(...shown);
     }
   }
 
