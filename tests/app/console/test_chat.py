@@ -53,6 +53,14 @@ async def answered(page: Page, count: int = 1) -> None:
     await expect(page.locator(".answer[aria-busy=false] .figures")).to_have_count(count)
 
 
+async def hear_half(page: Page, world: World) -> None:
+    """Of an answer that stops there, until the engine is told to go on."""
+    world.engine.hold_after = 9
+    await enter(page, world)
+    await say(page, "Say it slowly")
+    await expect(page.locator(".message")).to_have_text("You said:")
+
+
 async def tape(page: Page) -> list[tuple[str, dict[str, Any]]]:
     said = await page.evaluate("() => document.getElementById('view-chat').line.tape")
     return [(who, message) for who, message in said]
@@ -82,13 +90,8 @@ async def test_an_answer_streams_and_is_shown_without_what_could_run(
     assert " 0 of" not in await figures.inner_text()
 
 
-async def test_a_cut_line_is_mended_and_no_event_is_lost(
-    page: Page, world: World, complaints: list[str]
-) -> None:
-    world.engine.hold_after = 9
-    await enter(page, world)
-    await say(page, "Say it slowly")
-    await expect(page.locator(".message")).to_have_text("You said:")
+async def test_a_cut_line_is_mended_and_no_event_is_lost(page: Page, world: World) -> None:
+    await hear_half(page, world)
     await page.get_by_role("button", name="Cut the line").click()
     await expect(page.get_by_role("status")).to_contain_text("broken")
     await expect(page.get_by_role("status")).to_contain_text("Connected")
@@ -129,10 +132,7 @@ async def test_edits_and_second_answers_are_forks(page: Page, world: World) -> N
 
 @pytest.mark.exhaustive
 async def test_an_answer_is_stopped_and_gone_on_from(page: Page, world: World) -> None:
-    world.engine.hold_after = 9
-    await enter(page, world)
-    await say(page, "Say it slowly")
-    await expect(page.locator(".message")).to_have_text("You said:")
+    await hear_half(page, world)
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator(".figures")).to_contain_text("stopped")
     world.engine.release()
@@ -176,10 +176,7 @@ async def test_an_answer_that_is_nested_too_deep_is_shown_as_it_is(
 
 @pytest.mark.exhaustive
 async def test_who_stops_while_the_line_is_broken_has_stopped(page: Page, world: World) -> None:
-    world.engine.hold_after = 9
-    await enter(page, world)
-    await say(page, "Say it slowly")
-    await expect(page.locator(".message")).to_have_text("You said:")
+    await hear_half(page, world)
     await page.get_by_role("button", name="Cut the line").click()
     await expect(page.get_by_role("status")).to_contain_text("broken")
     await page.get_by_role("button", name="Stop").click()

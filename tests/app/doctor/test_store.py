@@ -12,7 +12,10 @@ import pytest
 from app.doctor.check import Check
 from app.doctor.store import StoreState, check_store, judge
 from app.settings import Settings
+from tenants import pepper_record
+from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore
+from tenants.pepper import load_peppers, pepper_path
 from tests.tenants.server import Server
 
 GOOD = {"server_name": "valkey", "valkey_version": "9.0.0", "role": "master", "aof_enabled": 1}
@@ -63,6 +66,24 @@ async def test_a_real_server_tells_of_itself(server: Server, tmp_path: Path) -> 
     ]
     assert "valkey" in checks[0].what
     assert checks[2] == Check("Redis files", "ok", "it keeps an append-only file")
+
+
+async def test_a_redis_under_another_pepper_fails(server: Server, tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    link = await open_redis(server.url)
+    await pepper_record.join(link, load_peppers(here))
+    await link.close()
+    checks = await check_store(Settings(redis_url=server.url, data_dir=here))
+    assert "fail" not in {check.grade for check in checks}
+    for make in (lambda: None, lambda: load_peppers(elsewhere)):
+        make()
+        *_, check = await check_store(Settings(redis_url=server.url, data_dir=elsewhere))
+        assert (check.part, check.grade) == ("Redis pepper", "fail")
+        assert "--pepper-file" in check.remedy
+    original = Settings(
+        redis_url=server.url, data_dir=elsewhere, other_pepper_files=str(pepper_path(here))
+    )
+    assert "fail" not in {check.grade for check in await check_store(original)}
 
 
 async def test_a_redis_that_is_not_there_fails_with_a_remedy_and_without_its_password() -> None:
