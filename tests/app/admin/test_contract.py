@@ -21,7 +21,8 @@ from tests.app.scripted_engine import ScriptedEngine
 from tests.effort import scaled
 
 # Most of the paths lead to something that is there. What a schema cannot say: that an ETag is the
-# current one (412), and that a day does not come before another one (422).
+# current one (412), that a token is held to a tenant that is there, and that a day does not come
+# before another one (422).
 CONFIG = """
 [dictionaries.ids]
 values = ["acme", "umbra", "nova"]
@@ -40,9 +41,9 @@ include-method = "PATCH"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 404, 409, 412]
 [[operations]]
-include-path = "/tenants/{tenant}/usage"
+include-path = ["/tokens", "/tenants/{tenant}/usage"]
 [operations.checks.positive_data_acceptance]
-expected-statuses = ["2xx", 404, 422]
+expected-statuses = ["2xx", 404, 409, 422]
 """
 
 
