@@ -3,7 +3,7 @@
 A pool of `--blocks` has `--changes` blocks taken a second, and as many given back, in simulated
 time, while somebody watches and while nobody does, in turns. Then the engine is asked through its
 socket. The browser, a headless Chromium if there is one, draws `--cells`: in each of its pictures
-change as many as one frame of the stream tells at most, six times what the stream sends.
+change as many as one frame of the stream tells at most, twelve times what the stream sends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIGURES: Final = {
     "frame_ms_p95": "milliseconds that the page works on one picture, 95th percentile (Chromium)",
     "interval_ms_p95": "milliseconds between two pictures, 95th percentile (Chromium)",
 }
-_TICKS_A_SECOND: Final = 10
+_TICKS_A_SECOND: Final = 5
 _GROWING: Final = 50
 _BLOCKS_A_SEQUENCE: Final = 50
 _LEAST_BLOCKS: Final = (2 * _GROWING + 1) * _BLOCKS_A_SEQUENCE
@@ -180,7 +180,7 @@ def _engine(options: argparse.Namespace) -> tuple[float, float, float]:
 
 
 async def _round_trips(num_blocks: int) -> float:
-    """Percent of a core for ten questions a second to an engine in which nothing happens."""
+    """Percent of a core for the frames of a second to an engine in which nothing happens."""
     engine = LocalEngine(lambda: _core(num_blocks))
     await engine.start()
     try:

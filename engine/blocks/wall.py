@@ -24,6 +24,9 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.blocks.pins import Pins
 from engine.blocks.tiers import Tiers
 
@@ -57,9 +60,8 @@ _FREE: Final[_Cell] = (0, "", 0)
 
 @dataclass(slots=True)
 class _Watcher:
-    pending: bytearray
-    """A byte a cell: whether it is to be told."""
-    num_pending: int
+    pending: npt.NDArray[np.bool_]
+    """By cell: whether it is to be told."""
     untold: int
     """Cells that have not been told for the first time, at most."""
     asked: float = 0.0
@@ -69,27 +71,14 @@ class _Watcher:
 
     def take(self, most: int) -> list[int]:
         """The next cells to be told, in ascending order."""
-        pending, taken = self.pending, list[int]()
-        count = min(most, self.num_pending)
-        for begin, end in ((self.cursor, len(pending)), (0, self.cursor)):
-            at = begin - 1
-            while len(taken) < count and (at := pending.find(1, at + 1, end)) >= 0:
-                pending[at] = 0
-                taken.append(at)
-        if taken:
-            self.cursor = taken[-1] + 1
-            self.num_pending -= count
-            self.untold = max(0, self.untold - count)
-        return sorted(taken)
-
-    def mark(self, numbers: Iterable[int]) -> None:
-        """These cells have changed."""
-        pending, num_new = self.pending, 0
-        for number in numbers:
-            if not pending[number]:
-                pending[number] = 1
-                num_new += 1
-        self.num_pending += num_new
+        numbers = np.flatnonzero(self.pending)
+        turn = int(np.searchsorted(numbers, self.cursor))
+        taken: npt.NDArray[np.intp] = np.concatenate([numbers[turn:], numbers[:turn]])[:most]
+        if len(taken):
+            self.cursor = int(taken[-1]) + 1
+            self.pending[taken] = False
+            self.untold = max(0, self.untold - len(taken))
+        return sorted(taken.tolist())
 
 
 class Wall:
@@ -141,9 +130,7 @@ class Wall:
     def _begin(self, name: str) -> _Watcher:
         if self._pool.touched is None:
             self._pool.touched, self._slots.touched = set(), set()
-        watcher = self._watchers[name] = _Watcher(
-            bytearray(b"\1") * len(self), len(self), len(self)
-        )
+        watcher = self._watchers[name] = _Watcher(np.ones(len(self), dtype=np.bool_), len(self))
         return watcher
 
     def _next_frame(self, watcher: _Watcher) -> bytes:
@@ -154,7 +141,7 @@ class Wall:
         frame = bytearray([watcher.flags | (PARTIAL if watcher.untold else 0)])
         watcher.flags = 0
         sizes = (self._pool.num_blocks, self._slots.num_blocks)
-        for count in (*sizes, watcher.num_pending, len(names)):
+        for count in (*sizes, int(np.count_nonzero(watcher.pending)), len(names)):
             _put(frame, count)
         for name in names:
             _put(frame, len(name))
@@ -189,7 +176,7 @@ class Wall:
         self._pool.touched.clear()
         self._slots.touched.clear()
         for watcher in self._watchers.values():
-            watcher.mark(changed)
+            watcher.pending[changed] = True
 
 
 def _encoded(numbers: Sequence[int], cells: Iterable[_Cell], owners: dict[str, int]) -> bytearray:

@@ -27,7 +27,7 @@ from engine.api import ChainBreak, EngineError, EngineUnavailable, Loss, Request
 from engine.blocks.wall import PARTIAL
 
 _MEDIA_TYPE: Final = "application/octet-stream"
-_INTERVAL_SECONDS: Final = 0.1
+_INTERVAL_SECONDS: Final = 0.2
 _BYTES_A_SECOND: Final = 50_000
 _RETRY_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0
@@ -73,7 +73,7 @@ async def watch_wall(call: Call[None, WallQuery]) -> Response:
     """Stream what becomes of every KV block: its state, its owner, and how many hold it.
 
     Frames, each behind its length (4 bytes, big-endian), as docs/wall.md describes them: first
-    every block, then ten times a second what has changed, 50 KB a second at most. Who reads slowly
+    every block, then five times a second what has changed, 50 KB a second at most. Who reads slowly
     is told of several changes at once. An empty frame says that the stream lives.
     """
     watch = _Watch(call)
