@@ -4,9 +4,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.partywall-setup
-WORKERS ?= 2
+# Most tests wait, so there may be more of them than cores; those behind `test` compute.
+WORKERS ?= 3
+LONG_WORKERS ?= 2
 # A file's tests share what they start, and stay together; see tests/side_by_side.py.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .PHONY: setup serve test test-all suites lint gpu-check
@@ -18,14 +20,14 @@ serve: setup
 	@exec $(BIN)/partywall serve $(ARGS)
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) -n $(WORKERS)
 
 # Behind `test`: what is long, and random examples again, more of them and others. They are drawn from
 # SEED, which is fresh unless it is given: the same one finds the same again.
 test-all: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-all: test
 	@echo "examples are drawn from seed $(SEED): make test-all SEED=$(SEED)"
-	$(PYTEST) -m "exhaustive or hypothesis or scaled" --hypothesis-profile=exhaustive \
+	$(PYTEST) -n $(LONG_WORKERS) -m "exhaustive or hypothesis or scaled" --hypothesis-profile=exhaustive \
 		--hypothesis-seed=$(SEED)
 
 # What others wrote to call such a service, in environments of its own: installs packages from PyPI

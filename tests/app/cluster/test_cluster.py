@@ -313,7 +313,7 @@ async def test_replicas_come_and_go_by_need_under_streams(
     monkeypatch.setattr(deployment, "_RISE_SECONDS", 2.0)
     hurried = replace(wanted(model), num_replicas=1, queue_seconds=1e-4)
     await asyncio.to_thread(Cluster(hurried).deploy)
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(480):
         while engine.num_ready > 1:  # nothing waits while these answers are written
             long = make_request("long", [5, 6, 7], 400)
             assert len((await run(engine, long, []))[0]) == 400
