@@ -37,7 +37,7 @@ from app.prompt_cache.comparison import Comparisons
 from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
-from app.routes.ops import healthz, metrics, readyz_with_reason
+from app.routes.ops import healthz, metrics, readyz_with_reason, version
 from app.routes.table import tenant_routes
 from app.stores import Stores
 from app.transport.bounds import Bounds
@@ -246,6 +246,7 @@ def create_admin_app(service: Service, door: Door) -> Starlette:
     routes = [
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
+        Route("/version", answering(version, "ops"), methods=["GET"]),
         Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
         *admin_routes(service, door),
         operators_chat(door),

@@ -73,7 +73,7 @@ class Busiest(Generic[_Series]):
     def did(self, name: str, amount: float) -> _Series:
         """It has done so much; returns where to count it."""
         self._done[name] += amount  # type: ignore[assignment]
-        if name not in {*self._series, OTHER} and len(self._series) < self._most:
+        if name not in self._series and name != OTHER and len(self._series) < self._most:
             self._series[name] = self._new()
         if len(self._done) > _MOST_NAMES + self._most:
             self._forget_half()

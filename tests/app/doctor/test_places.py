@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,6 +22,7 @@ from app.doctor.places import check_disk, check_places
 from app.doctor.system import check_clock, check_environment
 from app.server import bind
 from app.settings import Settings
+from tests.app.conftest import World
 
 
 def settings_in(folder: Path, **fields: object) -> Settings:
@@ -127,6 +130,16 @@ def test_a_port_that_others_have_fails(tmp_path: Path) -> None:
     assert (first.grade, second.grade) == ("fail", "ok")
     assert f"port {port}" in first.what
     assert "another port" in first.remedy
+
+
+async def test_ports_of_a_service_that_runs_already_are_a_warning(
+    world: World, tmp_path: Path
+) -> None:
+    port, admin_port = (httpx.URL(url).port for url in (world.base_url, world.admin_url))
+    settings = settings_in(tmp_path, port=port, admin_port=admin_port)
+    checks = await asyncio.to_thread(lambda: list(check_ports(settings)))
+    assert [check.grade for check in checks] == ["warn", "warn"]
+    assert all("Partywall" in check.what for check in checks)
 
 
 def test_a_variable_that_is_no_setting_is_a_warning() -> None:

@@ -1,5 +1,7 @@
 // Where an operator chooses whose customer to be: with a key that they have, or a new one for a day.
 
+import { isKey } from "../api.js";
+
 const MARKUP = `
 <form class="fields">
 <p>Chats are a tenant's: give one of its API keys, or make one that lasts for a day.</p>
@@ -9,8 +11,6 @@ const MARKUP = `
 <button type="button" name="make">Make a key</button>
 <p class="news" role="alert"></p>
 </form>`;
-import { isKey } from "../api.js";
-
 const DAY_SECONDS = 24 * 3600;
 
 // Calls `use` once there is a key. What is still to be answered when the form is gone is passed over.

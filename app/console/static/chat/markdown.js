@@ -27,9 +27,8 @@ export function rendered(text) {
   let markup;
   try {
     markup = marked.parse(text, { async: false });
-  } catch {
-    const asWritten = Object.assign(document.createElement("pre"), { textContent: text, tabIndex: 0 });
-    return asWritten; // it is nested too deep
+  } catch { // it is nested too deep
+    return Object.assign(document.createElement("pre"), { textContent: text, tabIndex: 0 });
   }
   const fragment = purify.sanitize(markup, ALLOWED);
   for (const link of fragment.querySelectorAll("a")) {
