@@ -407,8 +407,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Of the `preemptions`, `recomputed` requests were dropped to be computed again, the others were
     swapped. `swapped_out` and `swapped_in` are blocks copied to the host and back, for whatever
-    reason; `host_hit_blocks` and `in_block_tokens` are what requests found in the host tier and
-    inside of blocks when they were admitted.
+    reason; `prompt_tokens` are those of requests when they were first admitted, and what these
+    found then: `cached_tokens`, of which some were in the host tier (`host_hit_blocks`) or inside
+    of blocks (`in_block_tokens`).
     """
 
     engine: str = ""

@@ -127,6 +127,9 @@ class Generation:
             self._origin.num_generations += 1
         self._last_tokens: dict[int, float] = {}
         self._searched_tokens = 0
+        self._counted = request.num_generated
+        """Output tokens that the metrics know."""
+        self._prompt_is_counted = not self._first_run
         self._logprob_room = logprob_room
         self._logprob_bytes = 0
         self._keeps_on = False
@@ -185,7 +188,10 @@ class Generation:
             while self.outcome is None:
                 delta = await self._next_delta()
                 if delta is not None:
-                    for piece in await self._take(delta):
+                    pieces = await self._take(delta)
+                    if self.output_tokens > self._counted:
+                        self._count(owes_prompt=True)
+                    for piece in pieces:
                         yield piece
             if self.outcome != "suspended":
                 for piece in self.rest():
@@ -273,11 +279,7 @@ class Generation:
         first = owes_prompt and not self.request.num_generated
         prompt = len(self.request.prompt) if first else 0
         cached = self.cached_tokens if first else 0
-        tenant, reason = self.request.tenant, self.outcome
-        self._metrics.count_answer(tenant, prompt, cached, output, reason)
-        origin = self.prompt.origin
-        if first and origin is not None:
-            self._metrics.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
+        self._count(owes_prompt=owes_prompt)
         used = Used(
             prompt_tokens=prompt,
             cached_tokens=cached,
@@ -285,6 +287,20 @@ class Generation:
             output_tokens=output,
         )
         await self.ticket.settle(used)
+
+    def _count(self, *, owes_prompt: bool) -> None:
+        """Have the metrics know of all tokens so far: of the prompt's with the first of the answer,
+        or at the end where it is owed without one; and how the answer has ended, if it has.
+        """
+        output, self._counted = self.output_tokens - self._counted, self.output_tokens
+        first = owes_prompt and not self._prompt_is_counted
+        prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
+        reason = self.outcome if self._deltas is None else None
+        self._metrics.count_answer(self.request.tenant, prompt, cached, output, reason)
+        if first:
+            self._prompt_is_counted = True
+            if origin := self.prompt.origin:
+                self._metrics.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
 
     async def _next_delta(self) -> TokenDelta | None:
         """The next delta, or `None` once the generation was ended from outside.

@@ -56,7 +56,7 @@ class Metrics:
     def count_answer(
         self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
     ) -> None:
-        """Account for the tokens of one answer, and why it ended if it has."""
+        """Account for more tokens of one answer, and why it ended if it has."""
         series = self.traffic.tenants.did(tenant, prompt + output)
         series.tokens["prompt_tokens"] += prompt
         series.tokens["prompt_tokens_cached"] += cached

@@ -48,6 +48,7 @@ class Lifecycle:
         self.num_recomputed = 0
         self.num_host_hits = 0
         self.num_in_block_tokens = 0
+        self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_forks = 0
         self.num_copied_blocks = 0
@@ -281,11 +282,13 @@ class Lifecycle:
             hashes = first.table.prefix_hashes(first.token_ids)
             self.reuse.look_up(hashes)
             self._note_miss(admission, hashes)
-            self.num_cached_tokens += admission.num_cached
+            found = min(admission.num_cached, first.num_prompt_tokens)
+            self.num_prompt_tokens += first.num_prompt_tokens
+            self.num_cached_tokens += found
             self.num_host_hits += len(admission.slots)
             self.num_in_block_tokens += admission.num_in_block
             for sequence in admission.group.sequences:
-                sequence.first_hit = admission.num_cached
+                sequence.first_hit = found
 
     def _note_miss(self, admission: ComputeAdmission, hashes: list[bytes]) -> None:
         """Keep what is known of the first block that was not found: soon it is there again."""

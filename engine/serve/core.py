@@ -127,7 +127,6 @@ class EngineCore:
         self._keeper = _make_keeper(config, info, self.scheduler, runner)
         self._order = Steps(self.scheduler)
         self._steps = 0
-        self._prompt_tokens = 0
         self._output_tokens = 0
         self._commit_seconds = 0.0
         self._violations = 0
@@ -218,7 +217,7 @@ class EngineCore:
             blocks_cached=pool.num_cached,
             peak_blocks_in_use=pool.peak_in_use,
             steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=lifecycle.num_prompt_tokens,
             cached_tokens=lifecycle.num_cached_tokens,
             output_tokens=self._output_tokens,
             preemptions=lifecycle.num_preemptions,
@@ -293,8 +292,6 @@ class EngineCore:
     ) -> list[TokenDelta]:
         """See `submit`."""
         ended = self.scheduler.add(request, grammar)
-        if not request.num_generated:
-            self._prompt_tokens += len(request.prompt)
         return list(map(_last_delta, ended))
 
     def _take_compiled(self) -> list[TokenDelta]:

@@ -33,6 +33,25 @@ async def test_a_dead_store_leaves_the_service_ready_but_degraded(world: World) 
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
 
 
+async def test_tokens_of_an_answer_that_runs_are_counted_as_they_come(world: World) -> None:
+    registry = world.app.state.service.metrics.registry
+
+    def counted(name: str) -> float | None:
+        return registry.get_sample_value(f"partywall_{name}_total", {"tenant": "acme"})
+
+    world.engine.hold_after = 5
+    answering = asyncio.create_task(world.client().responses.create(model=MODEL, input="hello"))
+    await eventually(lambda: counted("generation_tokens") == 5)
+    [request] = world.engine.requests
+    assert counted("prompt_tokens") == len(request.prompt)
+    assert counted("request_success") is None
+    world.engine.release()
+    usage = (await answering).usage
+    assert usage is not None
+    assert counted("generation_tokens") == usage.output_tokens
+    assert counted("prompt_tokens") == usage.input_tokens == len(request.prompt)
+
+
 async def test_metrics_count_tokens_and_show_the_engine(world: World) -> None:
     await world.client().responses.create(model=MODEL, input="hello")
     text = (await get(world, "/metrics")).text

@@ -95,6 +95,26 @@ def test_who_continues_with_what_is_being_computed_waits_for_it() -> None:
     assert prompts.done["long"] == 40
 
 
+def test_what_is_found_is_counted_together_with_what_was_looked_up() -> None:
+    prompts = Prompts()
+    chat = prompts.send("chat", 8 * BUDGET, "a")
+    prompts.finish()
+    before = prompts.core.stats()
+    for number in range(6):
+        prompts.send(f"again {number}", 3, "a", after=chat)
+    while not prompts.core.is_idle:
+        last = prompts.core.stats()
+        prompts.step()
+        now = prompts.core.stats()
+        asked, found = (
+            now.prompt_tokens - last.prompt_tokens,
+            now.cached_tokens - last.cached_tokens,
+        )
+        assert 0 <= found <= asked
+    assert now.prompt_tokens - before.prompt_tokens == 6 * (len(chat) + 3)
+    assert now.cached_tokens - before.cached_tokens == 6 * len(chat)
+
+
 def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
     prompts = Prompts()
     prompts.send("long", 20 * BUDGET, "long")
