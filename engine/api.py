@@ -223,6 +223,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     block_size: int
     num_blocks: int
+    block_bytes: int = 0
+    """What a block takes of the KV memory, a draft model's part included."""
     num_host_blocks: int = 0
     """Blocks that the host tier holds."""
     max_context_tokens: int

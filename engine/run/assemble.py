@@ -301,7 +301,7 @@ def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: Non
             draft.allocate(num_blocks + 1)
     with memory_for(f"{config.host_memory_bytes >> 20} MiB behind it", "lower host_memory"):
         model.allocate_host(num_host_blocks)
-    info = _info(config, model, fingerprint)
+    info = _info(config, model, fingerprint, block_bytes)
     size, ends = info.vocab_size, info.eos_token_ids
     vocabulary = load_vocabulary(Path(config.model_path), size, ends)
     info = msgspec.structs.replace(info, has_grammars=vocabulary is not None)
@@ -384,7 +384,9 @@ def _context_limit(config: EngineConfig, model: PagedModel) -> int:
     return min((limit for limit in limits if limit), default=sys.maxsize)
 
 
-def _info(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> EngineInfo:
+def _info(
+    config: EngineConfig, model: PagedModel, fingerprint: bytes, block_bytes: int
+) -> EngineInfo:
     num_blocks = len(model.memory) - 1
     return EngineInfo(
         model=config.model_path,
@@ -392,6 +394,7 @@ def _info(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> Engine
         dtype=str(model.dtype).removeprefix("torch."),
         block_size=config.block_size,
         num_blocks=num_blocks,
+        block_bytes=block_bytes,
         num_host_blocks=len(model.host_memory),
         max_context_tokens=min(num_blocks * config.block_size, _context_limit(config, model)),
         max_running_sequences=_step_size(config).sequences,

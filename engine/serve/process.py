@@ -51,11 +51,21 @@ class ProcessEngine(RemoteEngine):
         command = [sys.executable, "-m", self.program, address, str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
             *command,
-            msgspec.json.encode(self._config).decode(),
+            msgspec.json.encode(self._next_config()).decode(),
             env=os.environ | thread_environment(self._config.threads),
             stdin=asyncio.subprocess.DEVNULL,
         )
         return _Child(process)
+
+    def _next_config(self) -> EngineConfig:
+        """An engine that takes another's place has as much KV memory, whatever is free just now:
+        what the dead one had may not be yet, and requests that fitted are to fit again.
+        """
+        first = self._first_info
+        if first is None or self._config.kv_memory_bytes is not None:
+            return self._config
+        size = first.num_blocks * first.block_bytes
+        return msgspec.structs.replace(self._config, kv_memory_bytes=size)
 
 
 class _Child:

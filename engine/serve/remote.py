@@ -126,6 +126,8 @@ class RemoteEngine:
         self._socket: zmq.asyncio.Socket | None = None
         self._engine: RunningEngine | None = None
         self._info: EngineInfo | None = None
+        self._first_info: EngineInfo | None = None
+        """What the first engine was: the next ones are to be like it."""
         self._starts = 0
         self._started = asyncio.Condition()
         self._streams: dict[str, RunningStream] = {}
@@ -305,6 +307,7 @@ class RemoteEngine:
             raise EngineError(message.message)
         assert isinstance(message, Ready)
         self._info = message.info
+        self._first_info = self._first_info or message.info
         self._let_in()
         async with self._started:
             self._starts += 1

@@ -77,6 +77,29 @@ async def test_killed_in_the_middle_of_32_streams_it_comes_back_and_finishes_eac
     assert stats.running == stats.waiting == stats.blocks_in_use == 0
 
 
+async def test_it_comes_back_with_the_memory_that_it_had_however_little_is_free_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Poorer(ProcessEngine):
+        program = "tests.engine.serve.poorer"
+
+    free = tmp_path / "free"
+    monkeypatch.setenv("FREE_MEMORY_FILE", str(free))
+    save_model("llama", tmp_path)
+    engine = Poorer(structs.replace(config(tmp_path), kv_memory_bytes=None))
+    free.write_text(str(256 << 20))
+    await engine.start()
+    try:
+        first = engine.info
+        free.write_text("0")
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(engine.wait_started(1), 60) == 2
+        assert engine.info.num_blocks == first.num_blocks > 1
+    finally:
+        await engine.close()
+
+
 async def test_killed_in_the_middle_of_seeded_samples_it_finishes_each_as_if_undisturbed(
     engine: ProcessEngine,
 ) -> None:
