@@ -34,7 +34,7 @@ _PASSING: Final = frozenset(
     {"streams", "held", "settled", "sockets", "running", "claimed", "spending", "usage-batch"}
 )
 """Kinds of keys that tell of requests under way."""
-_PASSING_PREFIXES: Final = ("pw:step:", redis_keys.PROBE)
+_PASSING_PREFIXES: Final = ("pw:step:", redis_keys.process(""), redis_keys.PROBE)
 _OF_ANY_STORE: Final = (redis_keys.PEPPER, redis_keys.SCHEMA)
 """Whoever opens a store leaves these there."""
 _SINGLE: Final[Mapping[str, Callable[[str], Command]]] = {

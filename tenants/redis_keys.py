@@ -178,6 +178,11 @@ def running(tenant_id: str, response_id: str) -> str:
     return f"pw:{{{tenant_id}}}:running:{response_id}"
 
 
+def process(process_id: str) -> str:
+    """String with expiry: a process that runs responses is there."""
+    return f"pw:process:{process_id}"
+
+
 def claimed(tenant_id: str, conversation_id: str) -> str:
     """String with expiry: id of the response that runs in a conversation."""
     return f"pw:{{{tenant_id}}}:claimed:{conversation_id}"

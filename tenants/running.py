@@ -3,9 +3,10 @@
 While one runs in a conversation no other may: it has claimed it. A claim is a lease too, a shorter
 one, which nobody but its response renews or ends.
 
-A record is a lease that its process renews, so that what a process that died has left behind does
-not run for ever. Records are written behind the responses' backs, all that wait in one round trip:
-no stream waits for Redis. They are encrypted when they are written, each time anew.
+A record says which process runs it, and that one renews a key of its own: what a process has left
+behind that died is seen to have nobody, within seconds. Records are written behind the responses'
+backs, all that wait in one round trip: no stream waits for Redis. They are encrypted when they are
+written, each time anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from typing import NamedTuple
 
@@ -24,12 +26,18 @@ from tenants.records import Change
 from tenants.stored_objects import is_object_id
 
 _log = logging.getLogger(__name__)
-LEASE_SECONDS = 30.0
+PROCESS_SECONDS = 5.0
 CLAIM_SECONDS = 6.0
-_RENEW_SECONDS = 2.0
-_RENEWALS_OF_CLAIMS = 5
-"""As often claims are renewed while a record is once: they are short, and a record may be long."""
+_RECORD_SECONDS = 3600
+"""For which it can be told that the process of a response is gone."""
+_RENEW_SECONDS = 1.0
+_RENEWALS_OF_RECORD = 10
+"""As often claims and the process are renewed while a record is once, which may be long."""
 _RETRY_SECONDS = 0.5
+_LOOK_SECONDS = 0.25
+_GONE_SECONDS = 1.5
+"""Without its key, a process is gone: Redis may have been away, and be told again first."""
+_OWNER_DIGITS = 16
 
 # KEYS: the claim. ARGV: the response that has it, milliseconds to keep it. It is taken again where
 # it was lost, but from no other.
@@ -52,6 +60,13 @@ class _Record(NamedTuple):
     content: bytes
 
 
+class Found(NamedTuple):
+    """What is to be shown of a response that runs; or that ran, and whose process is gone."""
+
+    content: bytes
+    runs: bool
+
+
 class RunningResponses:
     """The running responses of all processes; `run` writes what this one notes."""
 
@@ -59,12 +74,13 @@ class RunningResponses:
         self,
         redis: GuardedRedis,
         keyring: Keyring,
-        lease_seconds: float = LEASE_SECONDS,
+        process_seconds: float = PROCESS_SECONDS,
         claim_seconds: float = CLAIM_SECONDS,
     ) -> None:
         self._redis = redis
         self._keyring = keyring
-        self._lease_milliseconds = int(lease_seconds * 1000)
+        self._owner = secrets.token_hex(_OWNER_DIGITS // 2)
+        self._process_milliseconds = int(process_seconds * 1000)
         self._claim_milliseconds = int(claim_seconds * 1000)
         # What renews each record, and what Redis has not been told yet.
         self._running: dict[str, Command | _Record] = {}
@@ -118,15 +134,40 @@ class RunningResponses:
         except StoreUnavailable:
             self._release_late(key, response_id)
 
-    async def find(self, tenant_id: str, response_id: str) -> bytes | None:
-        """The tenant's record of a response that runs in any process. Raises `StoreUnavailable`."""
+    async def find(self, tenant_id: str, response_id: str) -> Found | None:
+        """The tenant's record of a response that runs in any process, or whose process is gone: it
+        may take some seconds to tell. Raises `StoreUnavailable`.
+        """
         if not is_object_id(response_id):
             return None
         key = redis_keys.running(tenant_id, response_id)
         record = await self._redis.execute("GET", key)
         if key in self._ended:
             return None
-        return None if record is None else await self._keyring.open(tenant_id, record, key)
+        opened = None if record is None else await self._keyring.open(tenant_id, record, key)
+        if opened is None:
+            return None
+        owner, content = opened[:_OWNER_DIGITS], opened[_OWNER_DIGITS:]
+        return Found(content, await self._is_there(owner.decode(errors="replace")))
+
+    async def forget(self, tenant_id: str, response_id: str) -> None:
+        """Find a response no more whose process is gone. Raises `StoreUnavailable`."""
+        await self._redis.execute("DEL", redis_keys.running(tenant_id, response_id))
+
+    async def _is_there(self, owner: str) -> bool:
+        """Whether a process is; where it has not said so lately, as soon as it does or is gone."""
+        if owner == self._owner:
+            return True
+        late, missing_since = self._process_milliseconds / 2, None
+        while True:
+            left = await self._redis.execute("PTTL", redis_keys.process(owner))
+            if left > late:
+                return True
+            now = time.monotonic()
+            missing_since = None if left >= 0 else missing_since or now
+            if missing_since is not None and now - missing_since >= _GONE_SECONDS:
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def ask_to_cancel(self, tenant_id: str, response_id: str) -> None:
         """Have whoever runs a response cancel it. Raises `StoreUnavailable`."""
@@ -134,7 +175,9 @@ class RunningResponses:
         await self._redis.execute(*changes.publication(notice))
 
     async def run(self) -> None:
-        """Write and renew records until cancelled; what has ended by then is written last."""
+        """Write and renew records until cancelled; what has ended by then is written last, and that
+        this process is gone.
+        """
         renew_at = time.monotonic() + _RENEW_SECONDS
         renewals = 0
         try:
@@ -147,12 +190,13 @@ class RunningResponses:
                     renew_at = time.monotonic() + _RENEW_SECONDS
                     renewals += 1
                     await self._renew_claims()
-                    if renewals % _RENEWALS_OF_CLAIMS == 0:
+                    if renewals % _RENEWALS_OF_RECORD == 0:
                         self._unwritten = self._running | self._unwritten
                 if not await self._write():
                     await asyncio.sleep(_RETRY_SECONDS)
                     self._woken.set()
         finally:
+            self._unwritten["process"] = ("DEL", redis_keys.process(self._owner))
             await self._write()
 
     async def _renew_claims(self) -> None:
@@ -181,13 +225,18 @@ class RunningResponses:
             }
             for key in batch:
                 del self._unwritten[key]
-            await self._redis.pipeline(*batch.values())
+            await self._redis.pipeline(*self._beat(), *batch.values())
         except StoreUnavailable as error:
             _log.debug("running responses are not recorded: %s", error)
             self._unwritten = batch | self._unwritten
             return False
         self._ended -= batch.keys() - self._unwritten.keys()
         return True
+
+    def _beat(self) -> list[Command]:
+        """What says that this process is there, if others may want to know."""
+        key = redis_keys.process(self._owner)
+        return [("SET", key, "", "PX", self._process_milliseconds)] if self._running else []
 
     async def _seal_records(self) -> None:
         """Put commands in the place of records, but of those that are replaced meanwhile."""
@@ -199,12 +248,13 @@ class RunningResponses:
                 if sealed is None:
                     del self._unwritten[key]
                 else:
-                    self._unwritten[key] = ("SET", key, sealed, "PX", self._lease_milliseconds)
+                    self._unwritten[key] = ("SET", key, sealed, "EX", _RECORD_SECONDS)
 
     async def _sealed(self, record: _Record) -> bytes | None:
         """A record as it is stored; `None` of a tenant that is not there any more."""
         try:
-            return await self._keyring.seal(record.tenant_id, record.content, record.key)
+            content = self._owner.encode() + record.content
+            return await self._keyring.seal(record.tenant_id, content, record.key)
         except SealError as error:
             _log.error("a running response is not recorded: %s", error)
             return None

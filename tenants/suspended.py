@@ -42,3 +42,8 @@ class SuspendedResponses:
         if not is_object_id(response_id):
             return None
         return await self._blobs.take(tenant_id, redis_keys.suspended(tenant_id, response_id))
+
+    async def holds(self, tenant_id: str, response_id: str) -> bool:
+        """Whether somebody can still go on with a response."""
+        key = redis_keys.suspended(tenant_id, response_id)
+        return await self._blobs.load(tenant_id, key) is not None

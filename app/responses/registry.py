@@ -16,7 +16,7 @@ from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
 from app.responses.run import ResponseRun, check_position
-from app.responses.store import ResponseStore
+from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.upkeep.metrics import Metrics
 from app.upkeep.workers import Workers
@@ -30,8 +30,6 @@ from tenants.records import Change, Principal, Tenant
 _CANCEL_SECONDS = 1.0
 """How long a client waits for the end of what it cancels."""
 _BACKGROUND = b'"background":true'
-_INTERRUPTED = b'"reason":"service_restart"'
-"""How a response's JSON says so; a client's text has no quotes like these."""
 
 
 class Responses:
@@ -88,9 +86,9 @@ class Responses:
     async def resume(self, principal: Principal, response_id: str, after: int) -> ResponseRun:
         """A response whose stream can still be read, or go on: `follow` it from `after`.
 
-        Raises `ApiError` 409 for a response that another process is writing, 404 for any other, and
-        400 for an `after` that no event has had; also whatever `start` raises, where another
-        process has begun it.
+        Raises `ApiError` 409 for a response that another process is writing, 410 for one whose
+        process is gone, 404 for any other, and 400 for an `after` that no event has had; also
+        whatever `start` raises, where another process has begun it.
         """
         key = principal.tenant.id, response_id
         if key not in self._runs:
@@ -116,8 +114,8 @@ class Responses:
         run = self.running(tenant, response_id)
         if run is not None:
             return run.snapshot()
-        response = await self._store.load(tenant.id, response_id)
-        if _BACKGROUND in response and _INTERRUPTED in response:
+        response = await self._store.load(tenant, response_id)
+        if _BACKGROUND in response and INTERRUPTED in response:
             # It has been gone on with already, or cannot be, or not now.
             with contextlib.suppress(ApiError, EngineError, StoreUnavailable):
                 return (await self.resume(principal, response_id, -1)).snapshot()
@@ -138,7 +136,7 @@ class Responses:
             if not run.input:
                 raise response_not_found(response_id)
             return run.input
-        if await self._store.runs_elsewhere(tenant.id, response_id):
+        if await self._store.runs_elsewhere(tenant, response_id):
             raise response_runs_elsewhere(response_id)
         return await self._store.input_of(tenant.id, response_id)
 
@@ -150,9 +148,9 @@ class Responses:
             run.cancel()
             await run.settled()
             run.drop()
-        elif await self._store.runs_elsewhere(tenant.id, response_id):
+        elif await self._store.runs_elsewhere(tenant, response_id):
             with contextlib.suppress(ApiError):  # it has come to an end by itself
-                await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
+                await self._store.cancel_elsewhere(tenant, response_id, _CANCEL_SECONDS)
         if not await self._store.delete(tenant.id, response_id) and run is None:
             raise response_not_found(response_id)
 
@@ -166,7 +164,7 @@ class Responses:
         run = self.running(tenant, response_id)
         if run is None:
             await self._store.cancel_suspended(tenant, response_id)
-            return await self._store.cancel_elsewhere(tenant.id, response_id, _CANCEL_SECONDS)
+            return await self._store.cancel_elsewhere(tenant, response_id, _CANCEL_SECONDS)
         run.cancel()
         return await run.settled(_CANCEL_SECONDS)
 
@@ -201,9 +199,7 @@ class Responses:
         tenant = principal.tenant
         blob = await self._store.take_suspended(tenant.id, response_id)
         if blob is None:
-            if await self._store.runs_elsewhere(tenant.id, response_id):
-                raise response_runs_elsewhere(response_id)
-            raise response_not_found(response_id)
+            raise await self._store.no_stream(tenant, response_id)
         suspended = SuspendedRun.decode(response_id, blob)
         if suspended is None:
             raise response_not_found(response_id)

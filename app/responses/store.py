@@ -20,12 +20,15 @@ from app.responses.suspension import SuspendedRun
 from app.transport.bounds import INLINE_BYTES
 from app.upkeep.workers import Workers
 from app.wire.errors import (
+    ApiError,
     conversation_locked,
     conversation_not_found,
     invalid_request,
+    response_lost,
     response_not_found,
+    response_runs_elsewhere,
 )
-from app.wire.events import ResponseResource, Status, encode_json
+from app.wire.events import ResponseFailure, ResponseResource, Status, encode_json
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
 from tenants.running import RunningResponses
@@ -34,6 +37,9 @@ from tenants.suspended import SuspendedResponses
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
+_LOST = ResponseFailure(code="response_lost", message="The process that ran the response is gone.")
+INTERRUPTED = b'"reason":"service_restart"'
+"""How a response's JSON says so; a client's text has no quotes like these."""
 
 
 class ResponseStore:
@@ -87,42 +93,51 @@ class ResponseStore:
         if resource.conversation is not None:
             await self._running.release(tenant_id, resource.conversation["id"], resource.id)
 
-    async def load(self, tenant_id: str, response_id: str) -> bytes:
+    async def load(self, tenant: Tenant, response_id: str) -> bytes:
         """A tenant's response as JSON, as it runs in another process or as it has ended.
 
-        Raises `ApiError` 404 and `StoreUnavailable`.
+        One whose process is gone has failed. Raises `ApiError` 404 and `StoreUnavailable`.
         """
         try:
-            running = await self._find_running(tenant_id, response_id)
+            running = await self._find_running(tenant, response_id)
         except StoreUnavailable:
             running = None  # what has ended may be known here
-        return running or await self._finished(tenant_id, response_id)
+        return running or await self._finished(tenant.id, response_id)
 
-    async def runs_elsewhere(self, tenant_id: str, response_id: str) -> bool:
+    async def runs_elsewhere(self, tenant: Tenant, response_id: str) -> bool:
         """Whether a response runs in another process. Raises `StoreUnavailable`."""
-        return await self._find_running(tenant_id, response_id) is not None
+        return await self._find_running(tenant, response_id) is not None
+
+    async def no_stream(self, tenant: Tenant, response_id: str) -> ApiError:
+        """Why the events of a response cannot be read here. Raises `StoreUnavailable`."""
+        if await self.runs_elsewhere(tenant, response_id):
+            return response_runs_elsewhere(response_id)
+        turn = await self._history.load(tenant.id, response_id)
+        if turn is not None and msgspec.json.decode(turn.response, type=_Ended).error == _LOST:
+            return response_lost(response_id)
+        return response_not_found(response_id)
 
     async def cancel_elsewhere(
-        self, tenant_id: str, response_id: str, patience_seconds: float
+        self, tenant: Tenant, response_id: str, patience_seconds: float
     ) -> bytes:
         """End a response that runs in another process; as it is then, or after so long.
 
         One that runs nowhere is returned unchanged where it was cancelled. Raises what `load`
         raises, and `ApiError` 400 for one that has come to another end.
         """
-        running = await self._find_running(tenant_id, response_id)
+        running = await self._find_running(tenant, response_id)
         if running is None:
-            response = await self._finished(tenant_id, response_id)
+            response = await self._finished(tenant.id, response_id)
             _check_cancelled(response)
             return response
-        await self._running.ask_to_cancel(tenant_id, response_id)
+        await self._running.ask_to_cancel(tenant.id, response_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
-                while await self._find_running(tenant_id, response_id) is not None:  # noqa: ASYNC110
+                while await self._find_running(tenant, response_id) is not None:  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)
                 # An earlier end of it, before it was gone on with, may be remembered here.
-                self._history.forget(tenant_id, response_id)
-                return await self._finished(tenant_id, response_id)
+                self._history.forget(tenant.id, response_id)
+                return await self._finished(tenant.id, response_id)
         return running
 
     async def input_of(self, tenant_id: str, response_id: str) -> bytes:
@@ -156,14 +171,46 @@ class ResponseStore:
         suspended = await self.take_suspended(tenant_id, response_id)
         return await self._history.delete(tenant_id, response_id) or suspended is not None
 
-    async def _find_running(self, tenant_id: str, response_id: str) -> bytes | None:
-        """A response that runs in any process, as JSON. Raises `StoreUnavailable`."""
-        record = await self._running.find(tenant_id, response_id)
+    async def _find_running(self, tenant: Tenant, response_id: str) -> bytes | None:
+        """A response that runs in any process, as JSON. Raises `StoreUnavailable`.
+
+        One whose process is gone is failed, and kept as such.
+        """
+        found = await self._running.find(tenant.id, response_id)
+        if found is None:
+            return None
         try:
-            return None if record is None else bytes(msgspec.json.decode(record, type=msgspec.Raw))
+            response = bytes(msgspec.json.decode(found.content, type=msgspec.Raw))
         except (msgspec.DecodeError, ValueError) as error:
             _log.error("a stored record is not read: %s runs as no JSON: %s", response_id, error)
             return None
+        if found.runs:
+            return response
+        await self._keep_lost(tenant, response_id, response)
+        await self._running.forget(tenant.id, response_id)
+        return None
+
+    async def _keep_lost(self, tenant: Tenant, response_id: str, begun: bytes) -> None:
+        """A response has failed that its process has `begun`, unless that one had kept its end."""
+        self._history.forget(tenant.id, response_id)
+        turn = await self._history.load(tenant.id, response_id)
+        if turn is not None and INTERRUPTED not in turn.response:
+            return
+        if await self._suspended.holds(tenant.id, response_id):
+            return  # it has been given up in good order, and only its record stayed
+        _log.warning("response %s has failed: its process is gone", response_id)
+        turn = turn or Turn(
+            packed_ids=b"",
+            shared_tokens=0,
+            shared_owner=tenant.id,
+            system=None,
+            end_user=None,
+            response=begun,
+        )
+        failed = {"status": "failed", "error": _LOST, "incomplete_details": None}
+        response = msgspec.json.encode(msgspec.json.decode(turn.response) | failed)
+        turn = msgspec.structs.replace(turn, packed_ids=b"", response=response)
+        await self._history.save(tenant, response_id, turn)
 
     async def _finished(self, tenant_id: str, response_id: str) -> bytes:
         turn = await self._history.load(tenant_id, response_id)
@@ -259,6 +306,7 @@ class _Ended(msgspec.Struct):
     """What is read of a response that has ended."""
 
     status: Status
+    error: ResponseFailure | None = None
 
 
 def _check_cancelled(response: bytes) -> None:

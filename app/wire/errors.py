@@ -13,7 +13,8 @@ Codes, by status:
 - 401 `invalid_api_key`; 403 `tenant_disabled`, `origin_not_allowed`
 - 404 `model_not_found`, `response_not_found`, `conversation_not_found`, `completion_not_found`,
   `item_not_found`, `not_found`, `unsupported_endpoint`; 405 `method_not_allowed`
-- 408 `request_timeout`; 409 `response_runs_elsewhere`, `conversation_locked`; 413 `body_too_large`;
+- 408 `request_timeout`; 409 `response_runs_elsewhere`, `conversation_locked`; 410 `response_lost`;
+  413 `body_too_large`;
   431 `headers_too_large`; 415 `unsupported_media_type`
 - 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
   tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
@@ -114,6 +115,15 @@ def response_not_found(response_id: str) -> ApiError:
     """A 404 for a response that the tenant does not have."""
     message = f"There is no response '{response_id}'."
     return ApiError(404, message, code="response_not_found", param="response_id")
+
+
+def response_lost(response_id: str) -> ApiError:
+    """A 410 for the events of a response whose process is gone, and they with it."""
+    message = (
+        f"Response '{response_id}' has failed: the process that ran it is gone, and its events "
+        "with it. Ask again."
+    )
+    return ApiError(410, message, code="response_lost", param="response_id")
 
 
 def conversation_not_found(conversation_id: str) -> ApiError:

@@ -48,6 +48,11 @@ class Replica:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
+    def kill(self) -> None:
+        """Have it die."""
+        self._process.kill()
+        self._process.communicate()
+
     def stop(self) -> None:
         """End it, the hard way if it does not listen."""
         try:

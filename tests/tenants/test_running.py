@@ -10,7 +10,7 @@ import pytest
 
 from tenants import redis_keys, running
 from tenants.errors import StoreUnavailable
-from tenants.running import RunningResponses
+from tenants.running import Found, RunningResponses
 from tests.tenants.conftest import Room
 
 
@@ -28,9 +28,17 @@ async def a_process(room: Room, lease_seconds: float) -> AsyncIterator[RunningRe
     await asyncio.wait({loop})
 
 
+async def shown(
+    responses: RunningResponses, response_id: str, tenant: str = "acme"
+) -> bytes | None:
+    """What is to be shown of a response that runs."""
+    found = await responses.find(tenant, response_id)
+    return found.content if found is not None and found.runs else None
+
+
 async def until(responses: RunningResponses, response_id: str, record: bytes | None) -> None:
     async with asyncio.timeout(5):
-        while await responses.find("acme", response_id) != record:  # noqa: ASYNC110
+        while await shown(responses, response_id) != record:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -41,23 +49,23 @@ async def test_what_runs_is_found_by_others_until_it_ends(room: Room) -> None:
         here.note_begin("acme", "resp_2", b"two")
         await until(elsewhere, "resp_1", b"one")
         await until(elsewhere, "resp_2", b"two")
-        assert await elsewhere.find("umbra", "resp_1") is None
+        assert await shown(elsewhere, "resp_1", "umbra") is None
         here.note_end("acme", "resp_1")
         await until(elsewhere, "resp_1", None)
-        assert await elsewhere.find("acme", "resp_2") == b"two"
+        assert await shown(elsewhere, "resp_2") == b"two"
 
 
 async def test_what_has_ended_is_not_found_here_though_redis_has_it_still(room: Room) -> None:
     here, there = (RunningResponses(room.redis, room.keyring) for _ in range(2))
     here.note_begin("acme", "resp_1", b"running")
     assert await here._write()
-    assert await here.find("acme", "resp_1") == b"running"
+    assert await shown(here, "resp_1") == b"running"
     here.note_end("acme", "resp_1")
-    assert await there.find("acme", "resp_1") == b"running"
-    assert await here.find("acme", "resp_1") is None
+    assert await shown(there, "resp_1") == b"running"
+    assert await shown(here, "resp_1") is None
     assert await here._write()
     assert not here._ended
-    assert await there.find("acme", "resp_1") is None
+    assert await shown(there, "resp_1") is None
 
 
 async def test_what_ends_with_its_process_is_written_last(room: Room) -> None:
@@ -66,21 +74,43 @@ async def test_what_ends_with_its_process_is_written_last(room: Room) -> None:
         await until(here, "resp_1", b"one")
         here.note_end("acme", "resp_1")
     elsewhere = RunningResponses(room.redis, room.keyring)
-    assert await elsewhere.find("acme", "resp_1") is None
+    assert await shown(elsewhere, "resp_1") is None
 
 
-async def test_what_a_dead_process_ran_is_forgotten_and_what_goes_on_is_not(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(running, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(running, "_GONE_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_a_dead_process_ran_is_known_to_have_nobody_and_what_goes_on_to_run(
+    room: Room,
+) -> None:
     async with a_process(room, 0.5) as alive:
         alive.note_begin("acme", "alive", b"one")
         async with a_process(room, 0.5) as dying:
             dying.note_begin("acme", "dead", b"two")
             await until(alive, "dead", b"two")
-        await until(alive, "dead", None)
+        assert await alive.find("acme", "dead") == Found(b"two", runs=False)
         await asyncio.sleep(0.5)
-        assert await alive.find("acme", "alive") == b"one"
+        assert await shown(alive, "alive") == b"one"
+        await alive.forget("acme", "dead")
+        assert await alive.find("acme", "dead") is None
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_process_that_redis_has_forgotten_is_not_gone_if_it_says_so_again(
+    room: Room,
+) -> None:
+    elsewhere = RunningResponses(room.redis, room.keyring, 0.5)
+    async with a_process(room, 0.5) as here:
+        here.note_begin("acme", "resp_1", b"one")
+        await until(elsewhere, "resp_1", b"one")
+        for _ in range(20):
+            await room.redis.execute("DEL", redis_keys.process(here._owner))
+            assert await shown(elsewhere, "resp_1") == b"one"
 
 
 async def test_a_conversation_is_claimed_by_one_response(room: Room) -> None:

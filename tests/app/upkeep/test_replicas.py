@@ -204,6 +204,24 @@ async def test_a_running_response_is_shown_and_cancelled_by_any_process(
             assert (await process.get(f"{path}/input_items")).status_code == 404
 
 
+@pytest.mark.exhaustive
+async def test_a_response_of_a_killed_process_is_told_to_have_failed_within_seconds(
+    urls: list[str], store_server: EmbeddedStore
+) -> None:
+    dying = Replica(store_server.url)
+    body = {"model": MODEL, "input": "x" * 40, "background": True}
+    async with deployed([dying.url(), urls[0]], store_server, "dying", TenantLimits()) as both:
+        doomed, other = both.processes
+        path = f"/v1/responses/{(await doomed.post('/v1/responses', json=body)).json()['id']}"
+        await status_in_time(lambda: other.get(path), "in_progress")
+        dying.kill()
+        begun = time.monotonic()
+        await status_in_time(lambda: other.get(path), "failed")
+        assert time.monotonic() - begun < 8
+        refused = await other.get(path, params={"stream": "true"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (410, "response_lost")
+
+
 async def test_a_conversation_is_one_and_the_same_in_every_process(
     urls: list[str], store_server: EmbeddedStore
 ) -> None:
