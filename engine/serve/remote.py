@@ -128,6 +128,8 @@ class RemoteEngine:
         self._info: EngineInfo | None = None
         self._first_info: EngineInfo | None = None
         """What the first engine was: the next ones are to be like it."""
+        self._expected: EngineInfo | None = None
+        """The engine that is there, or that is not away for too long: requests wait for it."""
         self._starts = 0
         self._started = asyncio.Condition()
         self._streams: dict[str, RunningStream] = {}
@@ -159,6 +161,7 @@ class RemoteEngine:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         self._disconnect()
+        self._expected = None
         self._end_streams("aborted")
         if self._engine is not None and self._socket is not None:
             self._send(Shutdown())
@@ -180,7 +183,9 @@ class RemoteEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         """See `EngineClient.generate`."""
-        check_request(request, self.info)
+        if self._expected is None:
+            raise EngineUnavailable("the engine is not running")
+        check_request(request, self._expected)
         if request.request_id in self._streams:
             raise EngineError(f"request id {request.request_id!r} is in use")
         stream = RunningStream(request, self._cadence_seconds)
@@ -306,7 +311,7 @@ class RemoteEngine:
         if isinstance(message, Failed):
             raise EngineError(message.message)
         assert isinstance(message, Ready)
-        self._info = message.info
+        self._info = self._expected = message.info
         self._first_info = self._first_info or message.info
         self._let_in()
         async with self._started:
@@ -391,9 +396,7 @@ class RemoteEngine:
 
     async def _reopen(self) -> None:
         """Start an engine in place of a dead one, however often it takes."""
-        deadline = asyncio.get_running_loop().call_later(
-            self._rebuild_seconds, self._end_streams, "error", "the engine did not come back"
-        )
+        deadline = asyncio.get_running_loop().call_later(self._rebuild_seconds, self._give_up)
         delays = itertools.chain(
             _RESTART_DELAYS_SECONDS, itertools.repeat(_RESTART_DELAYS_SECONDS[-1])
         )
@@ -456,6 +459,11 @@ class RemoteEngine:
     def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:
         for stream in self._streams.values():
             stream.end(reason, error)
+
+    def _give_up(self) -> None:
+        """It is away for too long: nobody waits for it any more."""
+        self._expected = None
+        self._end_streams("error", "the engine did not come back")
 
     def _disconnect(self) -> None:
         """There is no engine any more; whoever has asked it something gets no answer."""

@@ -114,6 +114,24 @@ async def test_a_reader_is_told_once_how_long_its_engine_was_away(
     assert sum(one > 0 for one in rest) == 1
 
 
+async def test_a_request_that_comes_as_the_engine_dies_waits_for_the_next_one(
+    engine: LocalEngine, fate: Fate
+) -> None:
+    first = engine.generate(request("1", 900))
+    await anext(first)
+    fate.comes_up = False
+    fate.die_once()
+    with contextlib.suppress(EngineUnavailable):
+        while engine.info:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    late = asyncio.create_task(collect(engine, "2"))
+    await asyncio.sleep(0.02)
+    assert not late.done()
+    fate.comes_up = True
+    assert tokens(await late) == expected_output(request("2").prompt, 60)
+    await first.aclose()
+
+
 async def test_streams_end_when_the_engine_stays_away(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
