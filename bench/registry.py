@@ -22,6 +22,7 @@ _MODULES = {
     "log-lines": "bench.service.log_lines",
     "metrics": "bench.service.metrics_cost",
     "stall": "bench.service.stall",
+    "soak": "bench.service.soak",
     "wall": "bench.service.wall",
     "trace": "bench.engine.trace",
     "recovery": "bench.engine.recovery",
