@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import msgspec
 from redis.asyncio.client import PubSub
+from redis.exceptions import ResponseError
 
 from tenants import redis_keys
 from tenants.connection import (
@@ -81,7 +83,7 @@ async def _notices(pubsub: PubSub) -> AsyncGenerator[Change, None]:
     yield Change(kind="resync")
     pinged = False
     while True:
-        message = await pubsub.get_message(timeout=_SILENCE_SECONDS)
+        message = await _next_message(pubsub)
         if message is None:
             if pinged:
                 raise TimeoutError("no answer to a ping")
@@ -92,6 +94,16 @@ async def _notices(pubsub: PubSub) -> AsyncGenerator[Change, None]:
         pinged = False
         if message["type"] == "message":
             yield _decode(message["data"])
+
+
+async def _next_message(pubsub: PubSub) -> dict[str, Any] | None:
+    """What comes next, or nothing where that takes long."""
+    try:
+        message: dict[str, Any] | None = await pubsub.get_message(timeout=_SILENCE_SECONDS)
+    except ResponseError as refusal:
+        # A server that cannot write to its disk answers a ping so; notices come all the same.
+        return {"type": "pong", "data": refusal}
+    return message
 
 
 def _decode(notice: bytes) -> Change:

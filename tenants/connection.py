@@ -22,7 +22,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from tenants.errors import InvalidField, StoreFull, StoreUnavailable, StoreUnsupported
+from tenants.errors import InvalidField, StoreReadOnly, StoreUnavailable, StoreUnsupported
 from tenants.records import Change
 from tenants.servers import Argument, Command, Servers, connect
 
@@ -42,6 +42,14 @@ _MIN_MAJOR = {"redis": 7, "valkey": 8}
 # What an error reply begins with when the command was wrong. With any other the server says what
 # state it is in (LOADING, NOREPLICAS, BUSY, OOM, TRYAGAIN, ... and whatever comes to be).
 _OUR_FAULT = frozenset({"ERR", "WRONGTYPE", "CROSSSLOT", "NOSCRIPT"})
+
+# Why it takes no writes, though it can be read.
+_READ_ONLY = {
+    "OOM": "it is full",
+    "MISCONF": "it cannot write to its disk",
+    "NOREPLICAS": "too few replicas follow it",
+    "READONLY": "it is a replica itself",
+}
 
 
 class Script:
@@ -235,8 +243,8 @@ class GuardedRedis:
             code = error_code(error)
             if code in _OUR_FAULT:
                 raise
-            if code == "OOM":
-                raise StoreFull(f"Redis has no memory left: {error}") from error
+            if code in _READ_ONLY:
+                raise StoreReadOnly(_READ_ONLY[code], str(error)) from error
             raise StoreUnavailable(f"Redis refuses: {error}") from error
         else:
             self._open_until.pop(place, None)

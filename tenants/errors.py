@@ -11,8 +11,12 @@ class StoreUnavailable(StoreError):
     """Redis does not answer, or refuses to work right now; a write may or may not have happened."""
 
 
-class StoreFull(StoreUnavailable):
-    """Redis has no memory for writes (`maxmemory`): nothing was written, it can be read."""
+class StoreReadOnly(StoreUnavailable):
+    """Redis takes no writes, for a `reason`: nothing was written, it can be read."""
+
+    def __init__(self, reason: str, refusal: str) -> None:
+        super().__init__(f"Redis takes no writes, {reason}: {refusal}")
+        self.reason = reason
 
 
 class StoreUnsupported(StoreError):

@@ -20,7 +20,7 @@ from tenants.errors import (
     PromptNotFound,
     StoreConflict,
     StoreError,
-    StoreFull,
+    StoreReadOnly,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
@@ -158,8 +158,8 @@ def as_problem(error: Exception) -> Problem | None:
         return _from_validation(error)
     if isinstance(error, InvalidField):
         return invalid(complaint(error))
-    if isinstance(error, StoreFull):
-        detail = "The tenant store is full: it takes no writes until there is room."
+    if isinstance(error, StoreReadOnly):
+        detail = f"The tenant store takes no writes: {error.reason}."
         return _unavailable(detail, "store_unavailable")
     if isinstance(error, StoreUnavailable):
         return _unavailable("The tenant store is not available right now.", "store_unavailable")

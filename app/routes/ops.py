@@ -13,7 +13,7 @@ from app.context import Service
 from app.transport.http import json_response
 from engine.api import EngineStats
 from engine.client import EngineUnavailable
-from tenants.errors import StoreFull, StoreUnavailable
+from tenants.errors import StoreReadOnly, StoreUnavailable
 
 
 async def healthz(_: Request) -> ASGIApp:
@@ -48,13 +48,9 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
         return 503, ("draining", "the service is stopping")
     if await _engine_stats(service) is None:
         return 503, ("unavailable", "the engine loop does not answer")
-    try:
-        async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
-            await service.stores.tenants.ping()
-    except StoreFull:
-        return 200, ("degraded", "the tenant store is full: it takes no writes")
-    except (StoreUnavailable, TimeoutError):
-        return 200, ("degraded", "the tenant store is down, or takes no writes")
+    trouble = await _store_trouble(service)
+    if trouble is not None:
+        return 200, ("degraded", trouble)
     failing = service.supervisor.failing
     if failing:
         names = ", ".join(failing)
@@ -65,7 +61,9 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
 async def metrics(request: Request) -> ASGIApp:
     """Counters and gauges in a text format of Prometheus' or OpenMetrics, as is asked for."""
     service: Service = request.app.state.service
-    service.metrics.engine.observe(await _engine_stats(service))
+    stats, trouble = await asyncio.gather(_engine_stats(service), _store_trouble(service))
+    service.metrics.engine.observe(stats)
+    service.metrics.store_up.set(trouble is None)
     text, media_type = service.metrics.render(request.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type})
 
@@ -76,3 +74,15 @@ async def _engine_stats(service: Service) -> EngineStats | None:
             return await service.engine.stats()
     except (EngineUnavailable, TimeoutError):
         return None
+
+
+async def _store_trouble(service: Service) -> str | None:
+    """Why the tenant store takes no writes, if it does not."""
+    try:
+        async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
+            await service.stores.tenants.ping()
+    except StoreReadOnly as error:
+        return f"the tenant store takes no writes: {error.reason}"
+    except (StoreUnavailable, TimeoutError):
+        return "the tenant store is down, or takes no writes"
+    return None

@@ -42,6 +42,7 @@ class Metrics:
         )
         self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
+        self.store_up = self._gauge("store_up", "Whether the tenant store takes writes.")
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
         self.engine = EngineMetrics()
         self.registry.register(self.engine)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import redis
@@ -47,6 +50,28 @@ class Server:
             self._process.wait()
             self._process = None
 
+    @contextlib.contextmanager
+    def failing_disk(self) -> Iterator[None]:
+        """Within it the server's disk takes no snapshot: it refuses writes, and pings."""
+        in_the_way = self._folder / "dump.rdb"
+        (in_the_way / "folder").mkdir(parents=True)
+        with redis.Redis.from_url(self.url) as operator:
+            operator.config_set("save", "3600 1")
+            _save(operator, "err")
+            yield
+            shutil.rmtree(in_the_way)
+            _save(operator, "ok")
+            operator.config_set("save", "")
+
     def stall(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+
+
+def _save(operator: redis.Redis, outcome: str) -> None:
+    """Have a snapshot written, which ends so."""
+    operator.bgsave()
+    deadline = time.monotonic() + _START_SECONDS
+    while operator.info("persistence")["rdb_last_bgsave_status"] != outcome:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

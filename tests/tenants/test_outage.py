@@ -10,11 +10,11 @@ import redis
 from msgspec.structs import replace
 
 from tenants import changes, connection, key_format
-from tenants.errors import StoreUnavailable
+from tenants.errors import StoreReadOnly, StoreUnavailable
 from tenants.idempotency import Idempotency
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.pepper import Peppers
-from tenants.records import TenantLimits
+from tenants.records import Change, TenantLimits
 from tenants.suspended import SuspendedResponses
 from tenants.usage import UsageMeter
 from tests.tenants.conftest import (
@@ -333,6 +333,27 @@ async def test_an_outage_is_one_line_in_the_log_however_often_it_is_tried(
             assert lines()[0].partition(": ")[2], "there is a reason"
             server.start()
             assert (await asyncio.wait_for(heard.get(), 20)).kind == "resync"
+
+
+async def test_notices_come_from_a_server_whose_disk_is_full(
+    server: Server,
+    open_room: OpenRoom,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(changes, "_SILENCE_SECONDS", 0.05)
+    room, key = await known_room(open_room, server, cache_seconds=0)
+    async with listening(room) as heard:
+        with server.failing_disk():
+            with pytest.raises(StoreReadOnly, match="disk"):
+                await room.store.ping()
+            await asyncio.sleep(0.2)  # several pings of the listener's are refused
+            assert await room.store.authenticate(key) is not None
+            await room.redis.execute(*changes.publication(Change(kind="prompts")))
+            assert (await asyncio.wait_for(heard.get(), 20)).kind == "prompts"
+        await room.store.create_tenant("umbra")
+        assert (await asyncio.wait_for(heard.get(), 20)).kind == "tenant"
+    assert "not heard" not in caplog.text
 
 
 async def test_a_notice_that_nobody_understands_is_taken_as_any_change(

@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 
 from app.generate import admission
 from app.transport.bounds import Bounds
-from tenants import key_format
+from tenants import changes, key_format
 from tenants.records import Change
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually, living
 from tests.app.scripted_engine import ScriptedEngine
@@ -224,6 +224,29 @@ async def test_a_full_store_takes_no_admin_writes_and_says_so(
             method, url, json=body, headers=operator | {"idempotency-key": url[-8:]}
         )
         assert done.status_code in (200, 201)
+
+
+async def test_a_full_disk_is_told_while_known_tenants_chat_on_and_no_loop_fails(
+    world: World, http: httpx.AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "_SILENCE_SECONDS", 0.05)
+    await limit(world, requests_per_minute=1000)  # the service has heard, and waits anew
+    operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    tenants, metrics = f"{world.admin_url}/admin/tenants", f"{world.admin_url}/metrics"
+    with server.failing_disk():
+        refused = await http.post(tenants, json={"id": "nova"}, headers=operator)
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_unavailable")
+        assert "cannot write to its disk" in refused.json()["detail"]
+        assert (await ask(http, world, store=False)).status_code == 200
+        health = (await http.get(f"{world.admin_url}/readyz")).json()
+        assert (health["status"], "its disk" in health["reason"]) == ("degraded", True)
+        assert "partywall_store_up 0.0" in (await http.get(metrics, headers=operator)).text
+        await asyncio.sleep(0.2)  # several pings of the listener's are refused
+    await back(http)
+    assert world.app.state.service.supervisor.failing == []
+    assert "partywall_store_up 1.0" in (await http.get(metrics, headers=operator)).text
+    created = await http.post(tenants, json={"id": "nova"}, headers=operator)
+    assert created.status_code == 201
 
 
 async def test_what_makes_room_is_done_in_a_full_store_and_audited(
