@@ -110,6 +110,7 @@ def engine_config(
         cache_dir=str(settings.cache_dir),
         log_format=settings.log_format,
         log_level=settings.log_level,
+        core_dumps=settings.core_dumps,
     )
 
 

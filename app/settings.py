@@ -90,7 +90,14 @@ class Settings(BaseSettings):
     ssl_keyfile: Location | None = Field(None, description="TLS private key (PEM).")
     insecure: bool = Field(False, description="Accept clear text on an address beyond loopback.")
     ready_file: Location | None = Field(
-        None, description="Written (mode 0600) once requests are served: URL, pid, new secrets."
+        None,
+        description="Written (mode 0600) once requests are served: URL, pid, new secrets. Without "
+        "it, and a terminal to print them on, a first start leaves its secrets in data_dir.",
+    )
+    core_dumps: bool = Field(
+        False,
+        description="Let the service and its engine leave core files, and debuggers of their user "
+        "attach: both show texts and secrets.",
     )
 
     log_format: LogFormat = Field(

@@ -84,6 +84,7 @@ class EmbeddedStore:
         self._data_dir = data_dir.resolve()
         self._store_dir = self._data_dir / "store"
         self._store_dir.mkdir(mode=0o700, exist_ok=True)
+        _make_files_private(self._store_dir)
         self._log_path = self._store_dir / "valkey.log"
         self._socket_path = _socket_dir(self._data_dir) / _SOCKET_NAME
         self._lock = _take_lock(self._data_dir, handover_seconds)
@@ -179,13 +180,14 @@ class EmbeddedStore:
             if self._closing.is_set():
                 return None
             try:
-                with self._log_path.open("ab") as log:
+                with open(self._log_path, "ab", opener=_private) as log:
                     self._process = subprocess.Popen(
                         self._command(),
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
                         pass_fds=[self._lock.fileno()],
+                        umask=0o077,
                         start_new_session=True,  # out of reach of the terminal's Ctrl-C
                     )
             except OSError:
@@ -306,6 +308,17 @@ def _occupy(folder: Path) -> IO[str]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 return lock
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _make_files_private(folder: Path) -> None:
+    """Earlier versions wrote files that others could read, had they been let into the folder."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a server that ends may remove some
+            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _make_private(folder: Path) -> None:

@@ -17,6 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 from structlog.typing import EventDict, WrappedLogger
 
+from app.logs.masking import masked
+
 CLIENT_ID_HEADERS = ("x-client-request-id", "x-request-id")
 _CLIENT_ID = re.compile(r"[!-~]{1,128}")
 _MAX_PATH_CHARACTERS = 200
@@ -79,7 +81,7 @@ def begin_request(scope: Scope) -> RequestContext:
         id=new_request_id(),
         client_id=next((one for one in ids if one and _CLIENT_ID.fullmatch(one)), None),
         method=scope.get("method", "GET"),
-        path=scope["path"][:_MAX_PATH_CHARACTERS],
+        path=masked(scope["path"])[:_MAX_PATH_CHARACTERS],
         trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
     )
     _current.set(context)

@@ -7,6 +7,8 @@ import threading
 from queue import SimpleQueue
 from typing import TextIO
 
+from app.logs.masking import masked
+
 _MAX_WAITING_CHARACTERS = 4 << 20
 _LAST_WORDS_SECONDS = 2.0
 
@@ -30,7 +32,7 @@ class LineWriter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Have the record's line written, if there is room for it."""
         try:
-            line = self.format(record) + "\n"
+            line = masked(self.format(record)) + "\n"
         except Exception:  # noqa: BLE001 - whoever logs is not to fail for it
             self.handleError(record)
             return

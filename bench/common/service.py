@@ -121,7 +121,8 @@ def running_service(options: Sequence[str], program: str = "app.cli") -> Iterato
         # One tenant may be a whole load here. Counted it is all the same, as in every service.
         for name in ("requests-per-minute", "concurrent-streams", "sockets", "queued-requests"):
             command += [f"--default-{name}", "1000000000"]
-        command += ["--data-dir", str(Path(folder, "data")), "--ready-file", str(ready), *options]
+        command += ["--data-dir", str(Path(folder, "data")), "--ready-file", str(ready)]
+        command += ["--core-dumps", *options]  # or nobody but root may count its descriptors
         # Settings in the caller's environment must not change what is measured.
         environment = {
             name: value

@@ -15,6 +15,7 @@ import zmq
 
 from engine.api import EngineBroken, EngineError
 from engine.config import EngineConfig
+from engine.core_dumps import forbid_core_dumps
 from engine.logs import log_process
 from engine.run.threads import thread_environment
 from engine.serve.messages import Failed, Loading, encode
@@ -95,6 +96,8 @@ def main() -> None:
     # Ctrl-C reaches the whole terminal; the service decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(config_json, type=EngineConfig)
+    if not config.core_dumps:
+        forbid_core_dumps()
     log_process("engine", config.log_format, config.log_level, sys.stderr)
     socket = zmq.Context().socket(zmq.PAIR)
     socket.set_hwm(0)

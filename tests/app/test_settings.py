@@ -223,6 +223,7 @@ ENGINE_SETTINGS = {
     "kv_events_topic": "kv",
     "log_format": "json",
     "log_level": "warning",
+    "core_dumps": True,
     "block_size": 32,
     "max_context_tokens": 512,
     "step_token_budget": 256,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -49,11 +52,14 @@ def test_the_ready_file_is_private_and_tells_all(service: Started) -> None:
     assert httpx.get(f"{service.url}/readyz", trust_env=False).status_code == 200
 
 
-def test_the_line_to_paste_chats(service: Started) -> None:
+def test_what_is_no_terminal_is_told_where_the_secrets_are_and_a_line_that_chats(
+    service: Started, folder: Path
+) -> None:
     printed = service.log.read_text()
-    assert printed.count(service.ready["admin_token"]) == 1
+    assert str(folder / "ready.json") in printed
+    for secret in ("admin_token", "api_key"):
+        assert service.ready[secret] not in printed
     (line,) = [line for line in printed.splitlines() if " chat --url" in line]
-    assert service.ready["api_key"] in line
     done = subprocess.run(
         f"{line} --max-output-tokens 8",
         shell=True,
@@ -64,6 +70,22 @@ def test_the_line_to_paste_chats(service: Started) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_no_other_user_reads_a_file_of_the_service_and_it_leaves_no_core(
+    service: Started, folder: Path
+) -> None:
+    files = [path for path in (folder / "data").rglob("*") if path.is_file()]
+    assert {"appendonlydir", "data"} <= {path.parent.name for path in files}
+    assert [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    processes = [service.process.pid, *map(_pid, psutil.Process(service.process.pid).children())]
+    assert len(processes) >= 3  # the service, its engine, its store
+    for pid in processes:
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
+
+
+def _pid(process: psutil.Process) -> int:
+    return process.pid
 
 
 def test_a_tenant_is_made_while_the_service_runs_and_chats_at_once(

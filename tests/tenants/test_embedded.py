@@ -248,6 +248,24 @@ def test_a_command_uses_the_running_owners_server(tmp_path: Path) -> None:
         assert answers(url)
 
 
+def test_no_file_of_it_can_be_read_by_others_not_even_an_earlier_versions(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with EmbeddedStore(tmp_path) as store:
+            write(store.url)
+        files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+        assert len(files) >= 3
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in files}
+        assert [path for path, mode in modes.items() if mode & 0o077] == []
+        for path in files:
+            path.chmod(0o644)
+        with EmbeddedStore(tmp_path):
+            pass
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files if path.exists()} == {0o600}
+    finally:
+        os.umask(before)
+
+
 def test_a_command_finds_the_owners_server_though_its_disk_is_full(tmp_path: Path) -> None:
     with EmbeddedStore(tmp_path) as store:
         (tmp_path / "store" / "dump.rdb" / "in_the_way").mkdir(parents=True)

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError
 from engine.config import EngineConfig
+from engine.core_dumps import forbid_core_dumps
 from engine.logs import log_process
 from engine.model.kernel_paths import Choice, use_choice
 from engine.model.load import load_shard
@@ -29,6 +30,8 @@ def follow(
     """Until the leader closes the connection, or ends."""
     # Ctrl-C reaches the whole terminal; the leader decides when its followers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not config.core_dumps:
+        forbid_core_dumps()
     log_process(f"engine, rank {shard.rank}", config.log_format, config.log_level, sys.stderr)
     transformers_logging.disable_progress_bar()
     use_choice(choice)
