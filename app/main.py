@@ -227,6 +227,7 @@ async def run_service(
         await asyncio.to_thread(_remove_what_is_not_kept, settings)
         tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
         from app.admin.door import Door
+        from app.admin.scraping import read_scraping
         from app.admin.token import load_admin_token
         from app.service import create_admin_app, create_app
 
@@ -246,7 +247,8 @@ async def run_service(
             _new_tracing(settings, model_id, stack),
         )
         door = Door(admin_token, stores.operator_tokens, service_people(settings))
-        apps = (app, create_admin_app(app.state.service, door))
+        scraping = read_scraping(settings.metrics_token_file, settings.open_metrics)
+        apps = (app, create_admin_app(app.state.service, door, scraping))
         await run_server(
             _listeners(settings, sockets, apps),
             settings,

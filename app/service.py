@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.admin.door import Door
 from app.admin.mount import admin_routes
+from app.admin.scraping import Scraping, metrics_route
 from app.chat.stored import StoredCompletions
 from app.console.chat import operators_chat
 from app.console.pages import console_routes
@@ -37,7 +38,7 @@ from app.prompt_cache.comparison import Comparisons
 from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
-from app.routes.ops import healthz, metrics, readyz_with_reason, version
+from app.routes.ops import healthz, readyz_with_reason, version
 from app.routes.table import tenant_routes
 from app.stores import Stores
 from app.transport.bounds import Bounds
@@ -237,7 +238,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
     service.workers.close()
 
 
-def create_admin_app(service: Service, door: Door) -> Starlette:
+def create_admin_app(service: Service, door: Door, scraping: Scraping | None = None) -> Starlette:
     """What operators and their tools reach: `/admin`, `/metrics`, and the probes again.
 
     It is served on an address of its own: figures about everybody are no tenant's business, and
@@ -247,7 +248,7 @@ def create_admin_app(service: Service, door: Door) -> Starlette:
         Route("/healthz", answering(healthz, "ops"), methods=["GET"]),
         Route("/readyz", answering(readyz_with_reason, "ops"), methods=["GET"]),
         Route("/version", answering(version, "ops"), methods=["GET"]),
-        Route("/metrics", answering(metrics, "ops"), methods=["GET"]),
+        metrics_route(door, scraping or Scraping()),
         *admin_routes(service, door),
         operators_chat(door),
         *console_routes(None if door.people is None else door.people.page_origin),

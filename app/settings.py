@@ -47,6 +47,7 @@ _GIVEN_FILES = (
     "ssl_keyfile",
     "redis_password_file",
     "admin_token_file",
+    "metrics_token_file",
     "pepper_file",
     "price_file",
     "webhook_secret_file",
@@ -79,6 +80,14 @@ class Settings(BaseSettings):
     )
     admin_port: AutoPort = Field(
         None, description="Their port; 0 takes a free one, auto the one behind port."
+    )
+    metrics_token_file: Location | None = Field(
+        None,
+        description="File that holds a token for /metrics and nothing else; admin tokens that read "
+        "everything open it as well.",
+    )
+    open_metrics: bool = Field(
+        False, description="Show /metrics to whoever reaches its port, without a token."
     )
     metrics_tenants: int = Field(
         20,
@@ -469,6 +478,8 @@ class Settings(BaseSettings):
                 raise ValueError("redis_url has a password, and redis_password_file another")
         if (self.webhook_url is None) != (self.webhook_secret_file is None):
             raise ValueError("webhook_url and webhook_secret_file go together")
+        if self.open_metrics and self.metrics_token_file is not None:
+            raise ValueError("metrics_token_file goes without open_metrics")
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
             raise ValueError("oidc_issuer and oidc_audience go together")
         if self.oidc_client_id is not None and self.oidc_issuer is None:

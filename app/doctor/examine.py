@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.admin.scraping import read_scraping
 from app.admin.token import load_admin_token, token_path
 from app.doctor.check import Check
 from app.doctor.machine import check_machine
@@ -64,3 +65,4 @@ def _read_secrets(settings: Settings) -> None:
         load_peppers(data_dir, given, paths(settings.other_pepper_files))
     if settings.admin_token_file is not None or token_path(data_dir).exists():
         load_admin_token(data_dir, settings.admin_token_file)
+    read_scraping(settings.metrics_token_file, settings.open_metrics)

@@ -47,7 +47,7 @@ def log_generation(generation: Generation, context: RequestContext | None) -> No
 
 def log_answer(context: RequestContext, status: int | None) -> None:
     """The line of an HTTP request for which nothing was generated; `None`: it got no answer."""
-    is_probe = context.path in _PROBES and status is not None and status < 500
+    is_probe = context.path in _PROBES and status is not None and status < 400
     level = logging.DEBUG if is_probe else _level(status)
     if not _log.isEnabledFor(level):
         return

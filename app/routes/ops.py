@@ -1,4 +1,4 @@
-"""What an operator's tools ask, without a key: probes, a version, and elsewhere `/metrics`."""
+"""What an operator's tools ask: probes and a version, without a key, and elsewhere `/metrics`."""
 
 from __future__ import annotations
 

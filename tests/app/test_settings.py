@@ -143,7 +143,13 @@ def test_the_password_of_the_store_comes_from_a_file(tmp_path: Path) -> None:
 
 
 NOBODY = 65534
-GIVEN_FILES = ["admin_token_file", "pepper_file", "redis_password_file", "other_pepper_files"]
+GIVEN_FILES = [
+    "admin_token_file",
+    "metrics_token_file",
+    "pepper_file",
+    "redis_password_file",
+    "other_pepper_files",
+]
 
 
 @pytest.mark.parametrize("field", GIVEN_FILES)

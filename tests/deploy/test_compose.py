@@ -89,7 +89,7 @@ def test_secrets_come_from_files(compose: Compose, services: dict[str, Any]) -> 
     environment = services["partywall"]["environment"]
     given = {value for value in environment.values() if str(value).startswith("/run/secrets/")}
     assert given == {f"/run/secrets/{one['source']}" for one in services["partywall"]["secrets"]}
-    assert len(given) == 3
+    assert len(given) == 4
     assert {one["source"] for one in services["redis"]["secrets"]} == {"redis_password"}
     ignored = (ROOT / ".gitignore").read_text().split()
     assert "/secrets/" in ignored

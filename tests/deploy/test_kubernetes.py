@@ -27,7 +27,7 @@ OBJECTS: list[dict[str, Any]] = [
 RAY_SCHEMA = json.loads((Path(__file__).parent / "raycluster.json").read_text())
 KUBERNETES = "1.34"
 SECRETS = {
-    "partywall": {"admin_token", "pepper", "redis_password"},
+    "partywall": {"admin_token", "metrics_token", "pepper", "redis_password"},
     "partywall-ray": {"auth_token"},
 }
 

@@ -54,6 +54,17 @@ def test_everything_that_is_asked_for_is_exported(exported: set[str]) -> None:
     assert asked - exported == set()
 
 
+def test_prometheus_scrapes_with_the_token_that_the_service_is_given(compose: Compose) -> None:
+    asked = compose("--profile", "metrics", "--profile", "cpu", "config")
+    services = yaml.safe_load(asked.stdout)["services"]
+    (scrape,) = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    secret = scrape["authorization"]["credentials_file"]
+    assert services["partywall"]["environment"]["PARTYWALL_METRICS_TOKEN_FILE"] == secret
+    for name in ("partywall", "prometheus"):
+        given = {f"/run/secrets/{one['source']}" for one in services[name]["secrets"]}
+        assert secret in given
+
+
 def test_panels_do_not_overlap_and_have_titles_of_their_own() -> None:
     panels = json.loads((GRAFANA / "partywall.json").read_text())["panels"]
     cells = [
@@ -114,9 +125,14 @@ def promtool() -> str:
     return found
 
 
-def test_promtool_accepts_the_configuration_and_the_rules(promtool: str) -> None:
+def test_promtool_accepts_the_configuration_and_the_rules(promtool: str, tmp_path: Path) -> None:
+    # It looks for the secret, which a container has.
+    shutil.copytree(PROMETHEUS, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "metrics_token").write_text("a token")
+    config = (PROMETHEUS / "prometheus.yml").read_text()
+    (tmp_path / "prometheus.yml").write_text(config.replace("/run/secrets", str(tmp_path)))
     checked = subprocess.run(
-        [promtool, "check", "config", str(PROMETHEUS / "prometheus.yml")],
+        [promtool, "check", "config", str(tmp_path / "prometheus.yml")],
         capture_output=True,
         text=True,
         check=False,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import defaultdict
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -76,8 +74,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 def metric(service: Service, name: str) -> float:
-    text = httpx.get(f"{service.admin_url}/metrics", trust_env=False).text
-    return float(re.search(rf"^{re.escape(name)} (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
+    return service.metrics()[name]
 
 
 def open_socket(service: Service, api_key: str) -> connect:

@@ -87,6 +87,12 @@ export const api = {
     return (await accepted(await fetch(`../v1${path}`, { headers, cache: "no-store" }))).json();
   },
 
+  // What is told of everybody, in Prometheus' text format. Throws Refused.
+  async metrics(signal) {
+    const headers = { authorization: `Bearer ${this.token}` };
+    return (await accepted(await fetch("../metrics", { headers, signal, cache: "no-store" }))).text();
+  },
+
   // The answer to a GET below /admin, which lies beside the console. Throws Refused.
   get(path, signal) { return this.ask("GET", path, { signal }); },
 

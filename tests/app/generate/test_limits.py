@@ -14,7 +14,7 @@ import openai
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.app.conftest import MODEL, World, eventually
+from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": HELLO}
@@ -305,5 +305,6 @@ async def test_refusals_are_counted_by_limit(world: World, http: httpx.AsyncClie
     await world.limit("acme", requests_per_minute=1)
     for _ in range(3):
         await http.post("/v1/responses", json=RESPONSE)
-    text = (await http.get(f"{world.admin_url}/metrics")).text
+    operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    text = (await http.get(f"{world.admin_url}/metrics", headers=operator)).text
     assert 'partywall_limited_total{limit="requests"} 2.0' in text

@@ -16,8 +16,9 @@ from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 
 async def get(world: World, path: str, accept: str = "*/*") -> httpx.Response:
+    headers = {"accept": accept, "authorization": f"Bearer {ADMIN_TOKEN}"}
     async with httpx.AsyncClient(base_url=world.admin_url) as client:
-        return await client.get(path, headers={"accept": accept})
+        return await client.get(path, headers=headers)
 
 
 async def test_readiness_follows_the_engine_loop_and_health_does_not(world: World) -> None:
@@ -167,9 +168,10 @@ async def test_a_prompt_put_again_after_its_deletion_is_warmed_again(world: Worl
     await world.register("acme", "law", "You are the lawyer of acme.")
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
-async def test_operators_need_no_key(world: World, path: str) -> None:
-    assert (await get(world, path)).status_code == 200
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/version"])
+async def test_probes_need_no_token(world: World, path: str) -> None:
+    async with httpx.AsyncClient(base_url=world.admin_url) as client:
+        assert (await client.get(path)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

@@ -10,7 +10,7 @@ import pytest
 from app.upkeep import supervision
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
-from tests.app.conftest import MODEL, World, eventually
+from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,8 @@ async def test_usage_is_metered_again_after_what_nobody_foresaw(world: World) ->
     assert answer.usage is not None
     supervisor = world.app.state.service.supervisor
     await eventually(lambda: supervisor.failing == ["usage"])
-    async with httpx.AsyncClient(base_url=world.admin_url) as client:
+    operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    async with httpx.AsyncClient(base_url=world.admin_url, headers=operator) as client:
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
         assert "usage" in ready.json()["reason"]

@@ -3,13 +3,6 @@
 const LINE = /^(\w+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-// What is told now. Throws where nothing is.
-export async function scrape(signal) {
-  const answer = await fetch("../metrics", { signal, cache: "no-store" });
-  if (!answer.ok) throw new Error(answer.statusText);
-  return parsed(await answer.text());
-}
-
 // Samples by name: each with its labels and its value.
 export function parsed(text) {
   const samples = new Map();

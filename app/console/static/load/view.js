@@ -1,6 +1,6 @@
 // What the engine bears, over the last minutes. `mount(element, api)` returns what takes it away.
 
-import { Span, scrape } from "./metrics.js";
+import { Span, parsed } from "./metrics.js";
 import { Plot } from "../plot.js";
 
 const POLL_MS = 2000;
@@ -133,7 +133,7 @@ class Load {
   }
 
   async look(signal) {
-    this.take(await scrape(signal), performance.now() / 1000);
+    this.take(parsed(await this.api.metrics(signal)), performance.now() / 1000);
     this.showCurve(await this.api.read("/cache", signal));
   }
 

@@ -1,7 +1,7 @@
 // The table of tenants and what each is doing, told every two seconds while the page is seen.
 
 import { button, row, table } from "../dom.js";
-import { Span, scrape, total } from "../load/metrics.js";
+import { Span, parsed, total } from "../load/metrics.js";
 
 const POLL_MS = 2000;
 const MONEY_MS = 60_000;
@@ -67,7 +67,8 @@ export class LiveTable {
 
   async look() {
     const { signal } = this.ending;
-    const [live, samples] = await Promise.all([this.api.read("/live", signal), scrape(signal)]);
+    const [live, text] = await Promise.all([this.api.read("/live", signal), this.api.metrics(signal)]);
+    const samples = parsed(text);
     const now = performance.now() / 1000;
     const span = this.last && new Span(this.last.samples, samples, now - this.last.now);
     this.last = { samples, now };
