@@ -19,7 +19,7 @@ from app.cluster.launch import new_cluster
 from app.doctor.check import require
 from app.doctor.places import check_places
 from app.server import Listener, bind, local_url, run_server
-from app.setting_kinds import networks, origins
+from app.setting_kinds import names, networks, origins
 from app.settings import Settings
 from app.stopping import on_signals
 from app.stores import PublicTenantStore, demo_tenant, open_stores
@@ -158,6 +158,8 @@ def service_people(settings: Settings) -> People | None:
         settings.oidc_audience,
         settings.oidc_claim,
         settings.oidc_client_id,
+        names(settings.oidc_clients),
+        settings.oidc_max_token_seconds,
     )
 
 

@@ -53,10 +53,15 @@ def _checked_origins(text: str) -> str:
     return text
 
 
+def names(text: str | None) -> list[str]:
+    """Words with commas between them."""
+    parts = (part.strip() for part in (text or "").split(","))
+    return [part for part in parts if part]
+
+
 def paths(text: str | None) -> list[Path]:
     """Files with commas between them."""
-    parts = (part.strip() for part in (text or "").split(","))
-    return [Path(part).expanduser() for part in parts if part]
+    return [Path(name).expanduser() for name in names(text)]
 
 
 def is_loopback(host: str) -> bool:

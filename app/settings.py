@@ -359,6 +359,15 @@ class Settings(BaseSettings):
         description="Public client as which pages have people sign in there; `/admin/sign-in` "
         "tells it.",
     )
+    oidc_clients: str | None = Field(
+        None,
+        min_length=1,
+        description="Further clients, with commas, to which those tokens may have been issued "
+        "(`azp`); without these and oidc_client_id, to any of the provider's.",
+    )
+    oidc_max_token_seconds: Seconds = Field(
+        86_400.0, description="Longest lifetime of those tokens, from `iat` to `exp`."
+    )
 
     price_file: Location | None = Field(
         None, description="What tokens cost, by model (TOML); budgets need it."
@@ -482,8 +491,9 @@ class Settings(BaseSettings):
             raise ValueError("metrics_token_file goes without open_metrics")
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
             raise ValueError("oidc_issuer and oidc_audience go together")
-        if self.oidc_client_id is not None and self.oidc_issuer is None:
-            raise ValueError("oidc_client_id goes with oidc_issuer")
+        for name in ("oidc_client_id", "oidc_clients"):
+            if getattr(self, name) is not None and self.oidc_issuer is None:
+                raise ValueError(f"{name} goes with oidc_issuer")
         budget, running = self.step_token_budget, self.max_running_requests
         if budget is not None and running is not None and running > budget:
             raise ValueError("step_token_budget must be at least max_running_requests")

@@ -1,13 +1,13 @@
 """People who sign in at an OpenID provider: its JSON Web Tokens, and what each may do here.
 
-A token is good where the issuer has signed it with a key of its own, for this service, and its time
-has come and is not over. What its holder may do says one of its claims, in the words of a line of
-`--admin-token-file`.
+A token is good where the issuer has signed it with a key of its own, as an access or ID token, for
+this service, to a client that may have it, and its time has come, is not over and not too long.
+What its holder may do says one of its claims, in the words of a line of `--admin-token-file`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -23,6 +23,11 @@ from tenants.records import check_name
 
 _LEEWAY_SECONDS: Final = 30
 """By which clocks may differ."""
+MOST_TOKEN_SECONDS: Final = 86_400
+_KINDS: Final = ("jwt", "at+jwt", "id_token+jwt")
+"""In a header: anything, an access token (RFC 9068), an ID token; others may be signed as well."""
+_KEYCLOAK_KINDS: Final = ("Bearer", "ID")
+"""In its claim `typ`, where a token to log out or to renew others has another word."""
 _ACTOR_PREFIX: Final = "oidc:"
 """In the audit, so that nobody can sign in under the name of a token's holder."""
 
@@ -46,12 +51,24 @@ class People:
     """Those whom `issuer` knows, and whose tokens for `audience` say in `claim` what they may."""
 
     def __init__(
-        self, issuer: Issuer, audience: str, claim: str, client_id: str | None = None
+        self,
+        issuer: Issuer,
+        audience: str,
+        claim: str,
+        client_id: str | None = None,
+        clients: Collection[str] = (),
+        most_seconds: float = MOST_TOKEN_SECONDS,
     ) -> None:
+        """Tokens last `most_seconds` at most, and were issued to `client_id`, to one of `clients`,
+        or to the audience itself; to anybody where neither is given.
+        """
         self._issuer = issuer
         self._audience = audience
         self._claim = claim
         self._client_id = client_id
+        named = {*clients} if client_id is None else {*clients, client_id}
+        self._clients = named and {*named, audience}
+        self._most_seconds = most_seconds
 
     @property
     def page_origin(self) -> str | None:
@@ -106,12 +123,15 @@ class People:
                 issuer=self._issuer.url,
                 leeway=_LEEWAY_SECONDS,
                 options={
-                    "require": ["exp", "iss", "aud", "sub"],
+                    "require": ["exp", "iat", "iss", "aud", "sub"],
                     "enforce_minimum_key_length": True,
                 },
             )
             if not _is_name(claims["sub"]):
                 raise jwt.InvalidTokenError("its sub is no name")
+            _check_kind(header.get("typ"), claims.get("typ"))
+            self._check_client(claims)
+            self._check_lifetime(claims)
         # Deep nesting and endless numbers are as easily written as any other nonsense.
         except (jwt.PyJWTError, RecursionError, OverflowError) as error:
             raise unauthorized(
@@ -119,9 +139,33 @@ class People:
             ) from None
         return claims
 
+    def _check_client(self, claims: Mapping[str, Any]) -> None:
+        """Another application that a person uses gets nowhere with what it was given for here."""
+        if not self._clients:
+            return
+        client = claims.get("azp", claims.get("client_id"))
+        if client is None and claims["aud"] in (self._audience, [self._audience]):
+            return  # an ID token of the audience's own
+        if not (isinstance(client, str) and client in self._clients):
+            raise jwt.InvalidTokenError(f"its azp is {client!r}, which is no client for here")
+
+    def _check_lifetime(self, claims: Mapping[str, Any]) -> None:
+        seconds = int(claims["exp"]) - int(claims["iat"])
+        if seconds > self._most_seconds:
+            raise jwt.InvalidTokenError(
+                f"it lasts {seconds} s, and {self._most_seconds:g} s are the most"
+            )
+
     def _without_role(self, what: str) -> Problem:
         detail = f"The token of {self._issuer.url} {what}."
         return Problem(HTTPStatus.FORBIDDEN, detail, code="no_role")
+
+
+def _check_kind(header: Any, claim: Any) -> None:
+    """Raises `InvalidTokenError` for a token that is signed, and not for showing who one is."""
+    kind = "jwt" if header is None else str(header).lower().removeprefix("application/")
+    if kind not in _KINDS or claim not in (None, *_KEYCLOAK_KINDS):
+        raise jwt.InvalidTokenError("its typ is not that of an access token or ID token")
 
 
 def _words(claim: Any) -> list[str]:
