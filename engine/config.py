@@ -119,9 +119,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "auto"
     """Of the lines that an engine's process logs; `auto`: text on a terminal, JSON elsewhere."""
     log_level: LogLevel = "info"
+    """What these say at least."""
     core_dumps: bool = False
     """Whether its process may leave its memory in a core file, and show it to a debugger."""
-    """What these say at least."""
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
