@@ -13,6 +13,7 @@ from app.settings import Settings
 from tenants import slots
 from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.rotation import Rotation
+from tenants.at_rest.sealing import Sealing
 from tenants.audit import MAX_ENTRIES, Audit
 from tenants.backup import Backup
 from tenants.connection import GuardedRedis, open_redis
@@ -55,6 +56,7 @@ class Stores:
     suspended: SuspendedResponses
     running: RunningResponses
     rotation: Rotation
+    sealing: Sealing
     backup: Backup
     limiter: Limiter
     budgets: Budgets
@@ -94,6 +96,7 @@ class Stores:
             suspended=SuspendedResponses(redis, keyring, most),
             running=RunningResponses(redis, keyring),
             rotation=Rotation(redis, peppers, keyring, tenants, prompts),
+            sealing=Sealing(redis, peppers, keyring),
             backup=Backup(redis, peppers),
             limiter=limiter,
             budgets=Budgets(redis, limiter, outbox=outbox if tells_budgets else None),
@@ -120,12 +123,14 @@ async def open_stores(
     owner: bool,
     tenant_store: type[TenantStore] = TenantStore,
     is_restored: bool = False,
+    is_sealed: bool = True,
 ) -> AsyncIterator[Stores]:
     """The stores at `redis_url`, else in the embedded store of `data_dir`.
 
     The service owns its embedded store; a command borrows it from a running service or starts it
     for as long as it takes. One that `is_restored` is to have the pepper of its backup, whatever
-    pepper was tried on it before. Raises `StoreError`.
+    pepper was tried on it before. One that is not known to be sealed may have records of an older
+    version. Raises `StoreError`.
     """
     async with contextlib.AsyncExitStack() as stack:
         url = settings.store_url
@@ -146,7 +151,7 @@ async def open_stores(
             default_limits=settings.default_limits,
             tells_budgets=settings.webhook_url is not None,
         )
-        await check_schema(redis)
+        await check_schema(redis, accepts_older=is_restored or not is_sealed)
         if not is_restored:
             await stores.tenants.check_pepper()
         if owner:

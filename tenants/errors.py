@@ -63,6 +63,17 @@ class SealBroken(SealError):
         super().__init__(f"{' '.join(place)} was altered, or is in the place of another record")
 
 
+class SealMissing(SealBroken):
+    """A record is in clear where only sealed ones are taken."""
+
+    def __init__(self, place: tuple[str, ...]) -> None:
+        StoreError.__init__(
+            self,
+            f"{' '.join(place)} is not sealed: whoever can write to Redis may have put it there; "
+            "only after an update from a version that sealed none: partywall store seal",
+        )
+
+
 class StoreInUse(StoreError):
     """Another process owns the embedded store of a data directory; `pid` names it."""
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, redis_keys, slots, usage
-from tenants.at_rest.records import WrappedRecords, unless_altered
+from tenants.at_rest.records import SealedRecords, unless_altered
 from tenants.commits import absent, holds
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, StoreConflict
@@ -41,7 +41,7 @@ class ShareGroups:
         self, redis: GuardedRedis, peppers: Peppers, *, audit_max_entries: int = audit.MAX_ENTRIES
     ) -> None:
         self._redis = redis
-        self._records = WrappedRecords(peppers)
+        self._records = SealedRecords(peppers)
         self._writes = Writes(redis, audit_max_entries)
 
     async def create(
@@ -149,9 +149,9 @@ class ShareGroups:
         owner = f"@{group_id}"
         deleting = redis_keys.deleting(owner)
         blob = await self._redis.execute("GET", deleting)
-        if blob is not None:
-            created_at = self._records.group(group_id, blob).created_at
-            await usage.settle_group(self._redis, owner, int(created_at * 1000))
+        group = None if blob is None else unless_altered(self._records.group, group_id, blob)
+        if group is not None:
+            await usage.settle_group(self._redis, owner, int(group.created_at * 1000))
         await clear_slot(self._redis, owner, keep=frozenset([deleting]))
         await self._redis.execute("DEL", deleting)
 

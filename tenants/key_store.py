@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import functools
 import hmac
+import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, key_format, pepper_record, redis_keys, slots
-from tenants.at_rest.records import WrappedRecords
+from tenants.at_rest.records import SealedRecords, unless_altered
 from tenants.cache import ReadThroughCache
 from tenants.commits import exists, holds
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
-    KeyNotFound,
+    SealBroken,
+    SealError,
     StoreConflict,
     StoreUnavailable,
     TenantNotFound,
 )
+from tenants.key_lists import Edit, Held, document, find, lookup_commands, newest
 from tenants.pepper import Peppers
-from tenants.records import ApiKey, Change, Principal, Tenant, check_expiry, check_name, is_id
+from tenants.records import (
+    ApiKey,
+    Change,
+    Principal,
+    ShareGroup,
+    Tenant,
+    check_expiry,
+    check_name,
+    is_id,
+)
 from tenants.writes import Writes, until_committed
 
+_log = logging.getLogger(__name__)
 CACHE_SECONDS = 5.0
 STALE_SECONDS = 3600.0
 MAX_LIVE_KEYS = 32
@@ -33,23 +45,12 @@ MAX_LIVE_KEYS = 32
 
 _MAX_OVERLAP_SECONDS = 366 * 24 * 3600.0
 
-_keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
-
-
-class _Edit(msgspec.Struct, frozen=True):
-    """A change of one key, as its tenant's list shall show it."""
-
-    keys: list[ApiKey]
-    target: str
-    before: ApiKey | None
-    after: ApiKey | None
-
 
 class KeyStore:
     """API keys over one Redis. All methods raise `StoreUnavailable` while it is down.
 
     `authenticate` is the exception: a key seen in the last `stale_seconds` stays known. A tenant's
-    list of keys decides; the look-up by digest only finds the list.
+    list of keys decides, which is sealed for it; the look-up by digest only finds the list.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class KeyStore:
     ) -> None:
         self._redis = redis
         self._peppers = peppers
-        self._records = WrappedRecords(peppers)
+        self._records = SealedRecords(peppers)
         self._writes = Writes(redis, audit_max_entries)
         self._principals: ReadThroughCache[bytes, Principal] = ReadThroughCache(
             cache_seconds, stale_seconds, keep_missing=False
@@ -90,8 +91,8 @@ class KeyStore:
         await self.check_pepper()
         api_key, record = self._new_key(tenant_id, name, expires_at)
 
-        def add(keys: list[ApiKey]) -> _Edit:
-            return _Edit([record, *keys], record.id, None, record)
+        def add(keys: list[ApiKey]) -> Edit:
+            return Edit([record, *keys], record.id, None, record)
 
         await self._edit_keys(tenant_id, "key.create", actor, add)
         return record, api_key
@@ -101,11 +102,11 @@ class KeyStore:
 
         Raises `TenantNotFound`.
         """
-        return (await self._read_keys(tenant_id))[1]
+        return (await self._read_keys(tenant_id)).keys
 
     async def get_key(self, tenant_id: str, key_id: str) -> ApiKey:
         """Raises `KeyNotFound`, `TenantNotFound`."""
-        return _find(await self.list_keys(tenant_id), key_id)
+        return find(await self.list_keys(tenant_id), key_id)
 
     async def update_key(
         self,
@@ -120,14 +121,14 @@ class KeyStore:
         Raises `InvalidField` ("name", "expires_at"), `KeyNotFound`, `TenantNotFound`.
         """
 
-        def change(keys: list[ApiKey]) -> _Edit:
-            key = _find(keys, key_id)
+        def change(keys: list[ApiKey]) -> Edit:
+            key = find(keys, key_id)
             edited = edit(key)
             new = replace(key, name=edited.name, expires_at=edited.expires_at)
             check_name(new.name)
             if new.expires_at != key.expires_at:
                 check_expiry(new.expires_at)
-            return _Edit([new if one is key else one for one in keys], key_id, key, new)
+            return Edit([new if one is key else one for one in keys], key_id, key, new)
 
         edit_made = await self._edit_keys(tenant_id, "key.update", actor, change)
         assert edit_made.after is not None
@@ -153,8 +154,8 @@ class KeyStore:
         await self.check_pepper()
         api_key, record = self._new_key(tenant_id)
 
-        def rotate(keys: list[ApiKey]) -> _Edit:
-            old = _find(keys, key_id) if key_id is not None else _newest(keys)
+        def rotate(keys: list[ApiKey]) -> Edit:
+            old = find(keys, key_id) if key_id is not None else newest(keys)
             if old.replaced_by is not None:
                 raise StoreConflict(f"key {old.id!r} was replaced by {old.replaced_by!r} already")
             new = replace(record, name=old.name, expires_at=old.expires_at)
@@ -165,7 +166,7 @@ class KeyStore:
                 for one in keys
                 if one is not old or overlap_seconds > 0
             ]
-            return _Edit([new, *rest], old.id, old, new)
+            return Edit([new, *rest], old.id, old, new)
 
         edit = await self._edit_keys(tenant_id, "key.rotate", actor, rotate)
         assert edit.after is not None
@@ -174,9 +175,9 @@ class KeyStore:
     async def revoke_key(self, tenant_id: str, key_id: str, *, actor: str = "system") -> None:
         """End a key at once. Raises `KeyNotFound`, `TenantNotFound`."""
 
-        def remove(keys: list[ApiKey]) -> _Edit:
-            key = _find(keys, key_id)
-            return _Edit([one for one in keys if one is not key], key_id, key, None)
+        def remove(keys: list[ApiKey]) -> Edit:
+            key = find(keys, key_id)
+            return Edit([one for one in keys if one is not key], key_id, key, None)
 
         await self._edit_keys(tenant_id, "key.revoke", actor, remove)
 
@@ -212,34 +213,56 @@ class KeyStore:
         )
         return api_key, record
 
-    async def _read_keys(self, tenant_id: str) -> tuple[bytes | None, list[ApiKey]]:
+    async def _read_keys(self, tenant_id: str) -> Held:
         if not is_id(tenant_id):
             raise TenantNotFound(tenant_id)
-        tenant, blob = await self._redis.execute(
+        held = await self._held(tenant_id)
+        if held is None:
+            raise TenantNotFound(tenant_id)
+        return held
+
+    async def _held(self, tenant_id: str) -> Held | None:
+        """`None` for a tenant that is not there. Raises `SealError`."""
+        meta, blob = await self._redis.execute(
             "MGET", redis_keys.meta(tenant_id), redis_keys.keys(tenant_id)
         )
-        if tenant is None:
-            raise TenantNotFound(tenant_id)
-        return blob, decode_keys(blob)
+        if meta is None:
+            return None
+        tenant = self._records.tenant(tenant_id, meta)
+        return Held(tenant, blob, self._keys_of(tenant, blob))
+
+    def _keys_of(self, tenant: Tenant, blob: bytes | None) -> list[ApiKey]:
+        """A tenant's list. One that was altered is as good as gone, and the log says so."""
+        try:
+            return self._records.keys(tenant, blob)
+        except SealBroken as error:
+            _log.error("a list of API keys is not read: %s", error)
+            return []
 
     async def _edit_keys(
-        self, tenant_id: str, action: str, actor: str, edit: Callable[[list[ApiKey]], _Edit]
-    ) -> _Edit:
-        """Change a tenant's list, out of which expired keys fall. An edit of nothing is none."""
+        self, tenant_id: str, action: str, actor: str, edit: Callable[[list[ApiKey]], Edit]
+    ) -> Edit:
+        """Change a tenant's list, out of which expired keys fall. An edit of nothing is none.
 
-        async def attempt() -> _Edit | None:
-            blob, keys = await self._read_keys(tenant_id)
-            live = [key for key in keys if key.is_live(time.time())]
+        Where the tenant is deleted meanwhile, another one that is called so is not changed.
+        """
+        meant = (await self._read_keys(tenant_id)).tenant.generation
+
+        async def attempt() -> Edit | None:
+            held = await self._read_keys(tenant_id)
+            if held.tenant.generation != meant:
+                raise TenantNotFound(tenant_id)
+            live = [key for key in held.keys if key.is_live(time.time())]
             edited = edit(live)
             if edited.before == edited.after:
                 return edited
             if len(edited.keys) > max(MAX_LIVE_KEYS, len(live)):
                 raise StoreConflict(f"a tenant may have {MAX_LIVE_KEYS} live keys")
             committed = await self._writes.commit(
-                [exists(redis_keys.meta(tenant_id)), holds(redis_keys.keys(tenant_id), blob)],
+                [exists(redis_keys.meta(tenant_id)), holds(redis_keys.keys(tenant_id), held.blob)],
                 [
-                    ("SET", redis_keys.keys(tenant_id), msgspec.msgpack.encode(edited.keys)),
-                    *lookup_commands(keys, edited.keys),
+                    self._writing_keys(held.tenant, edited.keys),
+                    *lookup_commands(held.keys, edited.keys),
                 ],
                 Change(kind="keys", tenant_id=tenant_id),
                 audit.Note(
@@ -247,8 +270,8 @@ class KeyStore:
                     action=action,
                     owner=tenant_id,
                     target=edited.target,
-                    before=_document(edited.before),
-                    after=_document(edited.after),
+                    before=document(edited.before),
+                    after=document(edited.after),
                 ),
             )
             return edited if committed else None
@@ -261,7 +284,7 @@ class KeyStore:
             *(("GET", redis_keys.api_key(digest)) for digest in digests)
         )
         for digest, tenant_id in zip(digests, tenant_ids, strict=True):
-            found = None if tenant_id is None else await self._find_in(tenant_id.decode(), digest)
+            found = None if tenant_id is None else await self._find_in(tenant_id, digest)
             if found is not None:
                 break
         else:
@@ -269,11 +292,15 @@ class KeyStore:
         tenant, key = found
         if digest != digests[0]:
             key = await self._rehash(key, digests[0])
-        group, name = None, tenant.share_group
-        if name is not None:
-            blob = await self._redis.execute("GET", redis_keys.meta(f"@{name}"))
-            group = None if blob is None else self._records.group(name, blob)
-        return Principal(tenant=tenant, key=key, group=group)
+        return Principal(tenant=tenant, key=key, group=await self._group_of(tenant))
+
+    async def _group_of(self, tenant: Tenant) -> ShareGroup | None:
+        """A tenant's group; one whose record was altered is as good as gone."""
+        name = tenant.share_group
+        if name is None:
+            return None
+        blob = await self._redis.execute("GET", redis_keys.meta(f"@{name}"))
+        return None if blob is None else unless_altered(self._records.group, name, blob)
 
     async def _rehash(self, key: ApiKey, digest: bytes) -> ApiKey:
         """The key, by its digest with the current pepper from now on where the store is at that.
@@ -285,32 +312,36 @@ class KeyStore:
         try:
             if (await pepper_record.in_use(self._redis))[:1] != [newest]:
                 return key
-            blob, keys = await self._read_keys(key.tenant_id)
+            held = await self._read_keys(key.tenant_id)
             new = replace(key, digest=digest, pepper_id=key_format.pepper_id(newest))
-            edited = [new if one.id == key.id else one for one in keys]
-            name = redis_keys.keys(key.tenant_id)
+            edited = [new if one.id == key.id else one for one in held.keys]
             committed = await slots.commit(
                 self._redis,
-                [holds(name, blob)],
-                [
-                    ("SET", name, msgspec.msgpack.encode(edited)),
-                    *lookup_commands(keys, edited),
-                ],
+                [holds(redis_keys.keys(key.tenant_id), held.blob)],
+                [self._writing_keys(held.tenant, edited), *lookup_commands(held.keys, edited)],
             )
-        except (StoreUnavailable, TenantNotFound):  # it can be found as it is
+        except (StoreUnavailable, TenantNotFound, SealError):  # it can be found as it is
             return key
         return new if committed else key
 
-    async def _find_in(self, tenant_id: str, digest: bytes) -> tuple[Tenant, ApiKey] | None:
-        tenant, keys = await self._redis.execute(
-            "MGET", redis_keys.meta(tenant_id), redis_keys.keys(tenant_id)
-        )
-        if tenant is None:
+    async def _find_in(self, name: bytes, digest: bytes) -> tuple[Tenant, ApiKey] | None:
+        """A tenant with its key of this digest; what was altered opens nothing."""
+        tenant_id = name.decode("latin-1")
+        try:
+            held = await self._held(tenant_id) if is_id(tenant_id) else None
+        except SealError as error:
+            _log.error("an API key opens nothing: %s", error)
             return None
-        for key in decode_keys(keys):
+        if held is None:
+            return None
+        for key in held.keys:
             if hmac.compare_digest(key.digest, digest) and key.is_live(time.time()):
-                return self._records.tenant(tenant_id, tenant), key
+                return held.tenant, key
         return None
+
+    def _writing_keys(self, tenant: Tenant, keys: Sequence[ApiKey]) -> Command:
+        """What writes a tenant's list."""
+        return ("SET", redis_keys.keys(tenant.id), self._records.encode_keys(tenant, keys))
 
     def _on_change(self, change: Change) -> None:
         if change.kind == "resync":
@@ -323,48 +354,3 @@ class KeyStore:
             self._principals.drop_if(
                 lambda _, found: found is not None and found.tenant.share_group == change.name
             )
-
-
-def decode_keys(blob: bytes | None) -> list[ApiKey]:
-    """A tenant's list, as it is stored."""
-    return [] if blob is None else _keys_decoder.decode(blob)
-
-
-def lookup_commands(old: Iterable[ApiKey], new: Iterable[ApiKey]) -> list[Command]:
-    """What makes the look-up of keys agree with a tenant's list that changed."""
-    before = {key.digest: key for key in old}
-    after = {key.digest: key for key in new}
-    gone: list[Command] = [
-        ("DEL", redis_keys.api_key(digest)) for digest in before if digest not in after
-    ]
-    return gone + [_lookup(key) for digest, key in after.items() if before.get(digest) != key]
-
-
-def _lookup(key: ApiKey) -> Command:
-    command = ("SET", redis_keys.api_key(key.digest), key.tenant_id)
-    if key.expires_at is None:
-        return command
-    # Rounded up: the list decides, the look-up may only outlive it.
-    return (*command, "PXAT", int(key.expires_at * 1000) + 1)
-
-
-def _find(keys: list[ApiKey], key_id: str) -> ApiKey:
-    for key in keys:
-        if key.id == key_id:
-            return key
-    raise KeyNotFound(key_id)
-
-
-def _newest(keys: list[ApiKey]) -> ApiKey:
-    for key in keys:
-        if key.replaced_by is None:
-            return key
-    raise KeyNotFound(None)
-
-
-def _document(key: ApiKey | None) -> audit.Document | None:
-    if key is None:
-        return None
-    document: audit.Document = msgspec.to_builtins(key)
-    del document["digest"], document["tenant_id"], document["pepper_id"]
-    return document

@@ -18,12 +18,14 @@ import time
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from tenants import audit, pepper_record, redis_keys
-from tenants.at_rest.sealer import Sealer, is_sealed
+from tenants.at_rest.records import SealedRecords, unless_altered
+from tenants.at_rest.sealer import Sealer
 from tenants.commits import Check, commit_if, field_holds
 from tenants.connection import GuardedRedis
-from tenants.errors import InvalidField, SealBroken, SealError, StoreConflict, TokenNotFound
+from tenants.errors import InvalidField, SealError, StoreConflict, TokenNotFound
 from tenants.pepper import Peppers
 from tenants.records import OperatorToken, TokenRole, check_expiry, check_name, is_id
 from tenants.writes import Writes, until_committed
@@ -46,6 +48,7 @@ class OperatorTokens:
         self._redis = redis
         self._peppers = peppers
         self._sealer = Sealer("operator tokens", *peppers.all)
+        self._records = SealedRecords(peppers)
         self._writes = Writes(redis, audit_max_entries)
 
     async def create(
@@ -64,7 +67,8 @@ class OperatorTokens:
         """
         check_name(name)
         check_expiry(expires_at)
-        if tenant_id is not None and not await self._is_tenant(tenant_id):
+        held_to = None if tenant_id is None else await self._generation(tenant_id)
+        if tenant_id is not None and held_to is None:
             raise InvalidField("tenant", "the id of a tenant that is there")
         await pepper_record.join(self._redis, self._peppers)
         token_id = secrets.token_hex(_ID_BYTES)
@@ -77,6 +81,7 @@ class OperatorTokens:
             created_at=time.time(),
             expires_at=expires_at,
             digest=_digest(token),
+            generation=held_to,
         )
         await until_committed(lambda: self._add(record, actor))
         return record, token
@@ -87,7 +92,7 @@ class OperatorTokens:
         return sorted(filter(None, found), key=lambda one: one.created_at, reverse=True)
 
     async def find(self, token: str) -> OperatorToken | None:
-        """The record of a token that may be used now."""
+        """The record of a token that may be used now, and whose tenant, if any, is still there."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
@@ -95,7 +100,9 @@ class OperatorTokens:
         record = None if blob is None else self._opened(match[1], blob)
         if record is None or not record.is_live(time.time()):
             return None
-        return record if hmac.compare_digest(record.digest, _digest(token)) else None
+        if not hmac.compare_digest(record.digest, _digest(token)):
+            return None
+        return record if await self._is_of_its_tenant(record) else None
 
     async def revoke(self, token_id: str, *, actor: str = "system") -> None:
         """End a token at once. Raises `TokenNotFound`."""
@@ -140,10 +147,39 @@ class OperatorTokens:
                 )
         return rewritten, unreadable
 
-    async def _is_tenant(self, tenant_id: str) -> bool:
-        if not is_id(tenant_id):
+    async def without_generation(self) -> builtins.list[str]:
+        """Ids of those that versions before this held to a tenant's id alone: they open nothing."""
+        held = await self._read()
+        return [one.id for one in held.values() if one and one.tenant and one.generation is None]
+
+    async def hold_to_generation(self, token_id: str) -> bool:
+        """Have such a token hold to the tenant that has the id now; whether it does."""
+        key = redis_keys.OPERATOR_TOKENS
+        blob = await self._redis.execute("HGET", key, token_id)
+        record = None if blob is None else self._opened(token_id, blob)
+        if record is None or record.tenant is None:
             return False
-        return bool(await self._redis.execute("EXISTS", redis_keys.meta(tenant_id)))
+        held = replace(record, generation=await self._generation(record.tenant))
+        return held.generation is not None and await commit_if(
+            self._redis,
+            [field_holds(key, token_id, blob)],
+            [("HSET", key, token_id, self._sealed(held))],
+        )
+
+    async def _is_of_its_tenant(self, record: OperatorToken) -> bool:
+        """Whether the tenant that a token is held to, if any, is the one that it was made for."""
+        if record.tenant is None:
+            return True
+        there = await self._generation(record.tenant)
+        return there is not None and there == record.generation
+
+    async def _generation(self, tenant_id: str) -> str | None:
+        """That of the tenant of this id; `None` where none is there, or its record was altered."""
+        if not is_id(tenant_id):
+            return None
+        blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
+        tenant = None if blob is None else unless_altered(self._records.tenant, tenant_id, blob)
+        return None if tenant is None else tenant.generation
 
     async def _add(self, record: OperatorToken, actor: str) -> bool | None:
         """Put a record among the others; `None` where somebody has come in between."""
@@ -173,8 +209,6 @@ class OperatorTokens:
         """A record; `None` for one that was not written here, or not under a pepper we know."""
         place = (redis_keys.OPERATOR_TOKENS, token_id)
         try:
-            if not is_sealed(blob):  # no version of ours has left it so
-                raise SealBroken(place)
             return _decoder.decode(self._sealer.open(blob, *place))
         except (SealError, msgspec.DecodeError) as error:
             _log.error("an admin token opens nothing: %s", error)

@@ -27,7 +27,7 @@ class Peppers:
     def __init__(self, current: bytes, *others: bytes) -> None:
         self.current = current
         self.all = list(dict.fromkeys((current, *others)))
-        self.sealer = Sealer("namespace secrets", *self.all)
+        self.sealer = Sealer("records", *self.all)
         self.fingerprints = [key_format.fingerprint(one) for one in self.all]
         """As the store lists those in use; the first is that of the current one."""
 

@@ -46,9 +46,8 @@ class PromptTexts:
 
     async def numbers(self, owner: str, name: str) -> list[int]:
         """Which versions of a prompt there are, in no order."""
-        return [
-            int(one) for one in await self._redis.execute("HKEYS", redis_keys.prompt(owner, name))
-        ]
+        fields = await self._redis.execute("HKEYS", redis_keys.prompt(owner, name))
+        return [int(one) for one in fields if one.isdigit()]
 
     async def adding(self, owner: str, name: str, version: int, text: PromptText) -> list[Command]:
         """What writes a version. Raises `TenantNotFound`, `GroupNotFound`."""
@@ -77,7 +76,7 @@ class PromptTexts:
         keys = [] if namespace is None else namespace.text_keys(text)
         found: list[set[bytes]] = await self._redis.pipeline(*(("SMEMBERS", key) for key in keys))
         parts = (one.decode().rpartition(":") for one in sorted(set().union(*found)))
-        return [(name, int(version)) for name, _, version in parts]
+        return [(name, int(version)) for name, _, version in parts if version.isdecimal()]
 
     async def rewrite(self, owner: str, name: str) -> tuple[int, int]:
         """Encrypt again what is not under the owner's newest secret; how many versions were.

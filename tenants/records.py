@@ -33,6 +33,14 @@ _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
 _MAY_BE_ZERO = ("sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds")
 
 
+GENERATION_BYTES = 20
+
+
+def generation(created_at: float) -> str:
+    """Which of all that were ever called so an owner is: microseconds, always as many digits."""
+    return f"{int(created_at * 1e6):0{GENERATION_BYTES}}"
+
+
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may take; `None` is the service's default, where it has one, else no limit."""
 
@@ -113,6 +121,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         return self.id
 
     @property
+    def generation(self) -> str:
+        """What tells it from others that had its id, or will have it."""
+        return generation(self.created_at)
+
+    @property
     def namespace_key(self) -> bytes:
         """The key of what all of the tenant's end users share: its registered system prompts."""
         return derive_key(self.namespace_secret, "tenant")
@@ -148,6 +161,11 @@ class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
     def owner(self) -> str:
         """What takes the place of a tenant's id wherever the group's prompts are kept."""
         return f"@{self.id}"
+
+    @property
+    def generation(self) -> str:
+        """What tells it from others that had its id, or will have it."""
+        return generation(self.created_at)
 
     @property
     def namespace_key(self) -> bytes:
@@ -188,7 +206,8 @@ TokenRole = Literal["admin", "read"]
 class OperatorToken(msgspec.Struct, frozen=True, kw_only=True):
     """An operator's token as the store knows it, see `tenants.operator_tokens`.
 
-    Its holder may do everything, or only read; where there is a `tenant`, of that one alone.
+    Its holder may do everything, or only read; where there is a `tenant`, of that one alone, and
+    of none that has its id later: `generation` is that of the tenant.
     """
 
     id: str
@@ -198,6 +217,7 @@ class OperatorToken(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     expires_at: float | None
     digest: bytes
+    generation: str | None = None
 
     def is_live(self, now: float) -> bool:
         """Whether the token may be used at `now`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -17,16 +18,16 @@ from tenants.commits import Check, absent, exists, holds
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
+    SealBroken,
     StoreUnavailable,
     TenantExists,
     TenantNotFound,
 )
+from tenants.key_lists import lookup_commands
 from tenants.key_store import (
     CACHE_SECONDS,
     STALE_SECONDS,
     KeyStore,
-    decode_keys,
-    lookup_commands,
 )
 from tenants.operator_tokens import OperatorTokens
 from tenants.owners import clear_slot, list_records
@@ -45,6 +46,7 @@ from tenants.writes import until_committed
 
 __all__ = ["CACHE_SECONDS", "STALE_SECONDS", "StoreUnavailable", "TenantStore"]
 
+_log = logging.getLogger(__name__)
 FLUSH_GRACE_SECONDS = 3.0
 """How long a deletion waits for other processes to hear of it and hand in what was used."""
 
@@ -113,7 +115,7 @@ class TenantStore(KeyStore):
     ) -> list[Tenant]:
         """Up to `limit` tenants by id, from behind the id `after`.
 
-        One whose secret was altered is left out, and the log says so.
+        One whose record was altered is left out, and the log says so.
         """
         read = functools.partial(unless_altered, self._records.tenant)
         return await list_records(
@@ -210,6 +212,18 @@ class TenantStore(KeyStore):
             raise TenantNotFound(tenant_id)
         return blob, self._records.tenant(tenant_id, blob)
 
+    async def _read_to_delete(self, tenant_id: str) -> tuple[bytes, Tenant]:
+        """As `_read`, but for a record that was altered: it can be deleted, too."""
+        try:
+            return await self._read(tenant_id)
+        except SealBroken as error:
+            _log.error("a tenant is deleted whose record is not read: %s", error)
+            blob = await self._redis.execute("GET", redis_keys.meta(tenant_id))
+            if blob is None:
+                raise TenantNotFound(tenant_id) from None
+            nothing = Tenant(id=tenant_id, name=tenant_id, namespace_secret=b"", created_at=0)
+            return blob, nothing
+
     async def _create(self, tenant: Tenant, record: ApiKey, actor: str) -> Tenant | None:
         """Write a tenant that is not there yet, and its first key. Raises `TenantExists`."""
         meta, deleting = redis_keys.meta(tenant.id), redis_keys.deleting(tenant.id)
@@ -220,7 +234,7 @@ class TenantStore(KeyStore):
             [absent(meta), absent(deleting), *checks],
             [
                 ("SET", meta, self._records.encode(tenant)),
-                ("SET", redis_keys.keys(tenant.id), msgspec.msgpack.encode([record])),
+                self._writing_keys(tenant, [record]),
                 ("ZADD", redis_keys.TENANTS, 0, tenant.id),
                 *lookup_commands([], [record]),
                 *joining,
@@ -251,7 +265,7 @@ class TenantStore(KeyStore):
         change = Change(kind="deleted", tenant_id=tenant_id)
         deleting = redis_keys.deleting(tenant_id)
         try:
-            blob, tenant = await self._read(tenant_id)
+            blob, tenant = await self._read_to_delete(tenant_id)
         except TenantNotFound:
             if not is_id(tenant_id) or not await self._redis.execute("EXISTS", deleting):
                 raise
@@ -261,13 +275,14 @@ class TenantStore(KeyStore):
             self._redis.notify(change)
             return True
         keys_blob = await self._redis.execute("GET", redis_keys.keys(tenant_id))
+        keys = self._keys_of(tenant, keys_blob)
         _, leaving = await self._membership(tenant, replace(tenant, share_group=None))
         committed = await self._writes.commit(
             [holds(redis_keys.meta(tenant_id), blob), holds(redis_keys.keys(tenant_id), keys_blob)],
             [
                 ("RENAME", redis_keys.meta(tenant_id), deleting),
                 ("ZREM", redis_keys.TENANTS, tenant_id),
-                *lookup_commands(decode_keys(keys_blob), []),
+                *lookup_commands(keys, []),
                 *leaving,
             ],
             change,

@@ -12,6 +12,7 @@ from typing import Literal
 
 from tenants import changes, redis_keys
 from tenants.at_rest.keyring import Keyring
+from tenants.at_rest.rewriting import REVISION_BYTES as REVISION_BYTES
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField
 from tenants.records import Change
@@ -19,7 +20,6 @@ from tenants.stored_blobs import StoredBlobs
 from tenants.writes import until_committed
 
 Kind = Literal["response", "conversation", "completion"]
-REVISION_BYTES = 16
 _OBJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 

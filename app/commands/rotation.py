@@ -1,4 +1,4 @@
-"""`partywall store ...`: what encrypts the store; straight on it, whether services run or not."""
+"""`partywall store ...`: what encrypts the store; straight on it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import msgspec
 import typer
 
 from app.commands.options import settings_command
-from app.commands.store import STORE_FIELDS, AsJson, print_json, with_stores
+from app.commands.store import STORE_FIELDS, AsJson, Confirmed, confirm, print_json, with_stores
 
 if TYPE_CHECKING:
     from tenants.at_rest.rotation import Left
 
-app = typer.Typer(no_args_is_help=True)
-
-
-@app.callback()  # without it, `rotate` would not be a word of its own
-def _several() -> None:
-    """Rotate what the store is encrypted with."""
+app = typer.Typer(
+    help="Rotate what the store is encrypted with, or seal an old one.", no_args_is_help=True
+)
 
 
 @app.command("rotate")
@@ -34,6 +31,30 @@ def rotate(as_json: AsJson = False, **given: Any) -> None:
     else:
         for line in _lines(left):
             print(line)
+
+
+@app.command("seal")
+@settings_command(STORE_FIELDS)
+def seal(yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
+    """Seal what an earlier Partywall left in clear. No service may run.
+
+    It is for once, after that update. It trusts the store as it is at this moment: whoever could
+    write to Redis until now could have put anything there, an API key of their own for every
+    tenant, say. Run it for no other reason. It can be ended and run again.
+    """
+    found = with_stores(given, lambda stores: stores.sealing.in_clear(), is_sealed=False)
+    if not as_json:
+        for one in found:
+            print(f"in clear: {one}")
+    if found:
+        confirm(f"Seal these {len(found)} records as they are?", yes)
+    done = with_stores(given, lambda stores: stores.sealing.run(found), is_sealed=False)
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+        return
+    for key in done.left:
+        print(f"nothing can be made of: {key}")
+    print(f"sealed: {done.sealed}")
 
 
 def _lines(left: Left) -> list[str]:

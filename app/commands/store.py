@@ -30,6 +30,7 @@ def with_stores(
     work: Callable[[Stores], Awaitable[Result]],
     *,
     is_restored: bool = False,
+    is_sealed: bool = True,
 ) -> Result:
     """Run `work` over the store that the options name, see `open_stores`.
 
@@ -44,7 +45,9 @@ def with_stores(
         raise CommandError(str(error)) from None
 
     async def run() -> Result:
-        async with open_stores(settings, owner=False, is_restored=is_restored) as stores:
+        async with open_stores(
+            settings, owner=False, is_restored=is_restored, is_sealed=is_sealed
+        ) as stores:
             return await work(stores)
 
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 
 from engine.blocks.hashing import derive_key
 from tenants import redis_keys
-from tenants.at_rest.records import WrappedRecords
+from tenants.at_rest.records import SealedRecords, unless_altered
 from tenants.at_rest.sealer import Sealer
 from tenants.cache import ReadThroughCache
 from tenants.connection import GuardedRedis
@@ -32,23 +32,20 @@ class Namespace:
     def text_keys(self, text: str) -> list[str]:
         """Keys under which prompts with this text are found; new ones go under the first.
 
-        They are keyed hashes, which tell nothing to who guesses at the text, but for the last:
-        versions before this had plain ones.
+        They are keyed hashes, which tell nothing to who guesses at the text.
         """
         # A lone surrogate cannot be in a registered text; it must not fail a look-up either.
         data = text.encode(errors="surrogatepass")
         keys = [derive_key(secret, "prompt text") for secret in self._secrets]
         digests = [blake2b(data, key=key, digest_size=32).digest() for key in keys]
-        return [
-            redis_keys.prompt_text(self._owner, digest)
-            for digest in (*digests, sha256(data).digest())
-        ]
+        return [redis_keys.prompt_text(self._owner, digest) for digest in digests]
 
 
 class Keyring:
     """The namespaces of all owners over one Redis, with copies of those that were used lately.
 
-    All methods raise `StoreUnavailable` where only Redis could know, and `PepperMismatch`.
+    All methods raise `StoreUnavailable` where only Redis could know. An owner whose record cannot
+    be read is not there, and the log says so.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class Keyring:
         stale_seconds: float = STALE_SECONDS,
     ) -> None:
         self._redis = redis
-        self._records = WrappedRecords(peppers)
+        self._records = SealedRecords(peppers)
         self._namespaces: ReadThroughCache[str, Namespace] = ReadThroughCache(
             cache_seconds, stale_seconds, keep_missing=False
         )
@@ -99,7 +96,8 @@ class Keyring:
 
     async def _load(self, owner: str) -> Namespace | None:
         blob = await self._redis.execute("GET", redis_keys.meta(owner))
-        return None if blob is None else Namespace(self._records.of_owner(owner, blob))
+        record = None if blob is None else unless_altered(self._records.of_owner, owner, blob)
+        return None if record is None else Namespace(record)
 
     def _forget(self, owner: str) -> None:
         self._namespaces.drop_if(lambda one, _: one == owner)

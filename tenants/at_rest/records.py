@@ -1,41 +1,45 @@
-"""Tenants and share groups as Redis holds them: their namespace secrets wrapped by the pepper."""
+"""What says who is who, as Redis holds it: sealed under the pepper, each record for its own place.
+
+Who can write to Redis can delete such a record, or bring back an earlier one of the same owner, and
+nothing else. Before a tenant's or a group's stands its generation in clear, for scripts to compare.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
-from tenants.errors import PepperMismatch, SealBroken, SealUnknown
+from tenants import redis_keys
+from tenants.errors import PepperMismatch, SealBroken, SealError, SealMissing, SealUnknown
 from tenants.pepper import Peppers
-from tenants.records import SECRET_BYTES, FormerSecret, ShareGroup, Tenant
+from tenants.records import GENERATION_BYTES, ApiKey, ShareGroup, Tenant
 
 _log = logging.getLogger(__name__)
 Record = TypeVar("Record", Tenant, ShareGroup)
+T = TypeVar("T")
 _tenant_decoder = msgspec.msgpack.Decoder(Tenant)
 _group_decoder = msgspec.msgpack.Decoder(ShareGroup)
+_keys_decoder = msgspec.msgpack.Decoder(list[ApiKey])
 
 
-def unless_altered(
-    read: Callable[[str, bytes], Record], record_id: str, blob: bytes
-) -> Record | None:
-    """What `read` makes of one record of several: one that was altered is told to the log, and must
-    not keep the others from being served."""
+def unless_altered(read: Callable[[str, bytes], T], record_id: str, blob: bytes) -> T | None:
+    """What `read` makes of one record of several: one that it cannot read is told to the log, and
+    must not keep the others from being served."""
     try:
         return read(record_id, blob)
-    except SealBroken as error:
-        _log.error("left out of a list: %s", error)
+    except SealError as error:
+        _log.error("a stored record is not read: %s", error)
         return None
 
 
-class WrappedRecords:
-    """Reads and writes records; each secret in them is bound to its owner.
+class SealedRecords:
+    """Reads and writes tenants, share groups and tenants' lists of API keys.
 
-    To read raises `PepperMismatch` for a secret that an unknown pepper wraps, and `SealBroken` for
-    one that was altered, or is another owner's.
+    To read raises `PepperMismatch` for what an unknown pepper has sealed, and `SealBroken` for what
+    was altered, is another's, or is in clear.
     """
 
     def __init__(self, peppers: Peppers) -> None:
@@ -43,24 +47,18 @@ class WrappedRecords:
 
     def encode(self, record: Tenant | ShareGroup) -> bytes:
         """A record as it is stored."""
-        wrapped = replace(
-            record,
-            namespace_secret=self._sealer.seal(record.namespace_secret, record.owner),
-            former_secrets=tuple(
-                replace(one, secret=self._sealer.seal(one.secret, record.owner))
-                for one in record.former_secrets
-            ),
-        )
-        return msgspec.msgpack.encode(wrapped)
+        content = msgspec.msgpack.encode(record)
+        place = redis_keys.meta(record.owner)
+        sealed = self._sealer.seal(content, place, record.generation)
+        return record.generation.encode() + sealed
 
     def tenant(self, tenant_id: str, blob: bytes) -> Tenant:
         """The tenant that is stored under this id."""
-        return self._unwrapped(tenant_id, _decoded(_tenant_decoder, tenant_id, blob))
+        return self._owner(_tenant_decoder, tenant_id, blob)
 
     def group(self, group_id: str, blob: bytes) -> ShareGroup:
         """The share group that is stored under this id."""
-        owner = f"@{group_id}"
-        return self._unwrapped(owner, _decoded(_group_decoder, owner, blob))
+        return self._owner(_group_decoder, f"@{group_id}", blob)
 
     def of_owner(self, owner: str, blob: bytes) -> Tenant | ShareGroup:
         """The tenant, or the group, that is stored under this owner's name."""
@@ -68,36 +66,45 @@ class WrappedRecords:
             return self.group(owner.removeprefix("@"), blob)
         return self.tenant(owner, blob)
 
-    def is_current(self, owner: str, blob: bytes) -> bool:
-        """Whether the newest pepper wraps all secrets of a stored record."""
-        decoder = _group_decoder if owner.startswith("@") else _tenant_decoder
-        record = decoder.decode(blob)
-        wrapped = [record.namespace_secret, *(one.secret for one in record.former_secrets)]
-        return all(map(self._sealer.is_newest, wrapped))
+    def encode_keys(self, tenant: Tenant, keys: Sequence[ApiKey]) -> bytes:
+        """A list as it is stored: of no other tenant, and of none that has the id later."""
+        content = msgspec.msgpack.encode(keys)
+        return self._sealer.seal(content, redis_keys.keys(tenant.id), tenant.generation)
 
-    def _unwrapped(self, owner: str, record: Record) -> Record:
-        if record.owner != owner:
-            raise SealBroken((owner,))
+    def keys(self, tenant: Tenant, blob: bytes | None) -> list[ApiKey]:
+        """The list that is stored as a tenant's."""
+        if blob is None:
+            return []
+        place = redis_keys.keys(tenant.id)
+        keys = self._content(_keys_decoder, blob, tenant.id, place, tenant.generation)
+        if any(key.tenant_id != tenant.id for key in keys):
+            raise SealBroken((place,))
+        return keys
 
-        def unwrapped(secret: bytes) -> bytes:
-            try:
-                opened = self._sealer.open(secret, owner)
-            except SealUnknown as error:
-                raise PepperMismatch(f"the secret of {owner!r}") from error
-            if len(opened) != SECRET_BYTES:
-                raise SealBroken((owner,))
-            return opened
+    def is_current(self, blob: bytes) -> bool:
+        """Whether the newest pepper seals a stored tenant or group."""
+        return self._sealer.is_newest(blob[GENERATION_BYTES:])
 
-        former = tuple(
-            FormerSecret(secret=unwrapped(one.secret), replaced_at=one.replaced_at)
-            for one in record.former_secrets
-        )
-        secret = unwrapped(record.namespace_secret)
-        return replace(record, namespace_secret=secret, former_secrets=former)
+    def has_current_keys(self, blob: bytes) -> bool:
+        """Whether it seals a stored list of keys."""
+        return self._sealer.is_newest(blob)
 
+    def _owner(self, decoder: msgspec.msgpack.Decoder[Record], owner: str, blob: bytes) -> Record:
+        generation = blob[:GENERATION_BYTES].decode("latin-1")
+        place = redis_keys.meta(owner)
+        if not generation.isdecimal():
+            raise SealMissing((place,))
+        record = self._content(decoder, blob[GENERATION_BYTES:], owner, place, generation)
+        if (record.owner, record.generation) != (owner, generation):
+            raise SealBroken((place,))
+        return record
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Record], owner: str, blob: bytes) -> Record:
-    try:
-        return decoder.decode(blob)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise SealBroken((owner,)) from error
+    def _content(
+        self, decoder: msgspec.msgpack.Decoder[T], sealed: bytes, owner: str, *place: str
+    ) -> T:
+        try:
+            return decoder.decode(self._sealer.open(sealed, *place))
+        except SealUnknown as error:
+            raise PepperMismatch(f"a record of {owner!r}") from error
+        except (msgspec.DecodeError, ValueError) as error:
+            raise SealBroken(place) from error

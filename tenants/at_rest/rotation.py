@@ -11,34 +11,24 @@ import time
 
 import msgspec
 from msgspec.structs import replace
-from redis.exceptions import ResponseError
 
 from tenants import key_format, pepper_record, redis_keys
 from tenants.at_rest.keyring import Keyring
-from tenants.at_rest.records import WrappedRecords
-from tenants.at_rest.rewriting import rewrite
+from tenants.at_rest.records import SealedRecords
+from tenants.at_rest.rewriting import HEADS, compact_log, rewrite
 from tenants.at_rest.sealer import HEAD_BYTES
 from tenants.commits import commit_if, holds
 from tenants.connection import GuardedRedis
-from tenants.errors import SealBroken, StoreUnavailable, TenantNotFound
+from tenants.errors import SealBroken, TenantNotFound
 from tenants.operator_tokens import OperatorTokens
 from tenants.pepper import Peppers
 from tenants.store import TenantStore
-from tenants.stored_objects import REVISION_BYTES
 from tenants.system_prompts import SystemPrompts
 
 SETTLE_SECONDS = 60.0
 """By then no service uses a former namespace secret for anything new."""
 _SCAN_COUNT = 500
 _PAGE = 100
-_HEADS = {
-    "response": 0,
-    "suspended": 0,
-    "running": 0,
-    "conversation": REVISION_BYTES,
-    "completion": REVISION_BYTES,
-}
-"""Kinds of strings that are encrypted, by how many bytes of them are not."""
 
 
 class Left(msgspec.Struct, kw_only=True):
@@ -73,7 +63,7 @@ class Rotation:
         self._keyring = keyring
         self._tenants = tenants
         self._prompts = prompts
-        self._records = WrappedRecords(peppers)
+        self._records = SealedRecords(peppers)
         self._operator_tokens = OperatorTokens(redis, peppers)
 
     async def run(self) -> Left:
@@ -91,7 +81,7 @@ class Rotation:
             await pepper_record.settle(self._redis, self._peppers)
         left.peppers = len(await pepper_record.in_use(self._redis)) - 1
         if left.rewritten:
-            await self._compact_log()
+            await compact_log(self._redis)
         return left
 
     async def _rewrite_all(self, keys: list[str], left: Left) -> list[str]:
@@ -100,8 +90,8 @@ class Rotation:
         strings: list[tuple[str, str, int]] = []
         for key in keys:
             owner, kind, name = redis_keys.owner_kind_name(key)
-            if kind in _HEADS:
-                strings.append((owner, key, _HEADS[kind]))
+            if kind in HEADS:
+                strings.append((owner, key, HEADS[kind]))
             elif kind == "prompt" and name is not None:
                 rewritten, unreadable = await self._prompts.rewrite(owner, name)
                 left.rewritten += rewritten
@@ -110,13 +100,30 @@ class Rotation:
                 rewritten, broken = await self._operator_tokens.rewrite()
                 left.rewritten += rewritten
                 left.unreadable += [f"{key} {token_id}" for token_id in broken]
-            elif kind == "meta" and await self._rewrap(owner, left):
+            elif kind == "keys":
+                await self._reseal_keys(owner, left)
+            elif kind == "meta" and await self._reseal(owner, left):
                 with_former.append(owner)
         await self._rewrite_strings(strings, left)
         return with_former
 
-    async def _rewrap(self, owner: str, left: Left) -> bool:
-        """Have our pepper wrap an owner's secrets; whether there are former ones among them."""
+    async def _reseal_keys(self, tenant_id: str, left: Left) -> None:
+        """Have our pepper seal a tenant's list of keys."""
+        key = redis_keys.keys(tenant_id)
+        meta, blob = await self._redis.execute("MGET", redis_keys.meta(tenant_id), key)
+        if meta is None or blob is None or self._records.has_current_keys(blob):
+            return
+        try:
+            tenant = self._records.tenant(tenant_id, meta)
+            keys = self._records.keys(tenant, blob)
+        except SealBroken:
+            left.unreadable.append(key)
+            return
+        commands = [("SET", key, self._records.encode_keys(tenant, keys))]
+        left.rewritten += await commit_if(self._redis, [holds(key, blob)], commands)
+
+    async def _reseal(self, owner: str, left: Left) -> bool:
+        """Have our pepper seal an owner's record; whether there are former secrets in it."""
         key = redis_keys.meta(owner)
         blob = await self._redis.execute("GET", key)
         if blob is None:
@@ -126,7 +133,7 @@ class Rotation:
         except SealBroken:
             left.unreadable.append(key)
             return False
-        if not self._records.is_current(owner, blob):
+        if not self._records.is_current(blob):
             commands = [("SET", key, self._records.encode(record))]
             left.rewritten += await commit_if(self._redis, [holds(key, blob)], commands)
         return bool(record.former_secrets)
@@ -181,10 +188,3 @@ class Rotation:
                     ]
             after = tenants[-1].id
         return found
-
-    async def _compact_log(self) -> None:
-        """Have an append-only file be written anew, which holds what was overwritten until then."""
-        infos = await self._redis.execute_on_each("INFO", "persistence")
-        if any(info.get("aof_enabled") for info in infos):
-            with contextlib.suppress(ResponseError, StoreUnavailable):  # one may be under way
-                await self._redis.execute_on_each("BGREWRITEAOF")

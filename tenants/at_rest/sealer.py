@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tenants.errors import SealBroken, SealUnknown
+from tenants.errors import SealBroken, SealMissing, SealUnknown
 
 _MARK = b"\xc1\x01"
 """What a sealed record begins with: no MessagePack and no JSON does. The second byte is the version
@@ -49,8 +49,8 @@ class Sealer:
     def open(self, record: bytes, *place: str) -> bytes:
         """The content of a record that lies at `place`.
 
-        One that is not sealed, since an earlier version has written it, is its own content. Raises
-        `SealUnknown`, and `SealBroken` for a record that was altered, or lay at another place.
+        Raises `SealUnknown`, `SealMissing` for one in clear, and `SealBroken` for one that was
+        altered, or lay at another place.
         """
         return _at_once(self._open(record, place))
 
@@ -80,7 +80,7 @@ class Sealer:
 
     def _open(self, record: bytes, place: tuple[str, ...]) -> Generator[None, None, bytes]:
         if not is_sealed(record):
-            return record
+            raise SealMissing(place)
         key_id = record[len(_MARK) : len(_MARK) + _KEY_ID_BYTES]
         if key_id not in self._keys:
             raise SealUnknown(key_id.hex(), place)
@@ -102,7 +102,7 @@ class Sealer:
 
 
 def is_sealed(record: bytes) -> bool:
-    """Whether a record is encrypted; those of versions before this were not."""
+    """Whether a record is encrypted, or the first `OVERHEAD_BYTES` of one are."""
     return len(record) >= OVERHEAD_BYTES and record.startswith(_MARK)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from tenants.at_rest import rotation
+from tenants.at_rest.sealer import Sealer, is_sealed
 from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore
 from tests.app.conftest import ADMIN_TOKEN, MODEL, PEPPER, World, eventually, living
@@ -187,11 +188,18 @@ async def test_no_word_of_a_session_is_in_the_store_or_on_its_disk(
 async def test_the_search_would_find_what_was_not_encrypted(
     world: World, store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def in_clear(_: object, __: str, content: bytes, *___: str) -> bytes:
+    Steps = Generator[None, None, bytes]
+    opened = Sealer._open
+
+    def in_clear(_: Sealer, content: bytes, __: tuple[str, ...]) -> Steps:
+        yield from ()
         return content
 
-    monkeypatch.setattr("tenants.at_rest.keyring.Keyring.seal", in_clear)
-    monkeypatch.setattr("tenants.at_rest.sealer.Sealer.seal", lambda _, content, *__: content)
+    def either(sealer: Sealer, record: bytes, place: tuple[str, ...]) -> Steps:
+        return (yield from (opened if is_sealed(record) else in_clear)(sealer, record, place))
+
+    monkeypatch.setattr(Sealer, "_seal", in_clear)
+    monkeypatch.setattr(Sealer, "_open", either)
     kept = await session(world)
     ids = world.engine.requests[-1].prompt
     turn = array("I", ids).tobytes()

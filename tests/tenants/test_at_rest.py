@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-import msgspec
 import pytest
 import redis
 
 from tenants import redis_keys
-from tenants.errors import PepperMismatch, SealBroken
+from tenants.errors import PepperMismatch
 from tenants.pepper import Peppers
-from tenants.running import Found, RunningResponses
-from tenants.stored_objects import REVISION_BYTES, EditedObjects
+from tenants.running import RunningResponses
+from tenants.stored_objects import EditedObjects
 from tenants.suspended import SuspendedResponses
-from tests.tenants.conftest import OpenRoom, Room, everything, who
+from tests.tenants.conftest import OpenRoom, Room, everything
 
 TEXT = "You keep the secret of the blue lagoon."
 
@@ -101,69 +100,6 @@ async def test_a_version_of_a_prompt_cannot_take_anothers_place(
     found = await room.prompts.get("acme", "support", 1)
     assert found is not None
     assert found.text == "one"
-
-
-@pytest.mark.parametrize("renamed", [False, True])
-async def test_a_tenant_cannot_be_given_anothers_secret(
-    room: Room, raw: redis.Redis, renamed: bool
-) -> None:
-    _, key = await room.store.create_tenant("acme")
-    await room.store.create_tenant("umbra")
-    blob = raw.get(redis_keys.meta("umbra"))
-    assert isinstance(blob, bytes)
-    if renamed:
-        blob = msgspec.msgpack.encode(msgspec.msgpack.decode(blob) | {"id": "acme"})
-    raw.set(redis_keys.meta("acme"), blob)
-    for call in (room.store.authenticate(key), room.store.get_tenant("acme")):
-        with pytest.raises(SealBroken, match="acme"):
-            await call
-    assert (await room.store.get_tenant("umbra")).id == "umbra"
-    for limit in (None, 1):
-        assert [one.id for one in await room.store.list_tenants(limit=limit)] == ["umbra"]
-
-
-async def test_what_versions_in_clear_wrote_is_read_and_written_anew(
-    open_room: OpenRoom, redis_url: str, raw: redis.Redis
-) -> None:
-    room = await open_room(redis_url, cache_seconds=0)
-    tenant, key = await room.store.create_tenant("acme")
-    fields = msgspec.structs.asdict(tenant)
-    del fields["former_secrets"]
-    raw.set(redis_keys.meta("acme"), msgspec.msgpack.encode(fields))
-    body = msgspec.msgpack.encode({"text": TEXT, "created_at": 1.0})
-    raw.hset(redis_keys.prompts("acme"), "old", msgspec.msgpack.encode({"last": 1, "active": 1}))
-    raw.hset(redis_keys.prompt("acme", "old"), "1", body)
-    plain_digest = redis_keys.prompt_text("acme", sha256(TEXT.encode()).digest())
-    raw.sadd(plain_digest, "old:1")
-    conversations = EditedObjects(room.redis, room.keyring, "conversation")
-    revision, content = b"r" * REVISION_BYTES, b"\x81" + TEXT.encode()
-    stored = {
-        redis_keys.stored_object("acme", "response", "resp_1"): content,
-        redis_keys.stored_object("acme", "conversation", "conv_1"): revision + content,
-        redis_keys.suspended("acme", "resp_2"): content,
-        redis_keys.running("acme", "resp_3"): b"of some process " + content,
-    }
-    for name, blob in stored.items():
-        raw.set(name, blob, ex=60)
-    assert await who(room.store, key) == tenant
-    found = await room.prompts.find_by_text("acme", TEXT)
-    assert found is not None
-    assert (found.name, found.text) == ("old", TEXT)
-    assert await room.responses.load("acme", "resp_1") == content
-    assert await conversations.load("acme", "conv_1") == revision + content
-    assert await SuspendedResponses(room.redis, room.keyring).take("acme", "resp_2") == content
-    running = await RunningResponses(room.redis, room.keyring).find("acme", "resp_3")
-    assert running == Found(content, runs=False)
-    for name in list(stored)[:2]:  # to read it was to touch it
-        assert b"lagoon" not in (raw.get(name) or b"")  # type: ignore[operator]
-        assert 0 < raw.ttl(name) <= 60
-        assert await room.responses.load("acme", "resp_1") == content
-    assert await conversations.load("acme", "conv_1") == revision + content
-    await room.prompts.delete("acme", "old")
-    assert not raw.exists(plain_digest)
-    await room.store.update_tenant("acme", lambda one: msgspec.structs.replace(one, weight=2.0))
-    assert tenant.namespace_secret not in dump(raw)
-    assert (await room.store.get_tenant("acme")).namespace_secret == tenant.namespace_secret
 
 
 async def test_a_process_reads_what_is_under_a_secret_that_it_has_not_heard_of(

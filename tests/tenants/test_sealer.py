@@ -9,7 +9,7 @@ import pytest
 
 from tenants.at_rest import sealer
 from tenants.at_rest.sealer import HEAD_BYTES, OVERHEAD_BYTES, Sealer, is_sealed
-from tenants.errors import SealBroken, SealUnknown
+from tenants.errors import SealBroken, SealMissing, SealUnknown
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 
@@ -85,6 +85,7 @@ def test_who_knows_both_secrets_opens_what_either_has_sealed() -> None:
 
 
 @pytest.mark.parametrize("record", [b"", b"{}", b"\x83\xa2id", b"\xc1", b"\xc1\x01" + bytes(20)])
-def test_what_was_never_sealed_is_its_own_content(record: bytes) -> None:
+def test_what_was_never_sealed_is_refused_with_what_to_do(record: bytes) -> None:
     assert not is_sealed(record)
-    assert Sealer("things", SECRET).open(record, "a") == record
+    with pytest.raises(SealMissing, match=r"^a is not sealed.*partywall store seal"):
+        Sealer("things", SECRET).open(record, "a")
