@@ -33,14 +33,6 @@ _NAME = re.compile(rf"(?!.*[\ud800-\udfff]){NAME_PATTERN}")
 _MAY_BE_ZERO = ("sockets", "pinned_blocks", "leased_blocks", "stored_bytes", "lease_seconds")
 
 
-GENERATION_BYTES = 20
-
-
-def generation(created_at: float) -> str:
-    """Which of all that were ever called so an owner is: microseconds, always as many digits."""
-    return f"{int(created_at * 1e6):0{GENERATION_BYTES}}"
-
-
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may take; `None` is the service's default, where it has one, else no limit."""
 
@@ -123,7 +115,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def generation(self) -> str:
         """What tells it from others that had its id, or will have it."""
-        return generation(self.created_at)
+        return repr(self.created_at)
 
     @property
     def namespace_key(self) -> bytes:
@@ -165,7 +157,7 @@ class ShareGroup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def generation(self) -> str:
         """What tells it from others that had its id, or will have it."""
-        return generation(self.created_at)
+        return repr(self.created_at)
 
     @property
     def namespace_key(self) -> bytes:

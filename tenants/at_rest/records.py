@@ -1,7 +1,7 @@
 """What says who is who, as Redis holds it: sealed under the pepper, each record for its own place.
 
 Who can write to Redis can delete such a record, or bring back an earlier one of the same owner, and
-nothing else. Before a tenant's or a group's stands its generation in clear, for scripts to compare.
+nothing else.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeVar
 import msgspec
 
 from tenants import redis_keys
-from tenants.errors import PepperMismatch, SealBroken, SealError, SealMissing, SealUnknown
+from tenants.errors import PepperMismatch, SealBroken, SealError, SealUnknown
 from tenants.pepper import Peppers
-from tenants.records import GENERATION_BYTES, ApiKey, ShareGroup, Tenant
+from tenants.records import ApiKey, ShareGroup, Tenant
 
 _log = logging.getLogger(__name__)
 Record = TypeVar("Record", Tenant, ShareGroup)
@@ -48,9 +48,7 @@ class SealedRecords:
     def encode(self, record: Tenant | ShareGroup) -> bytes:
         """A record as it is stored."""
         content = msgspec.msgpack.encode(record)
-        place = redis_keys.meta(record.owner)
-        sealed = self._sealer.seal(content, place, record.generation)
-        return record.generation.encode() + sealed
+        return self._sealer.seal(content, redis_keys.meta(record.owner))
 
     def tenant(self, tenant_id: str, blob: bytes) -> Tenant:
         """The tenant that is stored under this id."""
@@ -82,20 +80,13 @@ class SealedRecords:
         return keys
 
     def is_current(self, blob: bytes) -> bool:
-        """Whether the newest pepper seals a stored tenant or group."""
-        return self._sealer.is_newest(blob[GENERATION_BYTES:])
-
-    def has_current_keys(self, blob: bytes) -> bool:
-        """Whether it seals a stored list of keys."""
+        """Whether the newest pepper seals a stored tenant, group or list."""
         return self._sealer.is_newest(blob)
 
     def _owner(self, decoder: msgspec.msgpack.Decoder[Record], owner: str, blob: bytes) -> Record:
-        generation = blob[:GENERATION_BYTES].decode("latin-1")
         place = redis_keys.meta(owner)
-        if not generation.isdecimal():
-            raise SealMissing((place,))
-        record = self._content(decoder, blob[GENERATION_BYTES:], owner, place, generation)
-        if (record.owner, record.generation) != (owner, generation):
+        record = self._content(decoder, blob, owner, place)
+        if record.owner != owner:
             raise SealBroken((place,))
         return record
 

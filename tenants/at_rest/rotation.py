@@ -111,7 +111,7 @@ class Rotation:
         """Have our pepper seal a tenant's list of keys."""
         key = redis_keys.keys(tenant_id)
         meta, blob = await self._redis.execute("MGET", redis_keys.meta(tenant_id), key)
-        if meta is None or blob is None or self._records.has_current_keys(blob):
+        if meta is None or blob is None or self._records.is_current(blob):
             return
         try:
             tenant = self._records.tenant(tenant_id, meta)

@@ -25,7 +25,7 @@ from tenants.errors import SealError
 from tenants.operator_tokens import OperatorTokens
 from tenants.pepper import Peppers
 from tenants.prompt_texts import PromptText, PromptTexts
-from tenants.records import GENERATION_BYTES, ApiKey, ShareGroup, Tenant
+from tenants.records import ApiKey, ShareGroup, Tenant
 
 _SCAN_COUNT = 500
 _OWNERS = frozenset({"meta", "deleting"})
@@ -98,7 +98,7 @@ class Sealing:
             for token_id in await self._tokens.without_generation():
                 yield Clear(key, token_id)
         elif kind in _OWNERS or kind == "keys" or kind in HEADS:
-            start = GENERATION_BYTES if kind in _OWNERS else HEADS.get(kind, 0)
+            start = HEADS.get(kind, 0)
             end = start + OVERHEAD_BYTES - 1
             if not is_sealed(await self._redis.execute("GETRANGE", key, start, end)):
                 yield Clear(key)
