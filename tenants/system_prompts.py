@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tenants import audit, redis_keys
+from tenants.at_rest.contents import decoded
 from tenants.at_rest.keyring import Keyring
 from tenants.cache import ReadThroughCache
 from tenants.commits import exists, field_holds
@@ -35,8 +36,6 @@ from tenants.writes import Writes, until_committed
 MAX_TEXT_BYTES = 1 << 20
 _VERSION = re.compile(r"[1-9][0-9]{0,14}")
 
-_index_decoder = msgspec.msgpack.Decoder(PromptIndex)
-
 # KEYS: prompt, index. ARGV: version, field, the index.
 _SAVE_INDEX = Script("""
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
@@ -51,9 +50,6 @@ class _Head(msgspec.Struct, frozen=True):
     last: int
     active: int | None
     pinned: bool = False
-
-
-_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class SystemPrompts:
@@ -133,11 +129,11 @@ class SystemPrompts:
     ) -> list[SystemPrompt]:
         """Each of an owner's prompts in its active version, by name: `limit` behind `after`."""
         blobs = await self._redis.execute("HGETALL", redis_keys.prompts(owner))
-        heads = {name.decode(): _head_decoder.decode(blob) for name, blob in blobs.items()}
+        heads = {name.decode(): _head(owner, name.decode(), blob) for name, blob in blobs.items()}
         live = [
             (name, head.active, head)
             for name, head in sorted(heads.items(), key=operator.itemgetter(0))
-            if head.active is not None and (after is None or name > after)
+            if head is not None and head.active is not None and (after is None or name > after)
         ][:limit]
         bodies = await self._texts.read_each(owner, [(name, active) for name, active, _ in live])
         return [
@@ -230,7 +226,7 @@ class SystemPrompts:
     async def newest_index(self, owner: str, prompt: SystemPrompt) -> PromptIndex | None:
         """The index of a prompt version that was saved last, whatever the engine, or `None`."""
         blobs = await self._redis.execute("HVALS", redis_keys.prompt_index(owner, prompt.name))
-        indexes = [_index_decoder.decode(blob) for blob in blobs]
+        indexes = _indexes(owner, blobs)
         ours = [index for index in indexes if index.version == prompt.version]
         return max(ours, key=lambda index: index.warmed_at, default=None)
 
@@ -240,7 +236,7 @@ class SystemPrompts:
         found = await self._redis.pipeline(
             *(("HVALS", redis_keys.prompt_index(owner, name.decode())) for name in names)
         )
-        indexes = [_index_decoder.decode(blob) for blobs in found for blob in blobs]
+        indexes = _indexes(owner, [blob for blobs in found for blob in blobs])
         return [index for index in indexes if index.engine == engine]
 
     async def _read_head(self, owner: str, name: str) -> tuple[bytes | None, _Head | None]:
@@ -251,13 +247,13 @@ class SystemPrompts:
         )
         if not exists:
             raise not_found(owner)
-        return blob, None if blob is None else _head_decoder.decode(blob)
+        return blob, _head(owner, name, blob)
 
     async def _live_head(self, owner: str, name: str) -> tuple[bytes | None, _Head]:
         """Raises `PromptNotFound`, also where the owner is not there."""
         if is_owner(owner) and is_prompt_name(name):
             blob = await self._redis.execute("HGET", redis_keys.prompts(owner), name)
-            head = None if blob is None else _head_decoder.decode(blob)
+            head = _head(owner, name, blob)
             if head is not None and head.active is not None:
                 return blob, head
         raise PromptNotFound(name)
@@ -296,7 +292,7 @@ class SystemPrompts:
         commands: Sequence[Command],
     ) -> bool:
         """Write a prompt's new head, unless somebody else did since `blob` was read."""
-        old = None if blob is None else _head_decoder.decode(blob)
+        old = _head(owner, name, blob)
         return await self._writes.commit(
             [exists(redis_keys.meta(owner)), field_holds(redis_keys.prompts(owner), name, blob)],
             [("HSET", redis_keys.prompts(owner), name, msgspec.msgpack.encode(new)), *commands],
@@ -339,6 +335,17 @@ class SystemPrompts:
         owner = f"@{change.name}" if change.kind == "group" else change.tenant_id
         self._by_name.drop_if(lambda key, _: key[0] == owner)
         self._by_text.drop_if(lambda key, _: key[0] == owner)
+
+
+def _head(owner: str, name: str, blob: bytes | None) -> _Head | None:
+    """What is stored as a prompt's head; what is none is as good as gone."""
+    return None if blob is None else decoded(blob, _Head, f"{redis_keys.prompts(owner)} {name}")
+
+
+def _indexes(owner: str, blobs: Sequence[bytes]) -> builtins.list[PromptIndex]:
+    """Those among what is stored as an owner's."""
+    place = redis_keys.prompt_index(owner, "*")
+    return [index for blob in blobs if (index := decoded(blob, PromptIndex, place)) is not None]
 
 
 def _check_text(text: str) -> None:

@@ -18,6 +18,7 @@ from tenants.errors import (
     InvalidField,
     KeyNotFound,
     PromptNotFound,
+    SealError,
     StoreConflict,
     StoreError,
     StoreReadOnly,
@@ -163,6 +164,8 @@ def as_problem(error: Exception) -> Problem | None:
         return _unavailable(detail, "store_unavailable")
     if isinstance(error, StoreUnavailable):
         return _unavailable("The tenant store is not available right now.", "store_unavailable")
+    if isinstance(error, SealError):
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="record_not_readable")
     if isinstance(error, StoreError) and type(error) in _STORE_ERRORS:
         status, code = _STORE_ERRORS[type(error)]
         return Problem(status, str(error), code=code)

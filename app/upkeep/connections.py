@@ -28,7 +28,7 @@ from app.auth import tenant_disabled
 from app.generate.admission import limit_error
 from app.wire.errors import ApiError, unauthorized
 from engine.client import EngineClient, EngineUnavailable
-from tenants.errors import GroupNotFound, StoreUnavailable, TenantNotFound
+from tenants.errors import GroupNotFound, SealError, StoreUnavailable, TenantNotFound
 from tenants.groups import ShareGroups
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Change, Principal, Tenant, is_id
@@ -266,9 +266,12 @@ class Connections:
             keys = await self._tenants.list_keys(tenant_id)
         except TenantNotFound:
             return _Found(None, {})
+        except SealError as error:
+            _log.error("tenant %s is not served: %s", tenant_id, error)
+            return _Found(None, {})
         group = None
         if tenant.share_group is not None:
-            with contextlib.suppress(GroupNotFound):
+            with contextlib.suppress(GroupNotFound, SealError):
                 group = await self._groups.get(tenant.share_group)
         principals = {key.id: Principal(tenant=tenant, key=key, group=group) for key in keys}
         return _Found(tenant, principals)

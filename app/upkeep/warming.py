@@ -24,6 +24,7 @@ from tenants.errors import (
     GroupNotFound,
     InvalidField,
     PromptNotFound,
+    SealError,
     StoreUnavailable,
     TenantNotFound,
 )
@@ -145,7 +146,7 @@ class Warmer:
         """Unpin what an owner has no more, and warm what it has new."""
         registered: dict[str, _State] = {}
         found: Owner | None = None
-        with contextlib.suppress(TenantNotFound, GroupNotFound, InvalidField):
+        with contextlib.suppress(TenantNotFound, GroupNotFound, InvalidField, SealError):
             found = await self._owner(owner_id)
             await self._heed_secrets(found)
             for prompt in await self._prompts.list(owner_id):
@@ -243,7 +244,7 @@ class Warmer:
             raise InvalidField("cache", "is off for this tenant: nothing of it stays in memory")
         group = None
         if tenant.share_group is not None:
-            with contextlib.suppress(GroupNotFound):
+            with contextlib.suppress(GroupNotFound, SealError):
                 group = await self._groups.get(tenant.share_group)
         return Owner.tenant(tenant, group)
 
