@@ -1,8 +1,8 @@
 """All that is kept of tenants, in a file and back.
 
-The file is a head, a record for each key of Redis, and an end with their number and digest, each in
-MessagePack behind its length. Texts and secrets in it are sealed as they are in Redis: it is of use
-only with the pepper. What holds of requests under way is left out; so are blocks of KV.
+Texts and secrets in it are sealed as they are in Redis, and the file itself is under the pepper
+(see `tenants.backup_file`): it is of use only with that. What holds of requests under way is left
+out; so are blocks of KV.
 
 Each key is read at once, the whole one after the other: a backup of services that run may have a
 tenant's key, say, and not yet its line in the audit.
@@ -10,31 +10,31 @@ tenant's key, say, and not yet its line in the audit.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
-from tenants import redis_keys
+from tenants import pepper_record, redis_keys
+from tenants.backup_file import Record, Writer, read_records
 from tenants.connection import Command, GuardedRedis
 from tenants.errors import BackupUnusable, PepperMismatch, StoreNotEmpty
 from tenants.pepper import Peppers
-from tenants.schema import SCHEMA
 
+_log = logging.getLogger(__name__)
 _EVERYTHING: Final = "pw:*"
 _SCAN_COUNT: Final = 100
 _STREAM_PAGE: Final = 1000
-_MOST_FRAME_BYTES: Final = 1 << 30
-_LENGTH_BYTES: Final = 4
-_FINGERPRINT_BYTES: Final = 32
 _PASSING: Final = frozenset(
     {"streams", "held", "settled", "sockets", "running", "claimed", "spending", "usage-batch"}
 )
 """Kinds of keys that tell of requests under way."""
 _PASSING_PREFIXES: Final = ("pw:step:", redis_keys.process(""), redis_keys.PROBE)
+_LOOK_UPS: Final = "pw:key:"
+_ANSWERS: Final = "pw:idempotency:"
 _OF_ANY_STORE: Final = (redis_keys.PEPPER, redis_keys.SCHEMA)
 """Whoever opens a store leaves these there."""
 _SINGLE: Final[Mapping[str, Callable[[str], Command]]] = {
@@ -45,37 +45,27 @@ _SINGLE: Final[Mapping[str, Callable[[str], Command]]] = {
 }
 
 
-class Head(msgspec.Struct, frozen=True, tag=True):
-    """What comes first."""
+class Without(msgspec.Struct, frozen=True):
+    """What a restore leaves out: it was revoked, perhaps, since the backup was made."""
 
-    format: str
-    schema: int
-    """Of the records (`tenants.schema`)."""
+    keys: bool = False
+    """API keys of tenants."""
+    tokens: bool = False
+    """Admin tokens of operators."""
 
+    def leaves_out(self, key: str) -> bool:
+        """Whether a key of Redis is not brought back.
 
-class Record(msgspec.Struct, frozen=True, tag=True):
-    """A key with what is under it."""
-
-    key: str
-    kind: str
-    values: list[list[bytes]]
-    """Of a hash names with values, of a sorted set members with scores, of a stream ids with
-    fields; else single ones."""
-    expires_at_ms: int | None
-    """Of the UNIX epoch."""
-
-
-class End(msgspec.Struct, frozen=True, tag=True):
-    """What comes last."""
-
-    records: int
-    digest: bytes
-    """BLAKE2b of all bytes before."""
+        Answers that are kept for who asks a second time may hold either.
+        """
+        if key.startswith(_ANSWERS):
+            return self.keys or self.tokens
+        if key == redis_keys.OPERATOR_TOKENS:
+            return self.tokens
+        return self.keys and (key.startswith(_LOOK_UPS) or _kind(key) == "keys")
 
 
-_FORMAT: Final = "partywall-backup-1"
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Head | Record | End).decode
+EVERYTHING: Final = Without()
 
 
 class Backup:
@@ -90,33 +80,24 @@ class Backup:
 
         Raises `OSError`, and `BackupUnusable` for a key that is too large; then there is no file.
         """
-        digest, count = blake2b(), 0
-
-        def write(frame: Head | Record | End) -> None:
-            data = _encode(frame)
-            if len(data) > _MOST_FRAME_BYTES:
-                raise BackupUnusable("a key of the store has more than 1 GiB")
-            data = len(data).to_bytes(_LENGTH_BYTES) + data
-            digest.update(data)
-            file.write(data)
-
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                write(Head(_FORMAT, SCHEMA))
+                writer = Writer(file, self._peppers)
                 async for record in self._records():
-                    write(record)
-                    count += 1
-                write(End(count, digest.digest()))
+                    writer.add(record)
+                writer.end()
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
             os.unlink(path)
             raise
-        return count
+        return writer.count
 
-    async def load(self, path: Path, *, replaces: bool = False) -> int:
-        """Have Redis hold what the file has; the number of its keys. No service should run.
+    async def load(
+        self, path: Path, *, replaces: bool = False, without: Without = EVERYTHING
+    ) -> int:
+        """Have Redis hold what the file has; how many keys that are. No service should run.
 
         With `replaces` all that is there is removed before. Nothing is changed where this raises
         `BackupUnusable`, `StoreNotEmpty`, `PepperMismatch` or `OSError`; a run that is cut off is
@@ -127,26 +108,29 @@ class Backup:
             file.seek(0)
             await self._make_room(removes=replaces)
             count = 0
-            for frame in _frames(file):
-                if isinstance(frame, Record):
-                    await self._redis.pipeline(*_commands(frame))
+            for record in read_records(file, self._peppers):
+                if not without.leaves_out(record.key):
+                    await self._redis.pipeline(*_commands(record))
                     count += 1
         return count
 
     def _check(self, file: BinaryIO) -> None:
         """Read all of it before anything is changed."""
-        for frame in _frames(file):
-            if isinstance(frame, Record) and frame.key == redis_keys.PEPPER:
-                stored = frame.values[0][0]
-                size = _FINGERPRINT_BYTES
-                used = {stored[at : at + size] for at in range(0, len(stored), size)}
-                if not used <= set(self._peppers.fingerprints):
-                    raise PepperMismatch
+        used: list[bytes] = []
+        for record in read_records(file, self._peppers):
+            if redis_keys.type_of(record.key) != record.kind or not _is_kept(record.key):
+                raise BackupUnusable(f"the file has {record.key!r}, which is none of Partywall's")
+            if record.key == redis_keys.PEPPER:
+                used = pepper_record.split(record.values[0][0])
+        if not used:
+            raise BackupUnusable("the file does not say which pepper its records are under")
+        if not set(used) <= set(self._peppers.fingerprints):
+            raise PepperMismatch
 
     async def _make_room(self, *, removes: bool) -> None:
         async for names in self._redis.scan(_EVERYTHING, _SCAN_COUNT):
-            found = [name for name in names if name.decode() not in _OF_ANY_STORE]
-            if not removes and any(_is_kept(name.decode()) for name in found):
+            found = [name for name in names if _text(name) not in _OF_ANY_STORE]
+            if not removes and any(_is_kept(_text(name)) for name in found):
                 raise StoreNotEmpty
             if removes and found:
                 await self._redis.pipeline(*(("DEL", name) for name in found))
@@ -154,10 +138,10 @@ class Backup:
     async def _records(self) -> AsyncIterator[Record]:
         seen: set[bytes] = set()
         async for names in self._redis.scan(_EVERYTHING, _SCAN_COUNT):
-            news = [name for name in names if name not in seen and _is_kept(name.decode())]
+            news = [name for name in names if name not in seen]
             seen.update(news)
-            for name in news:
-                record = await self._record(name.decode())
+            for key in filter(_is_kept, map(_text, news)):
+                record = await self._record(key)
                 if record is not None:
                     yield record
 
@@ -165,6 +149,9 @@ class Backup:
         """A key with its value; `None` if it is gone."""
         kind, expires = await self._redis.pipeline(("TYPE", key), ("PEXPIRETIME", key))
         kind = kind.decode() if isinstance(kind, bytes) else kind
+        if kind not in ("none", redis_keys.type_of(key)):
+            _log.warning("left out of the backup: %s, which no Partywall wrote", key)
+            return None
         values = await self._values(key, kind)
         return Record(key, kind, values, None if expires < 0 else expires) if values else None
 
@@ -194,14 +181,20 @@ class Backup:
             start = f"({page[-1][0].decode()}"
 
 
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")  # none of ours needs that
+
+
 def _is_kept(key: str) -> bool:
-    if key.startswith(_PASSING_PREFIXES):
-        return False
+    return not key.startswith(_PASSING_PREFIXES) and _kind(key) not in _PASSING
+
+
+def _kind(key: str) -> str | None:
+    """What kind of an owner's a key is, if any."""
     try:
-        _, kind, _ = redis_keys.owner_kind_name(key)
+        return redis_keys.owner_kind_name(key)[1]
     except ValueError:
-        return True
-    return kind not in _PASSING
+        return None
 
 
 def _commands(record: Record) -> Iterator[Command]:
@@ -222,39 +215,3 @@ def _commands(record: Record) -> Iterator[Command]:
                 yield "XADD", key, entry, *fields
     if record.expires_at_ms is not None:
         yield "PEXPIREAT", key, record.expires_at_ms
-
-
-def _frames(file: BinaryIO) -> Iterator[Head | Record]:
-    """All of a file but its end. Raises `BackupUnusable` where it is not whole."""
-    digest = blake2b()
-    for count, data in enumerate(_pieces(file)):
-        try:
-            frame = _decode(data[_LENGTH_BYTES:])
-        except msgspec.MsgspecError as error:
-            raise BackupUnusable("the file is no backup, or damaged") from error
-        is_head = isinstance(frame, Head)
-        if is_head != (not count) or (is_head and frame.format != _FORMAT):
-            raise BackupUnusable("the file is no backup, or damaged")
-        if isinstance(frame, Head) and frame.schema > SCHEMA:
-            raise BackupUnusable(
-                f"the file has records of version {frame.schema}: update Partywall"
-            )
-        if isinstance(frame, End):
-            if (frame.records, frame.digest) != (count - 1, digest.digest()) or file.read(1):
-                raise BackupUnusable("the file is damaged")
-            return
-        digest.update(data)
-        yield frame
-    raise BackupUnusable("the file ends too early")
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Frames with their lengths."""
-    while head := file.read(_LENGTH_BYTES):
-        size = int.from_bytes(head)
-        if size > _MOST_FRAME_BYTES:
-            raise BackupUnusable("the file is no backup, or damaged")
-        data = file.read(size)
-        if len(head) < _LENGTH_BYTES or len(data) < size:
-            raise BackupUnusable("the file ends too early")
-        yield head + data

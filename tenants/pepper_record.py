@@ -19,7 +19,7 @@ _FINGERPRINT_BYTES = 32
 
 async def in_use(redis: GuardedRedis) -> list[bytes]:
     """The fingerprints. Raises `StoreUnavailable`."""
-    return _split(await redis.execute("GET", redis_keys.PEPPER))
+    return split(await redis.execute("GET", redis_keys.PEPPER))
 
 
 async def join(redis: GuardedRedis, peppers: Peppers) -> None:
@@ -52,7 +52,7 @@ async def _change(
 ) -> None:
     async def attempt() -> bool | None:
         stored = await redis.execute("GET", redis_keys.PEPPER)
-        used = _split(stored)
+        used = split(stored)
         if not set(used) <= set(peppers.fingerprints):
             raise PepperMismatch
         changed = change(used)
@@ -65,7 +65,8 @@ async def _change(
     await until_committed(attempt)
 
 
-def _split(stored: bytes | None) -> list[bytes]:
+def split(stored: bytes | None) -> list[bytes]:
+    """The fingerprints in a record."""
     stored = stored or b""
     starts = range(0, len(stored), _FINGERPRINT_BYTES)
     return [stored[start : start + _FINGERPRINT_BYTES] for start in starts]

@@ -11,6 +11,8 @@ it is a step for each slot, see `tenants.slots`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Final
 
 PEPPER = "pw:pepper"
 """String: fingerprints of the peppers that are in use, 32 bytes each, the newest first."""
@@ -54,6 +56,38 @@ EVERY_OWNERS = "pw:{*"
 """Pattern of all keys in any owner's slot."""
 
 _OF_OWNER = re.compile(r"pw:\{([^}]+)\}:([^:]+)(?::(.+))?")
+
+
+_TYPES: Final[Mapping[str, str]] = {
+    PEPPER: "string",
+    SCHEMA: "string",
+    TENANTS: "zset",
+    GROUPS: "zset",
+    AUDIT: "stream",
+    UNFINISHED: "zset",
+    OPERATOR_TOKENS: "hash",
+    OUTBOX_DUE: "zset",
+    OUTBOX_MESSAGES: "hash",
+}
+_TYPES_BY_KIND: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("meta", "deleting", "keys", "usage-batch", "claimed"), "string"),
+    **dict.fromkeys(("response", "conversation", "completion", "running", "suspended"), "string"),
+    **dict.fromkeys(("unfinished", "prompts", "prompt", "index", "usage", "budget-told"), "hash"),
+    **dict.fromkeys(("limits", "held", "stored-bytes"), "hash"),
+    **dict.fromkeys(("members", "text"), "set"),
+    **dict.fromkeys(("spending", "streams", "settled", "sockets", "stored", "listed"), "zset"),
+}
+_STRINGS: Final = re.compile(r"pw:(key|idempotency|step|process):.+")
+
+
+def type_of(key: str) -> str | None:
+    """What lies under a key, in Redis's words; `None` for a key that is none of ours."""
+    if key in _TYPES:
+        return _TYPES[key]
+    if _STRINGS.fullmatch(key):
+        return "string"
+    match = _OF_OWNER.fullmatch(key)
+    return None if match is None else _TYPES_BY_KIND.get(match[2])
 
 
 def owner_kind_name(key: str) -> tuple[str, str, str | None]:

@@ -72,7 +72,9 @@ class Rotation:
         await pepper_record.lead(self._redis, self._peppers)
         with_former: list[str] = []
         async for names in self._redis.scan(redis_keys.EVERY_OWNERS, _SCAN_COUNT):
-            with_former += await self._rewrite_all([name.decode() for name in names], left)
+            with_former += await self._rewrite_all(
+                [name.decode(errors="replace") for name in names], left
+            )
         for owner in sorted(set(with_former)):
             if not await self._drop_former(owner, begun - SETTLE_SECONDS):
                 left.former_secrets.append(owner)
@@ -88,7 +90,7 @@ class Rotation:
         """Rewrite what needs it of these keys; owners that have former secrets."""
         with_former: list[str] = []
         strings: list[tuple[str, str, int]] = []
-        for key in keys:
+        for key in filter(redis_keys.type_of, keys):
             owner, kind, name = redis_keys.owner_kind_name(key)
             if kind in HEADS:
                 strings.append((owner, key, HEADS[kind]))

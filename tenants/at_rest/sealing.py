@@ -85,10 +85,12 @@ class Sealing:
             for name in names:
                 if name not in seen:
                     seen.add(name)
-                    async for one in self._of_key(name.decode()):
+                    async for one in self._of_key(name.decode(errors="replace")):
                         yield one
 
     async def _of_key(self, key: str) -> AsyncIterator[Clear]:
+        if redis_keys.type_of(key) is None:
+            return
         kind = _kind(key)
         if kind == "prompt":
             for field, blob in (await self._redis.execute("HGETALL", key)).items():

@@ -142,7 +142,7 @@ async def test_a_newer_store_is_refused(room: Room, raw: redis.Redis) -> None:
 async def test_a_newer_backup_is_refused(
     filled: Room, peppers: Peppers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenants.backup.SCHEMA", SCHEMA + 1)
+    monkeypatch.setattr("tenants.backup_file.SCHEMA", SCHEMA + 1)
     await same_pepper(filled, peppers).save(tmp_path / "file")
     monkeypatch.undo()
     with pytest.raises(BackupUnusable, match="update Partywall"):
@@ -152,7 +152,7 @@ async def test_a_newer_backup_is_refused(
 async def test_a_backup_that_fails_leaves_no_file(
     filled: Room, peppers: Peppers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenants.backup._MOST_FRAME_BYTES", 10_000)
+    monkeypatch.setattr("tenants.backup_file._MOST_FRAME_BYTES", 10_000)
     with pytest.raises(BackupUnusable, match="more than"):  # the audit
         await same_pepper(filled, peppers).save(tmp_path / "file")
     assert not os.listdir(tmp_path)
