@@ -135,7 +135,7 @@ def _mac(pepper: bytes) -> blake2b:
 def _frame(data: bytes) -> Head | Record | End:
     try:
         frame: Head | Record | End = _decode(data[_LENGTH_BYTES:])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise BackupUnusable("the file is no backup, or damaged") from error
     return frame
 
