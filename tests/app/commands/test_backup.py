@@ -62,3 +62,24 @@ def test_what_is_no_backup_is_named(tmp_path: Path) -> None:
         partywall(tmp_path / "data", "restore", str(tmp_path / "file"))
     with pytest.raises(CommandError, match="No such file"):
         partywall(tmp_path / "data", "restore", str(tmp_path / "missing"))
+
+
+def test_a_restore_says_what_it_brings_back_and_leaves_out_what_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    data, file = tmp_path / "data", str(tmp_path / "file")
+    made = json.loads(partywall(data, "tenant", "create", "acme", "--json"))
+    partywall(data, "token", "create", "ci")
+    partywall(data, "backup", file)
+    (key,) = json.loads(partywall(data, "key", "list", "acme", "--json"))
+    partywall(data, "key", "revoke", "acme", key["id"], "--yes")
+    told = partywall(data, "restore", file, "--replace", "--yes")
+    assert "tenants that were deleted since are back" in told
+    assert "--revoke-keys" in told
+    assert "--without-tokens" in told
+    assert json.loads(partywall(data, "key", "list", "acme", "--json")) == [key]
+    words = ["restore", file, "--replace", "--yes", "--revoke-keys", "--without-tokens"]
+    assert "no API key is" in partywall(data, *words)
+    for listed in (["key", "list", "acme"], ["token", "list"]):
+        assert json.loads(partywall(data, *listed, "--json")) == []
+    assert made["id"] in tenants(data)

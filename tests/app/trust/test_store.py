@@ -6,7 +6,8 @@ that tenants and operators use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ import pytest
 import redis
 
 from tenants import redis_keys
-from tenants.records import ApiKey, FormerSecret
+from tenants.operator_tokens import OperatorTokens
+from tenants.records import ApiKey, FormerSecret, OperatorToken
 from tests.app.conftest import MODEL, PEPPER, World
 from tests.app.trust.conftest import KNOWN, SAID, ask, lookup, status_of, taken
 from tests.tenants.conftest import everything
@@ -204,6 +206,32 @@ async def test_no_admin_token_is_made_or_made_more_of(
         raw.hset(place, mine.id, forged)
         bearer = {"authorization": f"Bearer {token}"}
         assert (await operators.get("/me", headers=bearer)).status_code == 401
+
+
+async def test_who_writes_slowly_writes_nothing_of_the_next_tenant(
+    world: World, operators: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, tokens = world.stores.tenants, world.stores.operator_tokens
+    _, token = await tokens.create("ci", "admin", "umbra")
+    let_in, find = asyncio.Event(), OperatorTokens.find
+
+    async def noticed(tokens: OperatorTokens, token: str) -> OperatorToken | None:
+        found = await find(tokens, token)
+        let_in.set()
+        return found
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"name": '
+        await let_in.wait()
+        await store.delete_tenant("umbra")
+        await store.create_tenant("umbra")
+        yield b'"late"}'
+
+    monkeypatch.setattr(OperatorTokens, "find", noticed)
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    answer = await operators.post("/tenants/umbra/keys", content=slowly(), headers=headers)
+    assert answer.status_code == 401
+    assert [key.name for key in await store.list_keys("umbra")] == ["default"]
 
 
 # The writer: what is left to them
