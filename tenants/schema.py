@@ -21,19 +21,29 @@ async def check_schema(redis: GuardedRedis, *, accepts_older: bool = False) -> N
 
     What this says helps an operator, and protects nothing: who writes to Redis can change it.
     """
-    found = await _found(redis)
-    if found is None:
+    version = await found(redis)
+    if version is None:
         await mark(redis)
-    elif found > SCHEMA:
-        raise StoreUnsupported(
-            f"the store's records are of version {found}, this Partywall knows version {SCHEMA}: "
+        return
+    wrong = complaint(version)
+    if wrong is not None and not (accepts_older and version < SCHEMA):
+        raise StoreUnsupported(wrong)
+
+
+def complaint(version: int) -> str | None:
+    """What is wrong with records of a version, if anything, and behind a semicolon what to do."""
+    if version > SCHEMA:
+        return (
+            f"the store's records are of version {version}, this Partywall knows version {SCHEMA}; "
             "update it, or restore a backup from before"
         )
-    elif found < SCHEMA and not accepts_older:
-        raise StoreUnsupported(
-            f"the store's records are of version {found}, in which not all were sealed: if an "
-            "earlier Partywall wrote them, stop all services and run `partywall store seal` once"
+    if version < SCHEMA:
+        return (
+            f"the store's records are of version {version}, in which not all were sealed; if an "
+            "earlier Partywall wrote them, stop all services and run `partywall store seal` once, "
+            "with this store's options"
         )
+    return None
 
 
 async def mark(redis: GuardedRedis) -> None:
@@ -41,7 +51,7 @@ async def mark(redis: GuardedRedis) -> None:
     await redis.execute("SET", redis_keys.SCHEMA, SCHEMA)
 
 
-async def _found(redis: GuardedRedis) -> int | None:
+async def found(redis: GuardedRedis) -> int | None:
     """The version of a store's records; `None` of one that is empty and not marked."""
     lists = (redis_keys.TENANTS, redis_keys.GROUPS, redis_keys.OPERATOR_TOKENS)
     marked, *there = await redis.pipeline(

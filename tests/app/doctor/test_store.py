@@ -12,10 +12,11 @@ import pytest
 from app.doctor.check import Check
 from app.doctor.store import StoreState, check_store, judge
 from app.settings import Settings
-from tenants import pepper_record
+from tenants import pepper_record, redis_keys
 from tenants.connection import open_redis
 from tenants.embedded import EmbeddedStore
 from tenants.pepper import load_peppers, pepper_path
+from tenants.schema import SCHEMA
 from tests.tenants.server import Server
 
 GOOD = {"server_name": "valkey", "valkey_version": "9.0.0", "role": "master", "aof_enabled": 1}
@@ -84,6 +85,18 @@ async def test_a_redis_under_another_pepper_fails(server: Server, tmp_path: Path
         redis_url=server.url, data_dir=elsewhere, other_pepper_files=str(pepper_path(here))
     )
     assert "fail" not in {check.grade for check in await check_store(original)}
+
+
+async def test_records_of_another_version_fail_with_what_to_do(
+    server: Server, tmp_path: Path
+) -> None:
+    link = await open_redis(server.url)
+    for version, remedy in ((SCHEMA - 1, "partywall store seal"), (SCHEMA + 1, "update it")):
+        await link.execute("SET", redis_keys.SCHEMA, version)
+        *_, check = await check_store(Settings(redis_url=server.url, data_dir=tmp_path))
+        assert (check.part, check.grade) == ("Redis records", "fail")
+        assert remedy in check.remedy
+    await link.close()
 
 
 async def test_a_redis_that_is_not_there_fails_with_a_remedy_and_without_its_password() -> None:
