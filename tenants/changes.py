@@ -109,6 +109,6 @@ async def _next_message(pubsub: PubSub) -> dict[str, Any] | None:
 def _decode(notice: bytes) -> Change:
     try:
         return _decoder.decode(notice)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError):
         _log.warning("a notice of a shape unknown to this version: %.100r", notice)
         return Change(kind="resync")

@@ -13,11 +13,12 @@ import secrets
 from hashlib import sha256
 
 import msgspec
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tenants import redis_keys
 from tenants.connection import GuardedRedis, Script
-from tenants.errors import InvalidField, StoreConflict
+from tenants.errors import InvalidField, SealBroken, StoreConflict
 from tenants.pepper import Peppers
 from tenants.writes import guarding
 
@@ -98,7 +99,10 @@ class _Secrets:
                 "is not here, or was lost: look at what is there"
             )
         nonce, text = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-        return self.cipher.decrypt(nonce, text, name.encode())
+        try:
+            return self.cipher.decrypt(nonce, text, name.encode())
+        except (InvalidTag, ValueError):
+            raise SealBroken((name,)) from None
 
 
 class Idempotency:
@@ -116,7 +120,7 @@ class Idempotency:
 
         `fingerprint` says what the write is. Raises `InvalidField` ("Idempotency-Key") for another
         write under the same key, `StoreConflict` while the first one is being made, and where its
-        answer was lost.
+        answer was lost, and `SealBroken` where that was altered.
         """
         newest = self._secrets[0]
         names = [known.name(actor, key) for known in self._secrets]

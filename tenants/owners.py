@@ -36,23 +36,19 @@ async def list_records(
     """
     if after is not None and not is_id(after):
         raise InvalidField("after", "no id that this list could hold")
-    start = "-" if after is None else f"({after}"
+    start: bytes | str = "-" if after is None else f"({after}"
     found: list[T] = []
     while limit is None or len(found) < limit:
         count = _UNBOUNDED_PAGE if limit is None else limit - len(found)
-        ids = [
-            one.decode()
-            for one in await redis.execute(
-                "ZRANGE", directory, start, "+", "BYLEX", "LIMIT", 0, count
-            )
-        ]
-        if not ids:
+        names = await redis.execute("ZRANGE", directory, start, "+", "BYLEX", "LIMIT", 0, count)
+        if not names:
             break
+        ids = [one.decode(errors="replace") for one in names]  # what is no id is nobody's
         blobs = await redis.pipeline(*(("GET", key_of(one)) for one in ids))
         # One that was deleted a moment ago leaves a gap, which the next round fills.
         there = ((one, blob) for one, blob in zip(ids, blobs, strict=True) if blob is not None)
         found += [record for one, blob in there if (record := read(one, blob)) is not None]
-        start = f"({ids[-1]}"
+        start = b"(" + names[-1]
     return found
 
 

@@ -170,10 +170,32 @@ async def test_a_group_is_its_own_and_members_are_who_say_so_themselves(
     assert principal is not None
     assert principal.group is None
     raw.copy(redis_keys.meta("@other"), redis_keys.meta("@law"), replace=True)
+    raw.zadd(redis_keys.GROUPS, {b"\xff": 0, "strange}": 0})
     principal = await world.stores.tenants.authenticate(world.keys["umbra"])
     assert principal is not None
     assert principal.group is None
     assert (await ask(users, world.keys["umbra"])).status_code == 200
+    assert [one.id for one in await world.stores.groups.list(limit=2)] == ["other"]
+    raw.srem(redis_keys.members("@law"), "acme", "umbra")
+    await world.stores.groups.delete("law")
+
+
+async def test_an_answer_that_is_kept_for_an_operator_is_not_another(
+    world: World, raw: redis.Redis, operators: httpx.AsyncClient
+) -> None:
+    headers = {"idempotency-key": "make-one"}
+
+    async def create() -> httpx.Response:
+        return await operators.post("/tenants/acme/keys", json={"name": "one"}, headers=headers)
+
+    first = await create()
+    assert (await create()).json() == first.json()
+    (name,) = raw.scan_iter("pw:idempotency:*")
+    kept = taken(raw, name.decode())
+    for forged in (kept[:-1] + bytes([kept[-1] ^ 1]), kept[:50], kept[:60]):
+        raw.set(name, forged)
+        answer = await create()
+        assert (answer.status_code, answer.json()["code"]) == (503, "record_not_readable")
 
 
 async def test_no_text_is_put_in_the_place_of_a_sealed_one(
