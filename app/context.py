@@ -20,6 +20,7 @@ from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.late_writes import LateWrites
 from app.upkeep.lease_booking import LeaseBooking
+from app.upkeep.left_usage import LeftUsage
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Supervisor
 from app.upkeep.warming import Warmer
@@ -49,6 +50,7 @@ class Service:
     connections: Connections
     warmer: Warmer
     lease_booking: LeaseBooking
+    left_usage: LeftUsage
     workers: Workers
     intake: Intake
     draining: Draining

@@ -50,6 +50,7 @@ from app.upkeep.connections import Connections
 from app.upkeep.draining import Draining
 from app.upkeep.late_writes import LateWrites
 from app.upkeep.lease_booking import LeaseBooking
+from app.upkeep.left_usage import LeftUsage
 from app.upkeep.metrics import Metrics
 from app.upkeep.supervision import Loop, Supervisor
 from app.upkeep.warming import Warmer
@@ -157,7 +158,8 @@ def _assembled(
         ),
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
-        lease_booking=LeaseBooking(engine, booking),
+        left_usage=LeftUsage(stores.usage),
+        lease_booking=LeaseBooking(engine, booking, stores.usage),
         workers=workers,
         intake=Intake(bounds),
         draining=Draining(gate),
@@ -228,6 +230,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
             notices=notify,
             leases=service.gate.run,
             lease_booking=service.lease_booking.run,
+            left_usage=service.left_usage.run,
             running=stores.running.run,
             late_writes=service.late_writes.run,
             **telling,

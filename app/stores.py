@@ -23,6 +23,8 @@ from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
+from tenants.metering.journal import FileJournal, Journal
+from tenants.metering.meter import UsageMeter
 from tenants.operator_tokens import OperatorTokens
 from tenants.outbox import Outbox
 from tenants.pepper import Peppers, load_peppers
@@ -33,7 +35,6 @@ from tenants.store import TenantStore
 from tenants.stored_objects import EditedObjects, StoredObjects
 from tenants.suspended import SuspendedResponses
 from tenants.system_prompts import SystemPrompts
-from tenants.usage import UsageMeter
 
 DEMO_TENANT = "demo"
 _PATIENCE_SECONDS = 30.0
@@ -73,10 +74,12 @@ class Stores:
         audit_max_entries: int = MAX_ENTRIES,
         default_limits: TenantLimits = NO_LIMITS,
         tells_budgets: bool = False,
+        journal: Journal | None = None,
     ) -> Stores:
         """The stores of one service process or command.
 
-        Where it `tells_budgets`, the outbox has each that is reached.
+        Where it `tells_budgets`, the outbox has each that is reached. Usage that Redis has not
+        taken is in `journal`.
         """
         most = default_limits.stored_bytes
         limiter, outbox = Limiter(redis, defaults=default_limits), Outbox(redis)
@@ -101,7 +104,7 @@ class Stores:
             limiter=limiter,
             budgets=Budgets(redis, limiter, outbox=outbox if tells_budgets else None),
             outbox=outbox,
-            usage=UsageMeter(redis),
+            usage=UsageMeter(redis, journal),
         )
 
 
@@ -128,9 +131,9 @@ async def open_stores(
     """The stores at `redis_url`, else in the embedded store of `data_dir`.
 
     The service owns its embedded store; a command borrows it from a running service or starts it
-    for as long as it takes. One that `is_restored` is to have the pepper of its backup, whatever
-    pepper was tried on it before. One that is not known to be sealed may have records of an older
-    version. Raises `StoreError`.
+    for as long as it takes. Only the service has a journal of its usage. One that `is_restored` is
+    to have the pepper of its backup, whatever pepper was tried on it before. One that is not known
+    to be sealed may have records of an older version. Raises `StoreError`.
     """
     async with contextlib.AsyncExitStack() as stack:
         url = settings.store_url
@@ -141,6 +144,7 @@ async def open_stores(
             url = stack.enter_context(attach_or_start(settings.data_dir))
         redis = await open_redis(url)
         stack.push_async_callback(redis.close)
+        journal = FileJournal(settings.data_dir / "usage") if owner else None
         stores = Stores.over(
             redis,
             load_peppers(
@@ -150,7 +154,9 @@ async def open_stores(
             audit_max_entries=settings.audit_max_entries,
             default_limits=settings.default_limits,
             tells_budgets=settings.webhook_url is not None,
+            journal=journal,
         )
+        stack.callback(stores.usage.close)
         await check_schema(redis, accepts_older=is_restored or not is_sealed)
         if not is_restored:
             await stores.tenants.check_pepper()

@@ -21,6 +21,7 @@ from tenants.at_rest.records import SealedRecords, unless_altered
 from tenants.commits import absent, holds
 from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, SealBroken, StoreConflict
+from tenants.generations import keeping
 from tenants.owners import clear_slot, list_records
 from tenants.pepper import Peppers
 from tenants.records import (
@@ -64,6 +65,7 @@ class ShareGroups:
             [absent(meta), absent(deleting)],
             [
                 ("SET", meta, self._records.encode(group)),
+                keeping(group),
                 ("ZADD", redis_keys.GROUPS, 0, group_id),
             ],
             Change(kind="group", name=group_id),
@@ -155,8 +157,9 @@ class ShareGroups:
         group = None if blob is None else unless_altered(self._records.group, group_id, blob)
         if group is not None:
             await usage.settle_group(self._redis, owner, int(group.created_at * 1000))
-        await clear_slot(self._redis, owner, keep=frozenset([deleting]))
-        await self._redis.execute("DEL", deleting)
+        last = (redis_keys.generation(owner), deleting)
+        await clear_slot(self._redis, owner, keep=frozenset(last))
+        await self._redis.execute("DEL", *last)
 
     async def _read(self, group_id: str) -> tuple[bytes, ShareGroup]:
         if not is_id(group_id):

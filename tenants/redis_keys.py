@@ -173,8 +173,18 @@ def usage_batch(owner: str, meter_id: str) -> str:
 
 
 def spending(tenant_id: str) -> str:
-    """Sorted set with expiry: `request:billionths` reserved of a budget, by when its lease ends."""
+    """Sorted set: `request:billionths` reserved of a budget, by when its lease ends."""
     return f"pw:{{{tenant_id}}}:spending"
+
+
+def presumed(tenant_id: str) -> str:
+    """Hash with expiry: reservation to the day it was booked to unseen, see `tenants.holds`."""
+    return f"pw:{{{tenant_id}}}:presumed"
+
+
+def generation(owner: str) -> str:
+    """String: which of several tenants or groups of one id this is, see `tenants.generations`."""
+    return f"pw:{{{owner}}}:generation"
 
 
 def budget_told(tenant_id: str) -> str:

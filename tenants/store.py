@@ -23,6 +23,7 @@ from tenants.errors import (
     TenantExists,
     TenantNotFound,
 )
+from tenants.generations import keeping
 from tenants.key_lists import lookup_commands
 from tenants.key_store import (
     CACHE_SECONDS,
@@ -49,6 +50,9 @@ __all__ = ["CACHE_SECONDS", "STALE_SECONDS", "StoreUnavailable", "TenantStore"]
 _log = logging.getLogger(__name__)
 FLUSH_GRACE_SECONDS = 3.0
 """How long a deletion waits for other processes to hear of it and hand in what was used."""
+
+_LAST = (redis_keys.usage, redis_keys.generation, redis_keys.deleting)
+"""What is removed of a tenant at the end."""
 
 
 def _as_it_is(tenant: Tenant) -> Tenant:
@@ -188,7 +192,7 @@ class TenantStore(KeyStore):
         used = await usage.read_all(self._redis, tenant_id)
         # Nobody can be called so before the end: what is held to the id is not to open another's.
         await self._operator_tokens.revoke_of(tenant_id, actor=actor)
-        last = (redis_keys.usage(tenant_id), redis_keys.deleting(tenant_id))
+        last = tuple(key(tenant_id) for key in _LAST)
         await clear_slot(self._redis, tenant_id, keep=frozenset(last))
         await self._redis.execute("DEL", *last)
         return used
@@ -234,6 +238,7 @@ class TenantStore(KeyStore):
             [absent(meta), absent(deleting), *checks],
             [
                 ("SET", meta, self._records.encode(tenant)),
+                keeping(tenant),
                 self._writing_keys(tenant, [record]),
                 ("ZADD", redis_keys.TENANTS, 0, tenant.id),
                 *lookup_commands([], [record]),

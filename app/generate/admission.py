@@ -14,12 +14,16 @@ from collections.abc import Coroutine, Mapping
 from time import perf_counter
 from typing import Any
 
-from app.generate.booking import NOTHING, Booking, SharedHead, Used
+from msgspec import structs
+
+from app.generate.booking import NOTHING, Bill, Booking, SharedHead, Used
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from engine.api import EngineRequest
+from tenants.generations import generation_of
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
+from tenants.metering.journal import Slot
 from tenants.records import Principal, Tenant
 
 HEARTBEAT_SECONDS = 5.0
@@ -183,8 +187,11 @@ class Ticket:
         self._tenant = tenant
         self.hold: Hold | None = None
         self._warning: str | None = None
-        self._continued = False
-        self._head: SharedHead | None = None
+        self.slot: Slot | None = None
+        """Where what it has had is noted as it has it, once it has its tokens."""
+        self._bill = Bill(
+            tenant_id=tenant.id, generation=generation_of(tenant), prices=gate._booking.prices
+        )
         self._began: float | None = None
         self._settled = False
 
@@ -205,10 +212,8 @@ class Ticket:
         time is up.
         """
         gate = self._gate
-        self._continued = request.num_generated > 0
-        self._head = head
         output = request.num_lines * request.sampling.max_tokens - request.num_generated
-        prompt = 0 if self._continued else len(request.prompt)
+        prompt = 0 if request.num_generated else len(request.prompt)
         try:
             self.admission = await gate._granted(
                 gate._limiter.reserve(self.admission, prompt + output)
@@ -219,21 +224,28 @@ class Ticket:
         except asyncio.CancelledError:
             self._leave()  # `_granted` gives back what is taken yet
             raise
-        await self._reserve_money(gate._booking.prices.most(prompt, output))
+        await self._reserve_money(prompt, output, head)
         if gate._has_ended:
             raise shutting_down()
 
-    async def _reserve_money(self, nanos: int) -> None:
-        """Take of the tenant's budget, if it has one, what the request may cost."""
-        gate, tenant = self._gate, self._tenant
+    async def _reserve_money(self, prompt: int, output: int, head: SharedHead | None) -> None:
+        """Take of the tenant's budget, if it has one, what the request may cost.
+
+        Its account begins before: what is reserved is released also if the process dies.
+        """
+        gate, tenant, prices = self._gate, self._tenant, self._bill.prices
+        nanos = prices.most(prompt, output)
         self.hold = gate._budgets.hold(tenant, self.admission.request_id, nanos)
+        reservation = "" if self.hold is None else self.hold.name
+        self._bill = structs.replace(
+            self._bill, reservation=reservation, prompt_tokens=prompt, head=head
+        )
+        self.slot = gate._booking.begin(self._bill)
         if self.hold is None:
             return
         try:
-            prices = gate._booking.prices
             self._warning = await gate._budgets.reserve(tenant, self.hold, prices)
         except LimitExceeded as exceeded:
-            self.hold = None
             await self.release()
             raise gate._refusal(exceeded) from None
 
@@ -265,17 +277,11 @@ class Ticket:
             return
         gate, began = self._gate, self._began
         self._leave()
-        cost = gate._booking.request(
-            self._tenant.id,
-            used,
-            self._head,
-            # One that was answered: not the rest of another's answer, nor none at all.
-            counts=not self._continued and used.prompt_tokens > 0,
-            stream_seconds=0.0 if began is None else perf_counter() - began,
-        )
+        stream_seconds = 0.0 if began is None else perf_counter() - began
+        slot, self.slot = self.slot, None
+        cost = gate._booking.request(self._bill, used, slot, stream_seconds=stream_seconds)
         if self.hold is not None:
             gate._budgets.settle(self.hold, cost)
-            gate._booking.release(self._tenant.id, self.hold.name)
         tokens = used.prompt_tokens + used.output_tokens
         await asyncio.shield(gate._finish(gate._limiter.settle(self.admission, tokens)))
 

@@ -130,6 +130,7 @@ class Generation:
         self._counted = request.num_generated
         """Output tokens that the metrics know."""
         self._prompt_is_counted = not self._first_run
+        self._output_tokens = 0
         self._logprob_room = logprob_room
         self._logprob_bytes = 0
         self._keeps_on = False
@@ -343,12 +344,12 @@ class Generation:
                 self.fail(ApiError(500, message, code="server_error"))
         self.timeline.note_waiting(delta)
         if self._first_run:
-            self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-            self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)
+            self._note_prompt(delta.cached_tokens, delta.cache_write_tokens)
         if delta.searched_tokens:
             self.ticket.first_token()
             # A search whose engine has died begins anew, and is paid for once.
             self._searched_tokens = max(self._searched_tokens, delta.searched_tokens)
+            self._note_output(self._searched_tokens)
         if delta.prompt_logprobs:
             await self._score(delta.prompt_logprobs)
             return []
@@ -357,7 +358,10 @@ class Generation:
             return []
         if delta.token_ids:
             self._observe_latency(delta)
+        before = len(line.output_ids)
         pieces = line.take(delta)
+        if self.request.beam is None:
+            self._note_output(self._output_tokens + len(line.output_ids) - before)
         if delta.finish_reason == "aborted":
             # Nobody here asked for it: the engine is being closed.
             self._engine_failed = True
@@ -365,6 +369,19 @@ class Generation:
         elif line.end is not None and delta.finish_reason is None and self.outcome is None:
             await self._engine.abort(self.request.request_id, line.index)
         return pieces
+
+    def _note_prompt(self, cached: int, written: int) -> None:
+        if cached > self.cached_tokens or written > self.cache_write_tokens:
+            self.cached_tokens = max(self.cached_tokens, cached)
+            self.cache_write_tokens = max(self.cache_write_tokens, written)
+            if self.ticket.slot is not None:
+                self.ticket.slot.note_prompt(self.cached_tokens, self.cache_write_tokens)
+
+    def _note_output(self, tokens: int) -> None:
+        """What is shown is on the bill, also of a process that is killed."""
+        self._output_tokens = tokens
+        if self.ticket.slot is not None:
+            self.ticket.slot.note_output(tokens)
 
     async def _score(self, logprobs: Sequence[PromptLogprobs]) -> None:
         """Keep log-probabilities of the prompt's next tokens, in turns of a millisecond or two."""

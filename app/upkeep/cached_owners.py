@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from app.generate.engine_request import tenant_share
 from engine.api import TenantShare
+from tenants.generations import generation_of
 from tenants.records import ShareGroup, Tenant
 
 
@@ -44,16 +45,19 @@ class Owner:
     id: str
     secrets: Secrets
     share: TenantShare
+    generation: str
 
     @classmethod
     def tenant(cls, tenant: Tenant, group: ShareGroup | None) -> Owner:
         """A tenant, and the group that it is in."""
-        return cls(tenant.id, Secrets.of(tenant, group), tenant_share(tenant))
+        share = tenant_share(tenant)
+        return cls(tenant.id, Secrets.of(tenant, group), share, generation_of(tenant))
 
     @classmethod
     def group(cls, group: ShareGroup) -> Owner:
         """A share group."""
-        return cls(group.owner, Secrets(group.namespace_key), TenantShare())
+        secrets = Secrets(group.namespace_key)
+        return cls(group.owner, secrets, TenantShare(), generation_of(group))
 
     @property
     def namespace_key(self) -> bytes:

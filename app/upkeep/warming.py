@@ -208,14 +208,14 @@ class Warmer:
                 self._pinned.add((owner.id, name))
             else:
                 await self._unpin(owner.id, name)
-            await self._warm_up(_warming_request(owner, prompt, prefix))
+            await self._warm_up(owner, _warming_request(owner, prompt, prefix))
             index = index_prompt(owner.namespace_key, prompt, prefix, info, warmed_at=time.time())
             await self._prompts.save_index(owner.id, index)
             self._warm[owner.id, name] = state
             _log.info("warmed prompt %s of %s: %d tokens", name, owner.id, len(prefix))
             return index
 
-    async def _warm_up(self, request: EngineRequest) -> None:
+    async def _warm_up(self, owner: Owner, request: EngineRequest) -> None:
         """Have the engine compute it, and book what that took."""
         async for delta in self._engine.generate(request):
             if delta.finish_reason in ("error", "aborted"):
@@ -226,7 +226,7 @@ class Warmer:
                     cached_tokens=delta.cached_tokens,
                     cache_write_tokens=delta.cache_write_tokens,
                 )
-                self._booking.warming(request.tenant, used)
+                self._booking.warming(owner.id, owner.generation, used)
 
     def _state(self, owner: Owner, prompt: SystemPrompt) -> _State:
         return _State(owner, prompt.version, prompt.pinned, self._engine_starts)

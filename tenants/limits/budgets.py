@@ -1,8 +1,8 @@
 """What tenants may spend in a month (UTC), over all replicas.
 
 The truth is the usage that is booked; beside it stands what running requests have reserved, at the
-most that they can cost, for as long as their leases last. One's reservation goes in the very step
-that books its cost: see `tenants.usage`.
+most that they can cost. One's reservation goes in the very step that books its cost, see
+`tenants.usage`; where its lease ends before, it is booked as it stands, see `tenants.holds`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import msgspec
 from tenants import redis_keys, usage
 from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import StoreUnavailable
+from tenants.generations import LIVES, generation_of
+from tenants.holds import HOLDS
 from tenants.limits.limiter import LEASE_SECONDS, Limiter
 from tenants.limits.verdict import LimitExceeded
 from tenants.outbox import Outbox
@@ -31,26 +33,29 @@ _TOLD_SECONDS = 40 * 86_400
 _SHARED_SECONDS = 60.0
 """For how long what a tenant owes for its share group's prompts is believed."""
 
-# KEYS: meta, usage, spending, told. ARGV: reservation, its amount, length of a lease (seconds),
-# month (YYYY-MM), what else was spent in it, hard and soft budget (empty is none), 1 if somebody is
-# told. Gives whether it is granted, what was spent, what is reserved now, and which budgets are
-# reached and not told yet.
-_RESERVE = Script("""
+# KEYS: meta, usage, spending, told, presumed, generation. ARGV: reservation, its amount, length of
+# a lease (seconds), month (YYYY-MM), what else was spent in it, hard and soft budget (empty is
+# none), 1 if somebody is told, today, the generation. Gives whether it is granted, what was spent,
+# what is reserved now, and which budgets are reached and not told yet.
+_RESERVE = Script(
+    LIVES
+    + HOLDS
+    + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local amount, hard, soft = tonumber(ARGV[2]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local there, reached = lives({KEYS[1]}, KEYS[6], ARGV[10]), {}
+if there then book_expired(KEYS[3], KEYS[2], KEYS[5], now, ARGV[9]) end
 local days = {}
 for day = 1, 31 do days[day] = string.format('%s-%02d:cost_nanos', ARGV[4], day) end
 local spent, held = tonumber(ARGV[5]), 0
 for _, cost in ipairs(redis.call('HMGET', KEYS[2], unpack(days))) do
   spent = spent + (tonumber(cost) or 0)
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now))
 for _, hold in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
   held = held + tonumber(string.match(hold, ':(%d+)$'))
 end
 local granted = not hard or spent + held + amount <= hard
-local there, reached = redis.call('EXISTS', KEYS[1]) == 1, {}
 local function tell(name, budget)
   local field = ARGV[4] .. ':' .. name .. ':' .. budget
   if redis.call('HEXISTS', KEYS[4], field) == 0 then reached[#reached + 1] = name end
@@ -61,11 +66,12 @@ if there and ARGV[8] == '1' then
 end
 if granted and there then
   redis.call('ZADD', KEYS[3], string.format('%.0f', now + 1000 * ARGV[3]), ARGV[1])
-  redis.call('EXPIRE', KEYS[3], 86400)
+  redis.call('PERSIST', KEYS[3])
   held = held + amount
 end
 return {granted and 1 or 0, string.format('%.0f', spent), string.format('%.0f', held), reached}
-""")
+"""
+)
 
 # KEYS: spending. ARGV: length of a lease (seconds), reservations. What is not there stays away.
 _RENEW = Script("""
@@ -133,7 +139,7 @@ class Budgets:
         month, hard = f"{now:%Y-%m}", _nanos(tenant.limits.hard_budget_micros)
         try:
             shared = await self._shared_cost(tenant.id, month)
-            granted, spent, held, reached = await self._ask(tenant, hold, month, shared)
+            granted, spent, held, reached = await self._ask(tenant, hold, f"{now:%Y-%m-%d}", shared)
         except StoreUnavailable:
             if not self._take_locally(hold, month, hard):
                 raise _exceeded(tenant, hold, prices, now) from None
@@ -168,7 +174,7 @@ class Budgets:
             _log.debug("reservations are not renewed: %s", error)
 
     async def _ask(
-        self, tenant: Tenant, hold: Hold, month: str, shared: int
+        self, tenant: Tenant, hold: Hold, today: str, shared: int
     ) -> tuple[bool, int, int, list[Threshold]]:
         budgets = map(_nanos, (tenant.limits.hard_budget_micros, tenant.limits.soft_budget_micros))
         granted, spent, held, reached = await self._redis.run_script(
@@ -178,15 +184,19 @@ class Budgets:
                 redis_keys.usage(tenant.id),
                 redis_keys.spending(tenant.id),
                 redis_keys.budget_told(tenant.id),
+                redis_keys.presumed(tenant.id),
+                redis_keys.generation(tenant.id),
             ],
             [
                 hold.name,
                 hold.nanos,
                 LEASE_SECONDS,
-                month,
+                today[: len("YYYY-MM")],
                 shared,
                 *("" if budget is None else budget for budget in budgets),
                 int(self._outbox is not None),
+                today,
+                generation_of(tenant),
             ],
         )
         return bool(granted), int(spent), int(held), [name.decode() for name in reached]

@@ -13,10 +13,10 @@ from tenants import changes, connection, key_format
 from tenants.errors import StoreReadOnly, StoreUnavailable
 from tenants.idempotency import Idempotency
 from tenants.limits.limiter import Limiter, LimitExceeded
+from tenants.metering.meter import UsageMeter
 from tenants.pepper import Peppers
 from tenants.records import Change, TenantLimits
 from tenants.suspended import SuspendedResponses
-from tenants.usage import UsageMeter
 from tests.tenants.conftest import (
     TIMEOUT_SECONDS,
     OpenRoom,

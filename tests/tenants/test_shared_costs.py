@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tenants.errors import StoreConflict
+from tenants.metering.meter import UsageMeter
 from tenants.shared_costs import USED_BY, charges, split
-from tenants.usage import DayUsage, UsageMeter
+from tenants.usage import DayUsage
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room, cut_off
 

@@ -9,9 +9,10 @@ import pytest
 import redis
 
 from tenants.errors import InvalidField, StoreUnavailable
+from tenants.metering.meter import UsageMeter
 from tenants.pepper import Peppers
 from tenants.store import TenantStore
-from tenants.usage import DayUsage, UsageMeter
+from tenants.usage import DayUsage
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
 from tests.tenants.server import Server

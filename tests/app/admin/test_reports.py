@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 import httpx
 import websockets
 
-from tenants.usage import UsageMeter
+from tenants.metering.meter import UsageMeter
 from tests.app.admin.problem import fields
 from tests.app.conftest import MODEL, World, eventually
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -16,8 +17,8 @@ from app.wire.errors import ApiError
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded
+from tenants.metering.meter import UsageMeter
 from tenants.records import ApiKey, Principal, Tenant, TenantLimits
-from tenants.usage import UsageMeter
 
 USED = Used(prompt_tokens=5, cached_tokens=4, output_tokens=3)
 
@@ -62,9 +63,11 @@ class Notebook(UsageMeter):
     """Notes what is metered."""
 
     def __init__(self) -> None:
+        super().__init__(Mock())
         self.added: list[dict[str, Any]] = []
 
-    def add(self, tenant_id: str, **counts: Any) -> None:
+    def add(self, tenant_id: str, *, generation: str = "", **counts: Any) -> None:
+        assert generation == "0.0"
         self.added.append({"tenant_id": tenant_id, **counts})
 
 

@@ -134,9 +134,9 @@ async def test_leases_are_booked_once_also_over_a_restart_of_the_engine(
 
 
 async def test_leases_are_booked_also_of_who_was_forgotten_meanwhile() -> None:
-    now, meter, engine = 0.0, Mock(), AsyncMock()
+    now, meter, engine = 0.0, Mock(generations=AsyncMock(return_value={})), AsyncMock()
     leases = Leases(lambda: now)
-    booking = LeaseBooking(engine, Booking(meter))
+    booking = LeaseBooking(engine, Booking(meter), meter)
     for forgotten in (True, True, False):
         leases.grant([1, 2], LeaseTerms("acme", 1000.0))
         for seconds in (3.5, 4.5):

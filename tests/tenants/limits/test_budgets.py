@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +14,11 @@ from tenants.limits import budgets as module
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Limiter
 from tenants.limits.verdict import LimitExceeded
+from tenants.metering.meter import UsageMeter
 from tenants.outbox import Outbox
 from tenants.prices import Prices
 from tenants.records import Tenant, TenantLimits
-from tenants.usage import UsageMeter
+from tenants.usage import DayUsage
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room
 from tests.tenants.server import Server
@@ -110,7 +111,8 @@ async def test_a_budget_counts_as_told_only_once_there_was_room_for_the_message(
     await refused(process, tenant, 1001)
     assert await outbox.take() is None
     new = replace(tenant, created_at=tenant.created_at + 1)
-    await room.redis.execute("DEL", redis_keys.budget_told("acme"))  # as deleting the tenant does
+    # As deleting the tenant does.
+    await room.redis.execute("DEL", redis_keys.budget_told("acme"), redis_keys.generation("acme"))
     await refused(process, new, 1001)
     other = await outbox.take()
     assert other is not None
@@ -158,7 +160,7 @@ async def test_several_processes_never_spend_more_than_there_is(
     await refused(processes[1], tenant, 1)
 
 
-async def test_reservations_of_a_dead_process_end_unless_they_are_renewed(
+async def test_reservations_of_a_dead_process_are_spent_unless_they_are_renewed(
     room: Room, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.2)
@@ -171,7 +173,35 @@ async def test_reservations_of_a_dead_process_end_unless_they_are_renewed(
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.0)
     await process.budgets.renew([hold])
     await asyncio.sleep(0.002)
+    await refused(process, tenant, 1)
+    (today,) = await usage_of(process)
+    assert today.cost_nanos == 10_000
+    assert await room.redis.execute("ZCARD", redis_keys.spending("acme")) == 0
+    clock.now += 2 * 86400  # and nothing of the next month
     await process.take(tenant, "b", 10_000)
+
+
+async def test_what_an_expired_reservation_truly_cost_takes_the_place_of_what_it_reserved(
+    room: Room, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEASE_SECONDS", 0.0)
+    process, tenant = Process(room, clock), await tenant_of(room, hard_budget_micros=10)
+    hold, _ = await process.take(tenant, "a", 10_000)
+    await asyncio.sleep(0.002)
+    monkeypatch.setattr(module, "LEASE_SECONDS", 60.0)
+    for _ in range(2):
+        assert sum(day.cost_nanos for day in await usage_of(process)) == 10_000
+    process.settle(hold, 700)
+    await process.meter.flush()
+    for _ in range(2):
+        assert sum(day.cost_nanos for day in await usage_of(process)) == 700
+        await process.meter.flush()
+    await process.take(tenant, "b", 9300)
+    await refused(process, tenant, 1)
+
+
+async def usage_of(process: Process) -> list[DayUsage]:
+    return await process.meter.read("acme", date.min, date.max)
 
 
 async def test_without_the_store_a_process_gives_out_what_was_left_when_it_last_knew(
