@@ -143,26 +143,38 @@ class FileJournal(Journal):
     """One in a folder. Where the disk takes no more, usage is in memory alone until it does."""
 
     def __init__(self, folder: Path, meter_id: str | None = None) -> None:
-        """That of `meter_id`, or a new one. Raises `BlockingIOError` while a process has it, and
+        """That of `meter_id`, or a new one. Raises `BlockingIOError` where it is another's, and
         `OSError` for a folder that cannot be used.
         """
         super().__init__(meter_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
+        self._slots = self._locked(is_new=meter_id is None)
         self._path = folder / f"{self.meter_id}.log"
-        self._slots_path = folder / f"{self.meter_id}{_SLOTS}"
-        # Nobody may find it before it is locked.
-        path = self._slots_path if meter_id is not None else self._slots_path.with_suffix(".new")
-        self._slots = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._slots, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.rename(self._slots_path)
-            self._log = os.open(self._path, _LOG_FLAGS, 0o600)
-        except BaseException:
-            os.close(self._slots)
-            raise
+        self._log = os.open(self._path, _LOG_FLAGS, 0o600)
         self._log_bytes, self._most_bytes = 0, _LOG_BYTES
         self._is_whole, self._retry_at = True, 0.0
+
+    def _locked(self, is_new: bool) -> int:
+        """The slots, as nobody else's. What is new may be found, and removed, before it is locked:
+        it gets another name then.
+        """
+        while True:
+            fd = os.open(self._slots_path, os.O_RDWR | os.O_CREAT * is_new, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    return fd
+                raise BlockingIOError(f"{self._slots_path} is gone")
+            except BlockingIOError:
+                os.close(fd)
+                if not is_new:
+                    raise
+                self.meter_id = secrets.token_hex(8)
+
+    @property
+    def _slots_path(self) -> Path:
+        return self._folder / f"{self.meter_id}{_SLOTS}"
 
     def left(self) -> Iterator[FileJournal]:
         """See `Journal`."""
