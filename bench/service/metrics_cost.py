@@ -1,4 +1,4 @@
-"""What metrics cost the event loop: at 10,000 deltas a second, and at a scrape.
+"""What metrics and usage cost the event loop: at 10,000 deltas a second, and at a scrape.
 
 Tenants' deltas are observed as a generation does, and answers counted, one for every 64 deltas; a
 scrape shows all tenants that have series of their own, and the engine.
@@ -10,20 +10,31 @@ import argparse
 import asyncio
 import random
 import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import thread_time
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from rich.table import Table
 
+from app.generate.booking import Bill, Booking, Used
 from app.upkeep.metrics import Metrics
 from bench.common.machine import warn_if_busy
 from bench.registry import Result, parameters
 from engine.api import EngineStats
+from tenants.metering.journal import FileJournal
+from tenants.metering.meter import UsageMeter
+from tenants.prices import Prices
+
+if TYPE_CHECKING:
+    from tenants.connection import GuardedRedis
 
 FIGURES: Final = {
     "metrics_core_percent": "of a core at 10,000 deltas a second, without scrapes, median, %",
     "scrape_ms": "processor time of the event loop's thread for a scrape, median, ms",
     "scrape_kib": "what a scrape sends, KiB",
+    "usage_us_per_delta": "to note in the usage journal what a delta has, median, µs",
+    "usage_us_per_request": "to begin a request's account there, and to book it, median, µs",
 }
 _DELTAS_PER_S: Final = 10_000
 _DELTAS_OF_ANSWER: Final = 64
@@ -76,11 +87,40 @@ async def _measure(options: argparse.Namespace, foreign: float) -> Result:
         "metrics_core_percent": 100 * statistics.median(observing),
         "scrape_ms": 1000 * statistics.median(scraping),
         "scrape_kib": size / 1024,
-    }
+    } | _usage(options.rounds)
     table = Table("figure", "value")
     for name, value in figures.items():
         table.add_row(name, f"{value:.2f}")
     return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+
+
+def _usage(rounds: int) -> dict[str, float]:
+    """What it costs that a kill loses no usage: answers of 64 deltas, in a journal on the disk."""
+    noting, booking = [], []
+    with TemporaryDirectory() as folder:
+        meter = UsageMeter(cast("GuardedRedis", None), FileJournal(Path(folder)))  # never handed in
+        books = Booking(meter, Prices(currency="EUR", input=1, cached=1, written=1, output=1))
+        bill = Bill(tenant_id="acme", generation="1", prices=books.prices, prompt_tokens=500)
+        used = Used(prompt_tokens=500, cached_tokens=400, output_tokens=_DELTAS_OF_ANSWER)
+        requests = range(_DELTAS_PER_S // _DELTAS_OF_ANSWER)
+        for _ in range(rounds):
+            began = thread_time()
+            slots = [books.begin(bill) for _ in requests]
+            begun = thread_time()
+            for slot in slots:
+                for delta in range(_DELTAS_OF_ANSWER):
+                    slot.note_output(delta)
+            noted = thread_time()
+            for slot in slots:
+                books.request(bill, used, slot)
+            booked = thread_time()
+            noting.append((noted - begun) / len(slots) / _DELTAS_OF_ANSWER)
+            booking.append((begun - began + booked - noted) / len(slots))
+        meter.close()
+    return {
+        "usage_us_per_delta": 1e6 * statistics.median(noting),
+        "usage_us_per_request": 1e6 * statistics.median(booking),
+    }
 
 
 def _observe(metrics: Metrics, gaps: list[float], tenants: list[str]) -> None:
