@@ -13,6 +13,7 @@ from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.rewriting import rewrite
 from tenants.connection import GuardedRedis, Script
 from tenants.errors import InvalidField, StoreUnavailable, TooLargeToStore
+from tenants.generations import ANY, LIVES
 
 _OVERHEAD_BYTES = 512
 """What a blob takes besides its content, about: its key, and its place in the books."""
@@ -34,14 +35,15 @@ local function strike(key)
 end
 """
 
-# KEYS: and meta. ARGV: the blob, milliseconds to keep it, how many bytes there may be (empty is no
-# limit), how the blob must begin that it replaces (empty is anyhow), when to list it (empty is
-# never). Those that expire first make room. Gives 2 where there is not enough yet: call again; and
-# 3 where another blob is there.
+# KEYS: and meta, generation. ARGV: the blob, milliseconds to keep it, how many bytes there may be
+# (empty is no limit), how the blob must begin that it replaces (empty is anyhow), when to list it
+# (empty is never), the generation that is meant. Those that expire first make room. Gives 2 where
+# there is not enough yet: call again; and 3 where another blob is there.
 _SAVE = Script(
-    _BOOKS
+    LIVES
+    + _BOOKS
     + f"""
-if redis.call('EXISTS', KEYS[5]) == 0 then return 1 end
+if not lives({{KEYS[5]}}, KEYS[6], ARGV[6]) then return 1 end
 if ARGV[4] ~= '' and redis.call('GETRANGE', blob_key, 0, #ARGV[4] - 1) ~= ARGV[4] then
   return {_CHANGED}
 end
@@ -107,6 +109,7 @@ class StoredBlobs:
         head: bytes = b"",
         replacing: bytes = b"",
         listed_at: float | None = None,
+        generation: str = ANY,
     ) -> bool:
         """Keep a blob, unless the tenant was deleted meanwhile; its oldest ones may have to go.
 
@@ -123,13 +126,15 @@ class StoredBlobs:
         if sealed is None:
             return True
         blob = head + sealed
-        keys = [*_keys(tenant_id, key), redis_keys.meta(tenant_id)]
+        beside = (redis_keys.meta(tenant_id), redis_keys.generation(tenant_id))
+        keys = [*_keys(tenant_id, key), *beside]
         given: list[bytes | int | str | float] = [
             blob,
             milliseconds,
             "" if most is None else most,
             replacing,
             "" if listed_at is None else listed_at,
+            generation,
         ]
         result = _AGAIN
         while result == _AGAIN:  # each call makes some room

@@ -15,6 +15,7 @@ from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.rewriting import REVISION_BYTES as REVISION_BYTES
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField
+from tenants.generations import ANY
 from tenants.records import Change
 from tenants.stored_blobs import StoredBlobs
 from tenants.writes import until_committed
@@ -46,16 +47,18 @@ class StoredObjects:
         blob: bytes,
         ttl_seconds: float,
         max_bytes: int | None = None,
+        generation: str = ANY,
     ) -> None:
         """Keep a blob for `ttl_seconds`, in place of an earlier one; the oldest may have to go.
 
-        Nothing is kept of a tenant that was deleted while it was being answered. `max_bytes` is
+        Nothing is kept of a tenant that was deleted while it was being answered, be there another
+        `generation` of its id. `max_bytes` is
         the tenant's own limit of what is kept of it. Raises `InvalidField` ("id", "ttl_seconds"),
         `TooLargeToStore`.
         """
         check_object_id(object_id)
         key = self._key(tenant_id, object_id)
-        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
+        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes, generation=generation)
 
     async def load(self, tenant_id: str, object_id: str) -> bytes | None:
         """The tenant's blob, or `None`: never another tenant's."""
@@ -93,6 +96,7 @@ class EditedObjects(StoredObjects):
         ttl_seconds: float,
         max_bytes: int | None = None,
         listed_at: float | None = None,
+        generation: str = ANY,
     ) -> bytes:
         """Keep something new; its revision. Raises what `save` raises.
 
@@ -101,7 +105,14 @@ class EditedObjects(StoredObjects):
         check_object_id(object_id)
         key, revision = self._key(tenant_id, object_id), secrets.token_bytes(REVISION_BYTES)
         await self._blobs.save(
-            tenant_id, key, content, ttl_seconds, max_bytes, head=revision, listed_at=listed_at
+            tenant_id,
+            key,
+            content,
+            ttl_seconds,
+            max_bytes,
+            head=revision,
+            listed_at=listed_at,
+            generation=generation,
         )
         return revision
 
@@ -113,6 +124,7 @@ class EditedObjects(StoredObjects):
         ttl_seconds: float,
         max_bytes: int | None = None,
         listed_at: float | None = None,
+        generation: str = ANY,
     ) -> bytes | None:
         """What `edit` makes of the content, begun by its revision; `None` where there is none.
 
@@ -134,6 +146,7 @@ class EditedObjects(StoredObjects):
                 head=revision,
                 replacing=old[:REVISION_BYTES],
                 listed_at=listed_at,
+                generation=generation,
             )
             return revision + content if saved else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tenants import redis_keys
 from tenants.at_rest.keyring import Keyring
 from tenants.connection import GuardedRedis
+from tenants.generations import ANY
 from tenants.stored_blobs import StoredBlobs
 from tenants.stored_objects import check_object_id, is_object_id
 
@@ -27,6 +28,7 @@ class SuspendedResponses:
         blob: bytes,
         ttl_seconds: float,
         max_bytes: int | None = None,
+        generation: str = ANY,
     ) -> None:
         """Keep a blob for `ttl_seconds`, unless the tenant was deleted meanwhile.
 
@@ -35,7 +37,7 @@ class SuspendedResponses:
         """
         check_object_id(response_id)
         key = redis_keys.suspended(tenant_id, response_id)
-        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes)
+        await self._blobs.save(tenant_id, key, blob, ttl_seconds, max_bytes, generation=generation)
 
     async def take(self, tenant_id: str, response_id: str) -> bytes | None:
         """The tenant's blob, which is then nobody else's; `None` if it is gone."""

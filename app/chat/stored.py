@@ -18,6 +18,7 @@ from app.wire.errors import completion_not_found, invalid_request
 from app.wire.events import encode_json
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
+from tenants.generations import generation_of
 from tenants.records import Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
 
@@ -107,7 +108,13 @@ class StoredCompletions:
         limit = tenant.limits.stored_bytes
         try:
             blob = await self._stored.edit(
-                tenant.id, completion_id, edit, self._ttl_seconds, limit, kept_at
+                tenant.id,
+                completion_id,
+                edit,
+                self._ttl_seconds,
+                limit,
+                kept_at,
+                generation_of(tenant),
             )
         except TooLargeToStore as error:
             raise invalid_request(str(error), "metadata") from error
@@ -147,7 +154,15 @@ class StoredCompletions:
     async def _put(self, tenant: Tenant, completion_id: str, content: bytes, at: float) -> None:
         limit = tenant.limits.stored_bytes
         try:
-            await self._stored.put(tenant.id, completion_id, content, self._ttl_seconds, limit, at)
+            await self._stored.put(
+                tenant.id,
+                completion_id,
+                content,
+                self._ttl_seconds,
+                limit,
+                at,
+                generation_of(tenant),
+            )
         except TooLargeToStore as error:
             _log.warning("chat completion %s is not kept: %s", completion_id, error)
 

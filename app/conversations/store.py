@@ -23,6 +23,7 @@ from app.wire.errors import (
 )
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
+from tenants.generations import generation_of
 from tenants.records import Change, Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
 
@@ -63,7 +64,12 @@ class ConversationStore:
         content, limit = msgspec.msgpack.encode(conversation), tenant.limits.stored_bytes
         try:
             revision = await self._stored.put(
-                tenant.id, conversation_id, content, self._ttl_seconds, limit
+                tenant.id,
+                conversation_id,
+                content,
+                self._ttl_seconds,
+                limit,
+                generation=generation_of(tenant),
             )
         except TooLargeToStore as error:
             raise invalid_request(str(error), "items") from error
@@ -149,7 +155,14 @@ class ConversationStore:
             return msgspec.msgpack.encode(change(_read(conversation_id, content)))
 
         limit = tenant.limits.stored_bytes
-        blob = await self._stored.edit(tenant_id, conversation_id, edit, self._ttl_seconds, limit)
+        blob = await self._stored.edit(
+            tenant_id,
+            conversation_id,
+            edit,
+            self._ttl_seconds,
+            limit,
+            generation=generation_of(tenant),
+        )
         if blob is None:
             self._forget(key)
             raise conversation_not_found(conversation_id)

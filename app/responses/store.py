@@ -30,6 +30,7 @@ from app.wire.errors import (
 )
 from app.wire.events import ResponseFailure, ResponseResource, Status, encode_json
 from tenants.errors import StoreUnavailable, TooLargeToStore
+from tenants.generations import generation_of
 from tenants.records import Tenant
 from tenants.running import RunningResponses
 from tenants.stored_objects import is_object_id
@@ -298,7 +299,12 @@ class ResponseStore:
     async def put_back(self, tenant: Tenant, response_id: str, blob: bytes) -> None:
         """Let somebody else go on with a suspended response. Raises `StoreError`."""
         await self._suspended.save(
-            tenant.id, response_id, blob, self._suspended_ttl_seconds, tenant.limits.stored_bytes
+            tenant.id,
+            response_id,
+            blob,
+            self._suspended_ttl_seconds,
+            tenant.limits.stored_bytes,
+            generation_of(tenant),
         )
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from tenants import changes, redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import StoreUnavailable
+from tenants.generations import ANY, generation_of
 from tenants.limits.local_estimate import LocalEstimate
 from tenants.limits.scripts import (
     ADMIT,
@@ -56,6 +57,7 @@ class Admission(msgspec.Struct, frozen=True):
     tokens: Quota | None
     taken_tokens: int = 0
     day: int | None = None
+    generation: str = ANY
 
 
 class Limiter:
@@ -101,7 +103,7 @@ class Limiter:
             verdict = self._local.admit(tenant.id, limits, request_id, 1)
         elif _counts_requests(limits):
             try:
-                verdict = await self._admit_in_redis(tenant.id, limits, request_id)
+                verdict = await self._admit_in_redis(tenant, limits, request_id)
             except StoreUnavailable:
                 verdict = self._local.admit(tenant.id, limits, request_id, self._replicas)
             else:
@@ -116,6 +118,7 @@ class Limiter:
             shared=shared,
             requests=verdict.requests(limits),
             tokens=verdict.tokens(limits),
+            generation=generation_of(tenant),
         )
 
     async def reserve(self, admission: Admission, tokens: int) -> Admission:
@@ -223,17 +226,18 @@ class Limiter:
             self._unsettled.pop(request_id, None)
 
     async def _admit_in_redis(
-        self, tenant_id: str, limits: TenantLimits, request_id: str
+        self, tenant: Tenant, limits: TenantLimits, request_id: str
     ) -> Verdict:
         reply = await self._redis.run_script(
             ADMIT,
-            _keys(tenant_id),
+            _keys(tenant.id),
             [
                 request_id,
                 self._lease,
                 _argument(limits.requests_per_minute),
                 _argument(limits.tokens_per_minute),
                 _argument(limits.concurrent_streams),
+                generation_of(tenant),
             ],
         )
         limited, *times = reply
@@ -251,6 +255,7 @@ class Limiter:
                 _argument(limits.requests_per_minute),
                 _argument(limits.tokens_per_minute),
                 _argument(limits.tokens_per_day),
+                admission.generation,
             ],
         )
         limited, *times = reply
@@ -265,6 +270,7 @@ class Limiter:
                 used_tokens,
                 _argument(admission.limits.tokens_per_minute),
                 _argument(admission.day),
+                admission.generation,
             ],
         )
 
@@ -275,6 +281,7 @@ def _keys(tenant_id: str) -> list[str]:
         redis_keys.limits(tenant_id),
         redis_keys.streams(tenant_id),
         redis_keys.held(tenant_id),
+        redis_keys.generation(tenant_id),
     ]
 
 

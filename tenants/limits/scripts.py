@@ -10,6 +10,7 @@ Otherwise a reservation that outlives its refill would come back twice, by time 
 from __future__ import annotations
 
 from tenants.connection import Script
+from tenants.generations import LIVES
 from tenants.limits.verdict import DAY, MINUTE
 
 STREAM_RETRY = 1_000_000
@@ -18,7 +19,9 @@ STREAM_RETRY = 1_000_000
 LATE_SECONDS = 600.0
 """After its lease, a request can still be settled for so long."""
 
-_COMMON = f"""
+_COMMON = (
+    LIVES
+    + f"""
 local MINUTE, DAY, LATE = {MINUTE}, {DAY}, {int(LATE_SECONDS * 1e6)}
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -46,9 +49,11 @@ local function keep_stream(streams, held, lease, id)
   redis.call('PEXPIRE', streams, DAY / 1000)
 end
 """
+)
 
-# KEYS: meta, limits, streams, held. ARGV: request id, length of a lease, and the limits (empty is
-# none): requests and tokens a minute, streams. Gives the fields of a `Verdict`.
+# KEYS: meta, limits, streams, held, generation. ARGV: request id, length of a lease, the limits
+# (empty is none): requests and tokens a minute, streams; and the generation. Gives the fields of a
+# `Verdict`.
 ADMIT = Script(
     _COMMON
     + f"""
@@ -61,7 +66,7 @@ if stream_limit and redis.call('ZCOUNT', KEYS[3], whole(now), '+inf') >= stream_
   need('streams', {STREAM_RETRY})
 end
 if limited ~= '' then return {{limited, longest, requests - now, budget - now, today}} end
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if lives({{KEYS[1]}}, KEYS[5], ARGV[6]) then
   redis.call('HSET', KEYS[2], 'requests', whole(next_requests))
   redis.call('PEXPIRE', KEYS[2], 2 * DAY / 1000)
   keep_stream(KEYS[3], KEYS[4], lease, id)
@@ -70,9 +75,9 @@ return {{'', 0, next_requests - now, budget - now, today}}
 """
 )
 
-# KEYS: meta, limits, streams, held. ARGV: request id, length of a lease, tokens, and the limits
-# (empty is none): requests and tokens a minute, tokens a day. Gives the fields of a `Verdict`; a
-# request that is refused is no stream any more.
+# KEYS: meta, limits, streams, held, generation. ARGV: request id, length of a lease, tokens, the
+# limits (empty is none): requests and tokens a minute, tokens a day; and the generation. Gives the
+# fields of a `Verdict`; a request that is refused is no stream any more.
 RESERVE = Script(
     _COMMON
     + """
@@ -90,7 +95,7 @@ if limited ~= '' then
   redis.call('ZREM', KEYS[3], id)
   return {limited, longest, requests - now, budget - now, today}
 end
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if lives({KEYS[1]}, KEYS[5], ARGV[7]) then
   redis.call('HSET', KEYS[2], 'tokens', whole(next_budget),
     'day', today, 'day_tokens', whole(day_tokens + tokens))
   redis.call('PEXPIRE', KEYS[2], 2 * DAY / 1000)
@@ -102,19 +107,20 @@ return {'', 0, requests - now, next_budget - now, today}
 """
 )
 
-# KEYS: meta, limits, streams, held, settled. ARGV: request id, tokens used, tokens a minute (empty
-# is no limit), the day that its reservation counts to (empty when Redis is not known to have it).
+# KEYS: meta, limits, streams, held, generation, settled. ARGV: request id, tokens used, tokens a
+# minute (empty is no limit), the day that its reservation counts to (empty when Redis is not known
+# to have it), the generation.
 # What was taken here is in `held`; what was not is charged now. Each happens once.
 SETTLE = Script(
     _COMMON
     + """
 local id, used = ARGV[1], tonumber(ARGV[2])
 local limit, day = tonumber(ARGV[3]), tonumber(ARGV[4])
-if redis.call('EXISTS', KEYS[1]) == 0 then return end
+if not lives({KEYS[1]}, KEYS[5], ARGV[5]) then return end
 if not day then
-  redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', whole(now - LATE))
-  if redis.call('ZADD', KEYS[5], 'NX', whole(now), id) == 0 then return end
-  redis.call('PEXPIRE', KEYS[5], LATE / 1000)
+  redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', whole(now - LATE))
+  if redis.call('ZADD', KEYS[6], 'NX', whole(now), id) == 0 then return end
+  redis.call('PEXPIRE', KEYS[6], LATE / 1000)
 end
 local taken = tonumber(redis.call('HGET', KEYS[4], id))
 redis.call('ZREM', KEYS[3], id)

@@ -12,6 +12,7 @@ import redis
 from tenants import redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField, TooLargeToStore
+from tenants.generations import generation_of
 from tenants.stored_objects import StoredObjects
 from tenants.suspended import SuspendedResponses
 from tests.tenants.conftest import Room, eventually, everything
@@ -174,3 +175,14 @@ async def test_nobody_passes_the_limit_of_stored_bytes_however_many_save_at_once
     )
     held = sum(raw.strlen(key) for key in raw.scan_iter("pw:{acme}:[rs]*:*"))
     assert 10_000 < held <= 20_000
+
+
+async def test_what_a_deleted_tenant_would_keep_late_is_not_the_new_ones(room: Room) -> None:
+    old = await room.store.get_tenant("acme")
+    await room.store.delete_tenant("acme")
+    new, _ = await room.store.create_tenant("acme")
+    for tenant in (old, new):
+        name = generation_of(tenant)
+        await room.responses.save("acme", f"r-{tenant is new}", b"text", 60, generation=name)
+    assert await room.responses.load("acme", "r-False") is None
+    assert await room.responses.load("acme", "r-True") == b"text"

@@ -6,6 +6,7 @@ import pytest
 import redis
 from msgspec.structs import replace
 
+from tenants.errors import StoreUnavailable
 from tenants.limits.limiter import Limiter, Quota
 from tenants.records import UNLIMITED, TenantLimits
 from tests.tenants.conftest import Room, everything, take
@@ -100,3 +101,23 @@ async def test_a_tenants_own_limits_go_before_the_defaults(room: Room, make: Mak
     for number in range(2):
         await limiter.open_socket(wide, f"s{number}")
     await exceeded(limiter.open_socket(wide, "s2"))
+
+
+async def test_tokens_of_a_deleted_tenant_are_not_charged_to_the_new_one(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = TenantLimits(tokens_per_minute=100)
+    old, _ = await room.store.create_tenant("acme", edit=lambda one: replace(one, limits=limited))
+    limiter = Limiter(room.redis)
+    admission = await limiter.admit(old, "a")
+    with monkeypatch.context() as patched:  # as in an outage: it was taken here alone
+
+        async def away(*_: object) -> object:
+            raise StoreUnavailable("away")
+
+        patched.setattr(room.redis, "run_script", away)
+        admission = await limiter.reserve(admission, 100)
+    await room.store.delete_tenant("acme")
+    new, _ = await room.store.create_tenant("acme", edit=lambda one: replace(one, limits=limited))
+    await limiter.settle(admission, 100)
+    assert (await take(Limiter(room.redis), new, "b", 100)).taken_tokens == 100

@@ -41,8 +41,8 @@ async def test_two_processes_never_pass_a_bucket_though_reservations_outlive_the
     make: MakeTenant, redis_url: str
 ) -> None:
     limit, tokens, held = 60_000, 500, 120
-    await make(tokens_per_minute=limit)
-    command = [sys.executable, "-m", "tests.tenants.limits.worker", redis_url, "acme"]
+    made = repr((await make(tokens_per_minute=limit)).created_at)
+    command = [sys.executable, "-m", "tests.tenants.limits.worker", redis_url, "acme", made]
     workers = [
         await asyncio.create_subprocess_exec(
             *(*command, str(limit), str(tokens), str(held)), cwd=ROOT, stdin=PIPE, stdout=PIPE

@@ -1,9 +1,10 @@
 """One of several processes that hold a tenant to its limits; prints what it was allowed to use.
 
-Arguments: Redis URL, tenant id, tokens a minute, tokens of a request, and how many requests first
-hold theirs, without using any: until standard input ends, as late as whoever started this likes.
-Those end in the middle of as many others, which use what they take. It prints a line once it holds
-something, and then the tokens used and the Unix seconds at which the others began and ended.
+Arguments: Redis URL, tenant id, when it was made, tokens a minute, tokens of a request, and how
+many requests first hold theirs, without using any: until standard input ends, as late as whoever
+started this likes. Those end in the middle of as many others, which use what they take. It prints a
+line once it holds something, and then the tokens used and the Unix seconds at which the others
+began and ended.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, f
 
 
 def main() -> None:
-    url, tenant_id = sys.argv[1:3]
-    limit, tokens, held = map(int, sys.argv[3:])
+    url, tenant_id, created_at = sys.argv[1:4]
+    limit, tokens, held = map(int, sys.argv[4:])
     tenant = Tenant(
         id=tenant_id,
         name=tenant_id,
         namespace_secret=b"",
-        created_at=0.0,
+        created_at=float(created_at),
         limits=TenantLimits(tokens_per_minute=limit),
     )
     print(*asyncio.run(work(url, tenant, tokens, held)))
