@@ -70,10 +70,10 @@ _TYPES: Final[Mapping[str, str]] = {
     OUTBOX_MESSAGES: "hash",
 }
 _TYPES_BY_KIND: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("meta", "deleting", "keys", "usage-batch", "claimed"), "string"),
+    **dict.fromkeys(("meta", "deleting", "generation", "keys", "usage-batch", "claimed"), "string"),
     **dict.fromkeys(("response", "conversation", "completion", "running", "suspended"), "string"),
     **dict.fromkeys(("unfinished", "prompts", "prompt", "index", "usage", "budget-told"), "hash"),
-    **dict.fromkeys(("limits", "held", "stored-bytes"), "hash"),
+    **dict.fromkeys(("limits", "held", "presumed", "stored-bytes"), "hash"),
     **dict.fromkeys(("members", "text"), "set"),
     **dict.fromkeys(("spending", "streams", "settled", "sockets", "stored", "listed"), "zset"),
 }

@@ -130,7 +130,6 @@ class Generation:
         self._counted = request.num_generated
         """Output tokens that the metrics know."""
         self._prompt_is_counted = not self._first_run
-        self._output_tokens = 0
         self._logprob_room = logprob_room
         self._logprob_bytes = 0
         self._keeps_on = False
@@ -290,10 +289,14 @@ class Generation:
         await self.ticket.settle(used)
 
     def _count(self, *, owes_prompt: bool) -> None:
-        """Have the metrics know of all tokens so far: of the prompt's with the first of the answer,
-        or at the end where it is owed without one; and how the answer has ended, if it has.
+        """Have the bill and the metrics know of all tokens so far, before anybody is shown them.
+
+        The metrics know of the prompt's with the first of the answer, or at the end where it is
+        owed without one; and of how the answer has ended, if it has.
         """
         output, self._counted = self.output_tokens - self._counted, self.output_tokens
+        if self.ticket.slot is not None:
+            self.ticket.slot.note_output(self._counted - self.request.num_generated)
         first = owes_prompt and not self._prompt_is_counted
         prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
         reason = self.outcome if self._deltas is None else None
@@ -349,7 +352,6 @@ class Generation:
             self.ticket.first_token()
             # A search whose engine has died begins anew, and is paid for once.
             self._searched_tokens = max(self._searched_tokens, delta.searched_tokens)
-            self._note_output(self._searched_tokens)
         if delta.prompt_logprobs:
             await self._score(delta.prompt_logprobs)
             return []
@@ -358,10 +360,7 @@ class Generation:
             return []
         if delta.token_ids:
             self._observe_latency(delta)
-        before = len(line.output_ids)
         pieces = line.take(delta)
-        if self.request.beam is None:
-            self._note_output(self._output_tokens + len(line.output_ids) - before)
         if delta.finish_reason == "aborted":
             # Nobody here asked for it: the engine is being closed.
             self._engine_failed = True
@@ -376,12 +375,6 @@ class Generation:
             self.cache_write_tokens = max(self.cache_write_tokens, written)
             if self.ticket.slot is not None:
                 self.ticket.slot.note_prompt(self.cached_tokens, self.cache_write_tokens)
-
-    def _note_output(self, tokens: int) -> None:
-        """What is shown is on the bill, also of a process that is killed."""
-        self._output_tokens = tokens
-        if self.ticket.slot is not None:
-            self.ticket.slot.note_output(tokens)
 
     async def _score(self, logprobs: Sequence[PromptLogprobs]) -> None:
         """Keep log-probabilities of the prompt's next tokens, in turns of a millisecond or two."""
