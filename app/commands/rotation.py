@@ -45,7 +45,7 @@ def seal(yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
     found = with_stores(given, lambda stores: stores.sealing.in_clear(), is_sealed=False)
     if not as_json:
         for one in found:
-            print(f"in clear: {one}")
+            print(f"to be sealed: {one}")
     if found:
         confirm(f"Seal these {len(found)} records as they are?", yes)
     done = with_stores(given, lambda stores: stores.sealing.run(found), is_sealed=False)

@@ -80,30 +80,34 @@ class Sealing:
         return done
 
     async def _found(self) -> AsyncIterator[Clear]:
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         async for names in self._redis.scan(redis_keys.EVERY_OWNERS, _SCAN_COUNT):
-            for name in names:
-                if name not in seen:
-                    seen.add(name)
-                    async for one in self._of_key(name.decode(errors="replace")):
-                        yield one
-
-    async def _of_key(self, key: str) -> AsyncIterator[Clear]:
-        if redis_keys.type_of(key) is None:
-            return
-        kind = _kind(key)
-        if kind == "prompt":
-            for field, blob in (await self._redis.execute("HGETALL", key)).items():
-                if not is_sealed(blob):
-                    yield Clear(key, field.decode())
-        elif key == redis_keys.OPERATOR_TOKENS:
-            for token_id in await self._tokens.without_generation():
-                yield Clear(key, token_id)
-        elif kind in _OWNERS or kind == "keys" or kind in HEADS:
-            start = HEADS.get(kind, 0)
-            end = start + OVERHEAD_BYTES - 1
-            if not is_sealed(await self._redis.execute("GETRANGE", key, start, end)):
+            page = {name.decode(errors="replace") for name in names} - seen
+            seen |= page
+            known = sorted(filter(redis_keys.type_of, page))
+            for key in await self._strings_in_clear([one for one in known if _is_string(one)]):
                 yield Clear(key)
+            for key in known:
+                for field in await self._fields_in_clear(key):
+                    yield Clear(key, field)
+
+    async def _strings_in_clear(self, keys: Sequence[str]) -> list[str]:
+        starts = await self._redis.pipeline(
+            *(
+                ("GETRANGE", key, head, head + OVERHEAD_BYTES - 1)
+                for key in keys
+                for head in [HEADS.get(_kind(key), 0)]
+            )
+        )
+        return [key for key, start in zip(keys, starts, strict=True) if not is_sealed(start)]
+
+    async def _fields_in_clear(self, key: str) -> list[str]:
+        if key == redis_keys.OPERATOR_TOKENS:
+            return await self._tokens.without_generation()
+        if _kind(key) != "prompt":
+            return []
+        fields = await self._redis.execute("HGETALL", key)
+        return [name.decode() for name, blob in fields.items() if not is_sealed(blob)]
 
     async def _seal(self, one: Clear) -> bool:
         """Whether a record is sealed now."""
@@ -176,6 +180,11 @@ class Sealing:
 
     async def _put(self, key: str, blob: bytes, sealed: bytes) -> bool:
         return await commit_if(self._redis, [holds(key, blob)], [("SET", key, sealed)])
+
+
+def _is_string(key: str) -> bool:
+    kind = _kind(key)
+    return kind in _OWNERS or kind == "keys" or kind in HEADS
 
 
 def _kind(key: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from tenants import redis_keys
+from tenants import pepper_record, redis_keys
 from tenants.backup import Backup
 from tenants.errors import BackupUnusable, PepperMismatch, StoreNotEmpty, StoreUnsupported
 from tenants.operator_tokens import OperatorTokens
@@ -156,3 +156,37 @@ async def test_a_backup_that_fails_leaves_no_file(
     with pytest.raises(BackupUnusable, match="more than"):  # the audit
         await same_pepper(filled, peppers).save(tmp_path / "file")
     assert not os.listdir(tmp_path)
+
+
+async def test_a_file_from_before_a_pepper_was_replaced_needs_that_pepper(
+    filled: Room, raw: redis.Redis, peppers: Peppers, tmp_path: Path
+) -> None:
+    new = secrets.token_bytes(32)
+    both = Peppers(new, peppers.current)
+    await same_pepper(filled, peppers).save(tmp_path / "old")
+    await pepper_record.join(filled.redis, both)
+    await same_pepper(filled, both).save(tmp_path / "new")
+    before = contents(raw)
+    for name, known in (("old", Peppers(new)), ("new", peppers), ("new", Peppers(new))):
+        with pytest.raises(PepperMismatch):
+            await Backup(filled.redis, known).load(tmp_path / name, replaces=True)
+    assert contents(raw) == before
+    for name in ("old", "new"):
+        await Backup(filled.redis, both).load(tmp_path / name, replaces=True)
+
+
+async def test_what_somebody_has_put_into_the_store_is_not_in_its_backup(
+    filled: Room,
+    raw: redis.Redis,
+    peppers: Peppers,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = await same_pepper(filled, peppers).save(tmp_path / "file")
+    for key in ("pw:other", "pw:{acme}:other", b"pw:\xff"):
+        raw.set(key, b"x")
+    raw.rpush(redis_keys.usage("acme"), b"x")  # which is a hash
+    assert await same_pepper(filled, peppers).save(tmp_path / "other") == kept
+    assert "left out of the backup: pw:other" in caplog.text
+    assert await same_pepper(filled, peppers).load(tmp_path / "other", replaces=True) == kept
+    assert not raw.exists("pw:other")

@@ -309,3 +309,20 @@ def test_other_peppers_come_from_files_that_are_named_where_they_are_wrong(tmp_p
     with pytest.raises(InvalidField, match="old") as refused:
         load_peppers(tmp_path / "data", None, [file])
     assert refused.value.field == "other_pepper_files"
+
+
+async def test_a_list_of_keys_that_was_altered_is_told_and_left_as_it_is(
+    link: GuardedRedis, raw: redis.Redis
+) -> None:
+    _, key = await filled(link, BEFORE)
+    after = Room(link, AFTER, cache_seconds=0)
+    await after.store.check_pepper()
+    name = redis_keys.keys("acme")
+    whole = raw.get(name)
+    assert isinstance(whole, bytes)
+    raw.set(name, whole[:-1] + bytes([whole[-1] ^ 1]))
+    altered = raw.get(name)
+    assert (await rotating(after, AFTER).run()).unreadable == [name]
+    assert raw.get(name) == altered
+    raw.set(name, whole)
+    assert await who(after.store, key) is not None

@@ -91,7 +91,7 @@ def test_a_store_of_an_earlier_version_is_refused_until_it_is_sealed(
     with pytest.raises(CommandError, match="`partywall store seal`"):
         partywall(tmp_path, "tenant", "list", pepper=pepper)
     told = partywall(tmp_path, "store", "seal", pepper=pepper, answer="y\n")
-    assert "in clear: pw:{acme}:keys" in told
+    assert "to be sealed: pw:{acme}:keys" in told
     assert "sealed: 1" in told
     assert "acme" in partywall(tmp_path, "tenant", "list", pepper=pepper)
     assert asyncio.run(use(tmp_path, made["api_key"], pepper, ""))
