@@ -16,8 +16,9 @@ import pytest
 import redis
 
 from tenants import redis_keys
+from tenants.changes import encode
 from tenants.operator_tokens import OperatorTokens
-from tenants.records import ApiKey, FormerSecret, OperatorToken
+from tenants.records import ApiKey, Change, FormerSecret, OperatorToken
 from tests.app.conftest import MODEL, PEPPER, World
 from tests.app.trust.conftest import KNOWN, SAID, ask, lookup, status_of, taken
 from tests.tenants.conftest import everything
@@ -196,6 +197,30 @@ async def test_an_answer_that_is_kept_for_an_operator_is_not_another(
         raw.set(name, forged)
         answer = await create()
         assert (answer.status_code, answer.json()["code"]) == (503, "record_not_readable")
+
+
+async def test_the_service_works_on_beside_records_that_were_altered(
+    world: World, raw: redis.Redis, users: httpx.AsyncClient
+) -> None:
+    await world.stores.groups.create("law")
+    for owner in ("@law", "umbra", "acme"):
+        await world.register(owner, "desk", f"You are the desk of {owner}.")
+    await world.stores.tenants.update_tenant(
+        "acme", lambda one: msgspec.structs.replace(one, share_group="law")
+    )
+    for name in (redis_keys.meta("umbra"), redis_keys.meta("@law"), redis_keys.prompts("umbra")):
+        raw.delete(name)
+    raw.set(redis_keys.meta("umbra"), b"x" * 100)
+    raw.set(redis_keys.meta("@law"), b"\xc1\x01" + b"x" * 100)
+    raw.hset(redis_keys.prompts("umbra"), b"desk", b"\xff")
+    raw.zadd(redis_keys.TENANTS, {b"\xff": 0})
+    notices = [Change(kind="tenant", tenant_id="umbra"), Change(kind="group", name="law")]
+    for notice in [*map(encode, notices), b"\xff", encode(Change(kind="resync"))]:
+        raw.publish(redis_keys.CHANGES, notice)
+    await world.register("acme", "late", "You are late.")  # which is warmed behind all these
+    assert (await ask(users, world.keys["acme"])).status_code == 200
+    ready = await users.get(f"{world.admin_url}/readyz")
+    assert ready.json()["status"] == "ready"
 
 
 async def test_no_text_is_put_in_the_place_of_a_sealed_one(
