@@ -17,11 +17,14 @@ import redis
 
 from tenants import redis_keys
 from tenants.changes import encode
+from tenants.errors import PepperMismatch, StoreUnsupported
 from tenants.operator_tokens import OperatorTokens
 from tenants.records import ApiKey, Change, FormerSecret, OperatorToken
+from tenants.schema import check_schema
 from tests.app.conftest import MODEL, PEPPER, World
+from tests.app.responses.test_responses_ws import socket
 from tests.app.trust.conftest import KNOWN, SAID, ask, lookup, status_of, taken
-from tests.tenants.conftest import everything
+from tests.tenants.conftest import Room, everything
 
 # The reader
 
@@ -299,6 +302,20 @@ async def test_a_writer_can_delete_and_bring_back_what_there_was(
     assert await status_of(users, shown) == 401
 
 
+async def test_a_deleted_tenant_comes_back_as_a_whole(
+    world: World, raw: redis.Redis, users: httpx.AsyncClient
+) -> None:
+    names = [redis_keys.meta("umbra"), redis_keys.keys("umbra"), lookup(world.keys["umbra"])]
+    before = {name: taken(raw, name) for name in names}
+    await world.limit("umbra", sockets=1)
+    await world.stores.tenants.delete_tenant("umbra")
+    for name, value in before.items():
+        raw.set(name, value)
+    assert await status_of(users, world.keys["umbra"]) == 200
+    # An earlier record, with its earlier limits.
+    assert (await world.stores.tenants.get_tenant("umbra")).limits.sockets is None
+
+
 async def test_what_was_of_a_deleted_tenant_is_nothing_to_the_next_of_its_id(
     world: World, raw: redis.Redis, users: httpx.AsyncClient
 ) -> None:
@@ -325,3 +342,46 @@ async def test_counts_and_the_audit_are_in_clear_and_a_writers_to_change(
     usage = await operators.get("/tenants/umbra/usage?since=2026-01-01&format=csv")
     assert "2026-01-01,7," in usage.text
     assert (await operators.get("/audit")).json()["entries"] == []
+
+
+async def test_a_writer_chooses_among_the_versions_of_a_prompt(
+    world: World, raw: redis.Redis
+) -> None:
+    for text in ("one", "two"):
+        await world.prompts.put("umbra", "law", text)
+    place, name = redis_keys.prompts("umbra"), redis_keys.prompt("umbra", "law")
+    raw.hset(place, "law", msgspec.msgpack.encode({"last": 2, "active": 1}))
+    found = await Room(world.redis, PEPPER).prompts.get("umbra", "law")
+    assert found is not None
+    assert (found.version, found.text) == (1, "one")
+    first = raw.hget(name, "1")
+    assert isinstance(first, bytes)
+    raw.hset(name, "2", first)
+    assert await Room(world.redis, PEPPER).prompts.get("umbra", "law", 2) is None
+
+
+async def test_a_writer_tells_webhooks_and_cancels_responses(
+    world: World, raw: redis.Redis
+) -> None:
+    raw.hset(redis_keys.OUTBOX_MESSAGES, "theirs", b"{}")
+    raw.zadd(redis_keys.OUTBOX_DUE, {"theirs": 0})
+    message = await world.stores.outbox.take()  # and whoever takes it signs it
+    assert message is not None
+    assert message.id == "theirs"
+    world.engine.hold_after = 3
+    async with socket(world) as ws:
+        await ws.create("go on")
+        response_id = (await ws.receive())["response"]["id"]
+        notice = Change(kind="cancel", tenant_id="acme", name=response_id)
+        raw.publish(redis_keys.CHANGES, encode(notice))
+        assert (await ws.turn())[-1]["response"]["status"] == "cancelled"
+
+
+async def test_a_writer_has_the_next_service_not_start(world: World, raw: redis.Redis) -> None:
+    for version in (1, 99):
+        raw.set(redis_keys.SCHEMA, version)
+        with pytest.raises(StoreUnsupported):
+            await check_schema(world.redis)
+    raw.set(redis_keys.PEPPER, b"x" * 32)
+    with pytest.raises(PepperMismatch):
+        await world.stores.tenants.check_pepper()
