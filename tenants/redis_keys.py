@@ -107,7 +107,7 @@ def everything_of(owner: str) -> str:
 
 
 def meta(owner: str) -> str:
-    """String: the `Tenant` or `ShareGroup`. It exists while this does."""
+    """String: the `Tenant` or `ShareGroup`, encrypted. It exists while this does."""
     return f"pw:{{{owner}}}:meta"
 
 
@@ -128,7 +128,7 @@ def step(key: str, write_id: str) -> str:
 
 
 def keys(tenant_id: str) -> str:
-    """String: the list of the tenant's `ApiKey`s."""
+    """String: the list of the tenant's `ApiKey`s, encrypted."""
     return f"pw:{{{tenant_id}}}:keys"
 
 

@@ -14,8 +14,8 @@ Content = TypeVar("Content")
 def decoded(content: bytes, kind: type[Content], name: str) -> Content | None:
     """The content of the record of that name; `None` where it is of no such kind.
 
-    Records of versions that encrypted none are their own content, and so is what was put into the
-    place of another kind's record. That is as good as gone, and the log says so.
+    One in clear may be anything, and one of another kind may be sealed for the same place. That is
+    as good as gone, and the log says so.
     """
     try:
         return msgspec.msgpack.decode(content, type=kind)
