@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from app.logs.request import note_principal
@@ -25,10 +26,10 @@ KEY_PREFIXES = ("partywall.key.", "openai-insecure-api-key.")
 async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Principal:
     """Whom the key that a request carries belongs to.
 
-    Raises `ApiError` 401 without a valid key and 403 for a disabled tenant, and `StoreUnavailable`
-    for a key that is not known here while the store is down.
+    Raises `ApiError` 400 for two of them, 401 without a valid key and 403 for a disabled tenant,
+    and `StoreUnavailable` for a key that is not known here while the store is down.
     """
-    key = _bearer(connection.headers.get("authorization"))
+    key = bearer_token(connection.headers)
     if key is None and connection.scope["type"] == "websocket":
         key = _subprotocol_key(connection.scope["subprotocols"])
     if key is None:
@@ -42,6 +43,19 @@ async def authenticate(tenants: TenantStore, connection: HTTPConnection) -> Prin
     return principal
 
 
+def bearer_token(headers: Headers) -> str | None:
+    """What stands in `Authorization: Bearer TOKEN`. Raises `ApiError` 400 for two such headers.
+
+    Of two, what is in front of this service might have looked at the other one.
+    """
+    given = headers.getlist("authorization")
+    if len(given) > 1:
+        message = "Send one Authorization header."
+        raise ApiError(400, message, code="invalid_value", param="authorization")
+    scheme, _, token = "".join(given).partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
 def tenant_disabled() -> ApiError:
     """What every request of a disabled tenant is told."""
     return ApiError(403, "This tenant is disabled.", code="tenant_disabled")
@@ -53,13 +67,6 @@ def select_subprotocol(offered: Iterable[str]) -> str | None:
     known = [name for name in names if name in PROTOCOLS]
     keys = [name for name in names if name.startswith(KEY_PREFIXES)]
     return next(iter(known or keys), None)
-
-
-def _bearer(header: str | None) -> str | None:
-    if header is None:
-        return None
-    scheme, _, key = header.partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _subprotocol_key(offered: Iterable[str]) -> str | None:

@@ -13,6 +13,7 @@ from app.admin.issuer import IssuerUnavailable
 from app.admin.people import People, is_jwt
 from app.admin.problems import Problem, unauthorized
 from app.admin.token import AdminToken, Operator
+from app.auth import bearer_token
 from tenants.errors import StoreUnavailable
 from tenants.operator_tokens import OperatorTokens
 from tenants.records import OperatorToken
@@ -60,11 +61,11 @@ class Door:
 
 
 def bearer(request: Request) -> str:
-    """The token in a request's header. Raises `Problem` 401."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
+    """The token in a request's header. Raises `Problem` 401, and `ApiError` 400 for two headers."""
+    token = bearer_token(request.headers)
+    if token is None:
         raise unauthorized()
-    return given.strip()
+    return token
 
 
 def _holder(token: OperatorToken) -> Operator:

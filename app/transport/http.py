@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.context import Service
 from app.logs.request import note_error
 from app.transport.bounds import INLINE_BYTES
+from app.transport.refusals import body_too_large
 from app.transport.server_sent_events import until_gone
 from app.wire.common import Model, decode_json, parse
 from app.wire.errors import ApiError, as_api_error, internal_error, shortened
@@ -86,12 +87,17 @@ def require_json(request: Request) -> None:
 async def read_body(
     request: Request, max_body_bytes: int, grow: Callable[[int], None] | None = None
 ) -> bytes:
-    """The request's body; `grow` is told of every piece, and may raise. Raises `ApiError` 413."""
+    """The request's body; `grow` is told of every piece, and may raise.
+
+    Raises `ApiError` 413, before anything is read where it can be told then.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_body_bytes:
+        raise body_too_large(max_body_bytes)
     body = bytearray()
     async for piece in request.stream():
         if len(body) + len(piece) > max_body_bytes:
-            message = f"The body is larger than {max_body_bytes} bytes."
-            raise ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+            raise body_too_large(max_body_bytes)
         if grow is not None:
             grow(len(piece))
         body += piece

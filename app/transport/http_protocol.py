@@ -13,20 +13,19 @@ from enum import Enum
 from typing import Any
 
 import httptools
-import msgspec
 import uvicorn
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from app.logs.lines import log_refusal
-from app.logs.request import new_request_id
 from app.transport.connection_bounds import ConnectionBounds, Place
-from app.transport.websocket_protocol import ABORT_EXTENSION, WebSocketProtocol
+from app.transport.half_closed import PROBE_EXTENSION, PROCESSING, Outlet, Probe, Probing
+from app.transport.refusals import body_too_large, head_too_large, refusal
+from app.transport.websocket_protocol import (
+    ABORT_EXTENSION,
+    WebSocketProtocol,
+    head_without_upgrade,
+)
 from app.wire.errors import ApiError, invalid_request
 
 _PIECE_BYTES = 16 * 1024
@@ -36,7 +35,6 @@ _LINGER_SECONDS = 1.0
 """For a peer to read why it was refused, before what it still sends resets the connection."""
 _LEAST_PROGRESS_BYTES = 16 * 1024
 _HOST = re.compile(rb"[^\x00-\x20\"#/<>?@\\^`{|}\x7f-\xff]*")
-_HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")
 
 
 class _Phase(Enum):
@@ -75,6 +73,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._unsent_bytes = 0
         self._unsent_check: asyncio.TimerHandle | None = None
         self._drop: asyncio.TimerHandle | None = None
+        self._probing: Probing | None = None
+        self._probe_answer: Probe | None = None
 
     # What asyncio calls
 
@@ -106,8 +106,34 @@ class HttpProtocol(HttpToolsProtocol):
         for timer in (self._unsent_check, self._drop):
             if timer is not None:
                 timer.cancel()
+        if self._probing is not None:
+            self._probing.stop()
         if self._place is not None:
             self._place.leave()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to go on: to the answer of a whole request, until its reader has left as well."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if self.scheme == "https" or cycle.scope["http_version"] != "1.1":
+            return False  # there is no half of TLS, and nothing to probe with in HTTP/1.0
+        cycle.keep_alive = False
+        self._probing = Probing(self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Write what a reader passes over: to one that has left it fails, the second time."""
+        running = self._running
+        if running is None or running.response_complete:
+            return
+        if not running.response_started:
+            self.transport.write(PROCESSING)
+        elif self._probe_answer is not None:
+            self._probe_answer()
+
+    def _probe_with(self, probe: Probe) -> None:
+        self._probe_answer = probe
 
     def pause_writing(self) -> None:
         """The peer is behind: it may be for a while."""
@@ -126,7 +152,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._phase = _Phase.HEAD
         self._head_bytes = self._framing_bytes = self._body_bytes = 0
-        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+        self.scope["extensions"] = {
+            ABORT_EXTENSION: {"abort": self.transport.abort},
+            PROBE_EXTENSION: {"with": self._probe_with},
+        }
 
     def on_url(self, url: bytes) -> None:
         """Take the request's target, or a part of it."""
@@ -138,7 +167,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._take_head(len(name) + len(value) + len(b": \r\n"))
         if self._phase is _Phase.HEAD:
             if len(self.headers) >= self._bounds.max_headers:
-                raise self._found(_too_large(f"more than {self._bounds.max_headers} headers"))
+                raise self._found(head_too_large(f"more than {self._bounds.max_headers} headers"))
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -156,6 +185,7 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise self._found(invalid_request("Too many requests wait for earlier ones' answers."))
         super().on_headers_complete()
+        self.cycle.transport = Outlet(self.transport, self._end)  # type: ignore[assignment]
         self._phase = _Phase.BODY
 
     def on_body(self, body: bytes) -> None:
@@ -164,7 +194,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self._body_bytes > 2 * self._bounds.max_body_bytes:
             # The application has said so by now, or will not read it.
-            raise self._found(_body_too_large(self._bounds.max_body_bytes))
+            raise self._found(body_too_large(self._bounds.max_body_bytes))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -175,12 +205,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Go on with the connection, or close it."""
+        if self._drop is not None:
+            return  # it is being closed
         super().on_response_complete()
         if self.transport.is_closing():
             self._watch_unsent()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
+        self._running, self._probe_answer = cycle, None
         super()._start_asgi_task(cycle, app)
 
     # Bounds of bytes
@@ -201,13 +233,13 @@ class HttpProtocol(HttpToolsProtocol):
         if self._phase is _Phase.BETWEEN:
             self._framing_bytes = 0
         elif self._framing_bytes > self._bounds.max_header_bytes:
-            self._refuse(_too_large(f"more than {self._bounds.max_header_bytes} bytes"))
+            self._refuse(head_too_large(f"more than {self._bounds.max_header_bytes} bytes"))
         return None
 
     def _take_head(self, count: int) -> None:
         self._head_bytes += count
         if self._head_bytes > self._bounds.max_header_bytes:
-            raise self._found(_too_large(f"more than {self._bounds.max_header_bytes} bytes"))
+            raise self._found(head_too_large(f"more than {self._bounds.max_header_bytes} bytes"))
 
     def _found(self, fault: ApiError) -> ApiError:
         """Keep `fault`: the parser turns every exception into one of its own."""
@@ -287,17 +319,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._answer(error)
 
     def _answer(self, error: ApiError) -> None:
-        body = msgspec.json.encode(error.body())
-        request_id = new_request_id()
-        log_refusal(error, None, request_id=request_id)
-        lines = [
-            STATUS_LINE[error.status],
-            *(b"%s: %s\r\n" % header for header in self.server_state.default_headers),
-            b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
-            b"x-request-id: %s\r\nconnection: close\r\n\r\n" % request_id.encode(),
-            body,
-        ]
-        self.transport.write(b"".join(lines))
+        self.transport.write(refusal(error, self.server_state.default_headers))
+        self._hang_up()
+
+    def _end(self) -> None:
+        """Close behind an answer, which a peer that still sends has to be able to read."""
+        if self._phase is _Phase.BETWEEN:
+            self.transport.close()
+            return
+        self._deaf = True
+        self._expect(None)
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -319,7 +350,8 @@ class HttpProtocol(HttpToolsProtocol):
         if method == b"CONNECT":
             self._refuse(ApiError(405, "This is no proxy.", code="method_not_allowed"))
         elif not self._is_handshake(method):
-            head = self._head_without_upgrade(method)
+            version = self.parser.get_http_version().encode()
+            head = head_without_upgrade(method, self.url, version, self.headers)
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             return head + rest
@@ -343,22 +375,6 @@ class HttpProtocol(HttpToolsProtocol):
             )
         )
 
-    def _head_without_upgrade(self, method: bytes) -> bytes:
-        connection = [
-            token.strip()
-            for name, value in self.headers
-            if name == b"connection"
-            for token in value.split(b",")
-            if token.strip().lower() not in _HOP_BY_HOP
-        ]
-        kept = [(name, value) for name, value in self.headers if name not in _HOP_BY_HOP]
-        if connection:
-            kept.append((b"connection", b", ".join(connection)))
-        version = self.parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s\r\n" % (method, self.url, version)]
-        lines += [b"%s: %s\r\n" % header for header in kept]
-        return b"".join([*lines, b"\r\n"])
-
     def _become_websocket(self) -> None:
         self._deaf = True
         self._expect(None)
@@ -374,11 +390,3 @@ class HttpProtocol(HttpToolsProtocol):
         protocol.connection_made(self.transport)
         self.transport.set_protocol(protocol)
         protocol.open(self.url, self.headers)
-
-
-def _too_large(what: str) -> ApiError:
-    return ApiError(431, f"The request's head has {what}.", code="headers_too_large")
-
-
-def _body_too_large(count: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {count} bytes.", code="body_too_large")

@@ -12,6 +12,7 @@ from typing import cast
 from starlette.types import Receive, Scope, Send
 
 from app.transport.bounds import Bounds
+from app.transport.half_closed import probe_with
 
 _log = logging.getLogger(__name__)
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -58,6 +59,7 @@ class EventStream:
         self._turn = asyncio.Lock()
         self._has_sent = False
         self._ended = False
+        self._is_probed = asyncio.Event()
         self._comment = comment
         self._headers = [
             (b"content-type", media_type.encode()),
@@ -67,6 +69,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream to its end, or to its reader's."""
+        probe_with(scope, self._is_probed.set)
         pump = asyncio.create_task(self._pump(send))
         gone = asyncio.create_task(until_gone(receive))
         comments = asyncio.create_task(self._keep_alive(send))
@@ -105,11 +108,14 @@ class EventStream:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Send a comment whenever nothing else was sent for a while."""
+        """Send a comment whenever nothing else was sent for a while, or the reader is probed."""
         while True:
             self._has_sent = False
-            await asyncio.sleep(self._keep_alive_seconds)
-            if not self._has_sent:
+            self._is_probed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._keep_alive_seconds):
+                    await self._is_probed.wait()
+            if self._is_probed.is_set() or not self._has_sent:
                 with contextlib.suppress(TimeoutError):  # the next event will find it out as well
                     await self._send(send, self._comment)
 

@@ -29,6 +29,7 @@ from app.transport.bounds import INLINE_BYTES
 from app.transport.connection_bounds import Place
 from app.wire.errors import ApiError
 
+_HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")
 ABORT_EXTENSION = "partywall.abort"
 WRITE_EXTENSION = "partywall.write"
 INCOMING_EXTENSION = "partywall.incoming"
@@ -311,3 +312,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _drop_soon(self, seconds: float) -> None:
         if not self.disconnected and self._drop is None:
             self._drop = self.loop.call_later(seconds, self.transport.abort)
+
+
+def head_without_upgrade(
+    method: bytes, url: bytes, version: bytes, headers: list[tuple[bytes, bytes]]
+) -> bytes:
+    """The head of a request that wished for what is not spoken here, without the wish."""
+    connection = [
+        token.strip()
+        for name, value in headers
+        if name == b"connection"
+        for token in value.split(b",")
+        if token.strip().lower() not in _HOP_BY_HOP
+    ]
+    kept = [(name, value) for name, value in headers if name not in _HOP_BY_HOP]
+    if connection:
+        kept.append((b"connection", b", ".join(connection)))
+    lines = [b"%s %s HTTP/%s\r\n" % (method, url, version)]
+    lines += [b"%s: %s\r\n" % header for header in kept]
+    return b"".join([*lines, b"\r\n"])
