@@ -12,6 +12,7 @@ from msgspec import UNSET
 from app.completions.answer import Answer
 from app.completions.parse import generation_requests
 from app.context import Service
+from app.generate.begin import Ready
 from app.generate.engine_request import MAX_LOGPROBS
 from app.generate.request import GenerationRequest
 from app.transport.server_sent_events import SSE_DONE, sse_event
@@ -22,7 +23,7 @@ from app.wire.events import encode_json
 from tenants.records import Principal
 
 _AT_ONCE = 16
-"""Prompts of a request that run side by side: each is one of the tenant's streams."""
+"""Prompts of a request that run side by side."""
 _INLINE_BYTES = 1 << 16
 """Of log-probabilities that are made JSON on the event loop, in less than a millisecond or two."""
 
@@ -58,7 +59,12 @@ class CompletionRun:
 
     async def begin(self) -> Answer:
         """Begin the answer to the only prompt, to be streamed."""
-        return await self._begin(0)
+        (ready,) = await self._prepared()
+        return await self._begin(0, ready)
+
+    async def _prepared(self) -> list[Ready]:
+        """All prompts, admitted as one: none costs a step that another's refusal would lose."""
+        return await self._service.generations.prepare(self._principal, self._requests)
 
     async def chunks(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         """The completion as server-sent chunks; a failure is the last one, and carries an error."""
@@ -116,11 +122,11 @@ class CompletionRun:
 
     async def _read(self) -> list[Answer]:
         """The answers to all prompts, read to their ends."""
-        places = asyncio.Semaphore(_AT_ONCE)
+        places, prepared = asyncio.Semaphore(_AT_ONCE), await self._prepared()
 
         async def answer(index: int) -> Answer:
             async with places:
-                begun = await self._begin(index)
+                begun = await self._begin(index, prepared[index])
                 try:
                     await begun.read()
                 finally:
@@ -134,11 +140,12 @@ class CompletionRun:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            for ready in prepared:
+                await ready.release()
             self._count(self._answers)
 
-    async def _begin(self, index: int) -> Answer:
-        request = self._requests[index]
-        generation = await self._service.generations.begin(self._principal, request)
+    async def _begin(self, index: int, ready: Ready) -> Answer:
+        request, generation = self._requests[index], ready.start()
         self.headers = generation.ticket.headers
         try:
             text, first = await self._prompt_text(request, generation.prompt.ids)

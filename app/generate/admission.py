@@ -10,7 +10,7 @@ import contextlib
 import math
 import secrets
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.api import EngineRequest
 from tenants.generations import generation_of
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
+from tenants.limits.scripts import request_name
 from tenants.metering.journal import Slot
 from tenants.records import Principal, Tenant
 
@@ -96,25 +97,79 @@ class Gate:
             await self._fewer.wait()
 
     async def admit(self, principal: Principal) -> Ticket:
-        """Count one request and one stream, before anything is done for them.
+        """Count one request, see `admit_all`."""
+        (ticket,) = await self.admit_all(principal, [1])
+        return ticket
 
-        The caller must settle the ticket, and reserve tokens with it before the engine sees the
-        request; `check` goes first, with nothing awaited between. Raises `ApiError` 429; nothing is
-        counted then.
+    async def admit_all(self, principal: Principal, streams: Sequence[int]) -> list[Ticket]:
+        """Count requests of so many streams each, before anything is done for them: all or none.
+
+        Together they wait as one. The caller must settle each ticket, and reserve tokens with it
+        before the engine sees its request; `check` goes first, with nothing awaited between. Raises
+        `ApiError` 429; nothing is counted then.
         """
         tenant = principal.tenant
+        names = [request_name(secrets.token_hex(8), count) for count in streams]
         self._enqueue(tenant)
         try:
-            admission = await self._granted(self._limiter.admit(tenant, secrets.token_hex(8)))
+            admissions = await self._granted(self._limiter.admit_all(tenant, names))
         except LimitExceeded as exceeded:
             self._leave_queue(tenant.id)
             raise self._refusal(exceeded) from None
         except BaseException:
             self._leave_queue(tenant.id)
             raise
-        ticket = Ticket(self, tenant, admission)
-        self._tickets.add(ticket)
-        return ticket
+        tickets = [
+            Ticket(self, tenant, admission, waits=index == 0)
+            for index, admission in enumerate(admissions)
+        ]
+        self._tickets.update(tickets)
+        return tickets
+
+    async def reserve(
+        self, tickets: Sequence[Ticket], asked: Sequence[tuple[EngineRequest, SharedHead | None]]
+    ) -> None:
+        """Take what requests may use at most, all or none: prompts, and all sequences at their
+        longest; of each prompt the head is a share group's.
+
+        One that goes on behind `generated` tokens takes the rest of the answer only: the others
+        were paid for. Raises `ApiError` 429; the tickets are then settled, and the requests stay
+        counted. Raises 503 where they were let in, but by now the time is up.
+        """
+        most = [_most(request) for request, _ in asked]
+        admissions = [ticket.admission for ticket in tickets]
+        try:
+            admissions = await self._granted(
+                self._limiter.reserve_all(admissions, [sum(one) for one in most])
+            )
+        except LimitExceeded as exceeded:
+            for ticket in tickets:
+                ticket.leave()
+            raise self._refusal(exceeded) from None
+        except asyncio.CancelledError:
+            for ticket in tickets:
+                ticket.leave()  # `_granted` gives back what is taken yet
+            raise
+        for ticket, admission, one, (_, head) in zip(tickets, admissions, most, asked, strict=True):
+            ticket.begin(admission, *one, head)
+        await self._reserve_money(tickets)
+        if self._has_ended:
+            raise shutting_down()
+
+    async def _reserve_money(self, tickets: Sequence[Ticket]) -> None:
+        """Take of the tenant's budget, if it has one, what the requests may cost."""
+        holds = [ticket.hold for ticket in tickets if ticket.hold is not None]
+        if not holds:
+            return
+        prices = self._booking.prices
+        try:
+            warning = await self._budgets.reserve(tickets[0].tenant, holds, prices)
+        except LimitExceeded as exceeded:
+            for ticket in tickets:
+                await ticket.release()
+            raise self._refusal(exceeded) from None
+        for ticket in tickets:
+            ticket.warning = warning
 
     async def run(self) -> None:
         """Renew the leases of running streams and open sockets until cancelled."""
@@ -149,7 +204,7 @@ class Gate:
             del self._queued[tenant_id]
         self._fewer.set()
 
-    async def _granted(self, asking: Coroutine[Any, Any, Admission]) -> Admission:
+    async def _granted(self, asking: Coroutine[Any, Any, list[Admission]]) -> list[Admission]:
         """What the limiter grants; given back where the caller has left meanwhile."""
         task = asyncio.create_task(asking)
         try:
@@ -159,9 +214,10 @@ class Gate:
             self._finish(self._give_back(task))
             raise
 
-    async def _give_back(self, granting: asyncio.Task[Admission]) -> None:
+    async def _give_back(self, granting: asyncio.Task[list[Admission]]) -> None:
         with contextlib.suppress(LimitExceeded):
-            await self._limiter.settle(await granting, 0)
+            for admission in await granting:
+                await self._limiter.settle(admission, 0)
 
     def _refusal(self, exceeded: LimitExceeded) -> ApiError:
         self._metrics.limited.labels(exceeded.limit).inc()
@@ -181,17 +237,19 @@ class Ticket:
     `headers` (`x-ratelimit-*`) go with its answer.
     """
 
-    def __init__(self, gate: Gate, tenant: Tenant, admission: Admission) -> None:
+    def __init__(self, gate: Gate, tenant: Tenant, admission: Admission, waits: bool) -> None:
+        """One that `waits` has a place in the queue until its first token."""
         self.admission = admission
-        self._gate = gate
-        self._tenant = tenant
+        self.tenant = tenant
         self.hold: Hold | None = None
-        self._warning: str | None = None
+        self.warning: str | None = None
         self.slot: Slot | None = None
         """Where what it has had is noted as it has it, once it has its tokens."""
+        self._gate = gate
         self._bill = Bill(
             tenant_id=tenant.id, generation=generation_of(tenant), prices=gate._booking.prices
         )
+        self._waits = waits
         self._began: float | None = None
         self._settled = False
 
@@ -201,72 +259,49 @@ class Ticket:
         its soft budget is spent.
         """
         headers = _quota_headers(self.admission.requests, self.admission.tokens)
-        return headers if self._warning is None else headers | {WARNING_HEADER: self._warning}
+        return headers if self.warning is None else headers | {WARNING_HEADER: self.warning}
 
     async def reserve(self, request: EngineRequest, head: SharedHead | None = None) -> None:
-        """Take what `request` may use at most: its prompt, and all its sequences at their longest.
+        """Take what one `request` may use at most, see `Gate.reserve`."""
+        await self._gate.reserve([self], [(request, head)])
 
-        One that goes on behind `generated` tokens takes the rest of the answer only: the others
-        were paid for. Of its prompt `head` is a share group's. Raises `ApiError` 429; the ticket is
-        then settled, and the request stays counted. Raises 503 where it was let in, but by now the
-        time is up.
+    def begin(
+        self, admission: Admission, prompt: int, output: int, head: SharedHead | None
+    ) -> None:
+        """Its tokens are taken: its account begins, before its money is reserved. What is reserved
+        then is released also if the process dies.
         """
-        gate = self._gate
-        output = request.num_lines * request.sampling.max_tokens - request.num_generated
-        prompt = 0 if request.num_generated else len(request.prompt)
-        try:
-            self.admission = await gate._granted(
-                gate._limiter.reserve(self.admission, prompt + output)
-            )
-        except LimitExceeded as exceeded:
-            self._leave()
-            raise gate._refusal(exceeded) from None
-        except asyncio.CancelledError:
-            self._leave()  # `_granted` gives back what is taken yet
-            raise
-        await self._reserve_money(prompt, output, head)
-        if gate._has_ended:
-            raise shutting_down()
-
-    async def _reserve_money(self, prompt: int, output: int, head: SharedHead | None) -> None:
-        """Take of the tenant's budget, if it has one, what the request may cost.
-
-        Its account begins before: what is reserved is released also if the process dies.
-        """
-        gate, tenant, prices = self._gate, self._tenant, self._bill.prices
-        nanos = prices.most(prompt, output)
-        self.hold = gate._budgets.hold(tenant, self.admission.request_id, nanos)
+        self.admission = admission
+        nanos = self._bill.prices.most(prompt, output)
+        self.hold = self._gate._budgets.hold(self.tenant, admission.request_id, nanos)
         reservation = "" if self.hold is None else self.hold.name
         self._bill = structs.replace(
             self._bill, reservation=reservation, prompt_tokens=prompt, head=head
         )
-        self.slot = gate._booking.begin(self._bill)
-        if self.hold is None:
-            return
-        try:
-            self._warning = await gate._budgets.reserve(tenant, self.hold, prices)
-        except LimitExceeded as exceeded:
-            await self.release()
-            raise gate._refusal(exceeded) from None
+        self.slot = self._gate._booking.begin(self._bill)
 
     async def release(self) -> None:
         """Settle a request that was not handed to the engine; harmless after its end."""
         await self.settle(NOTHING)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """What the limiter knows to be over is over here as well."""
         if not self._settled:
             self._settled = True
             self._gate._tickets.discard(self)
-            if self._began is None:
-                self._gate._leave_queue(self._tenant.id)
+            self._leave_queue()
             self._gate._fewer.set()
+
+    def _leave_queue(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._gate._leave_queue(self.tenant.id)
 
     def first_token(self) -> None:
         """The request waits no longer: its first token is there. Harmless when repeated."""
         if self._began is None and not self._settled:
             self._began = perf_counter()
-            self._gate._leave_queue(self._tenant.id)
+            self._leave_queue()
 
     async def settle(self, used: Used) -> None:
         """Account for the end with what was really used; only the first call counts.
@@ -276,7 +311,7 @@ class Ticket:
         if self._settled:
             return
         gate, began = self._gate, self._began
-        self._leave()
+        self.leave()
         stream_seconds = 0.0 if began is None else perf_counter() - began
         slot, self.slot = self.slot, None
         cost = gate._booking.request(self._bill, used, slot, stream_seconds=stream_seconds)
@@ -284,6 +319,12 @@ class Ticket:
             gate._budgets.settle(self.hold, cost)
         tokens = used.prompt_tokens + used.output_tokens
         await asyncio.shield(gate._finish(gate._limiter.settle(self.admission, tokens)))
+
+
+def _most(request: EngineRequest) -> tuple[int, int]:
+    """The tokens of prompt and output that a request may take."""
+    output = request.num_lines * request.sampling.max_tokens - request.num_generated
+    return 0 if request.num_generated else len(request.prompt), output
 
 
 def limit_error(exceeded: LimitExceeded) -> ApiError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
@@ -54,6 +55,18 @@ class ModelNames:
         if name is not None and name not in (self.model_id, self.model_id.rsplit("/", 1)[-1]):
             message = f"The model '{name}' does not exist; this service has '{self.model_id}'."
             raise ApiError(404, message, code="model_not_found", param="model")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that has all that it may use; to be started, or else released."""
+
+    _ticket: Ticket
+    start: Callable[[], Generation]
+
+    async def release(self) -> None:
+        """Give it back; harmless after its start has ended."""
+        await self._ticket.release()
 
 
 class Generations:
@@ -107,30 +120,63 @@ class Generations:
         Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`: nothing runs
         then, and the tenant has used up one request at most.
         """
+        (ready,) = await self.prepare(principal, [request], on_socket)
+        return ready.start()
+
+    async def prepare(
+        self,
+        principal: Principal,
+        requests: Sequence[GenerationRequest],
+        on_socket: SocketHistory | None = None,
+    ) -> list[Ready]:
+        """Have requests that belong together admitted, all or none, before any of them runs.
+
+        Each must be started or released. Raises what `begin` raises: nothing runs then, and the
+        tenant has used up as many requests at most.
+        """
         asked_at = perf_counter()
         self._gate.check()
-        self._names.check(request.model)
         info = self._engine.info
-        request.candidates.check(info.max_running_sequences)
-        check_held(request, info)
-        ticket = await self._gate.admit(principal)
-        async with _released_unless_started(ticket):
-            request, named = await self._resolved(principal, request, on_socket)
-            prompt = await self._prompt(principal, request, on_socket)
-            asked_of = engine_request(principal, request, prompt, info, self._defaults)
-            prompt = self._described(principal, request, prompt, asked_of, info)
-            asked = Asked(
-                request=await self._held(request, asked_of, prompt, info),
-                prompt=prompt,
-                comparison=await self._compared(request, prompt, asked_of, on_socket),
-                stop=request.sampling.stop_strings,
-                engine_kind=info.hash_extras,
-                tools=request.tools,
-                grammar_field=request.constraint.field if request.constraint else "tools",
-            )
-            generation = await self._start(principal, asked, ticket, info, asked_at)
-            generation.named = named
-            return generation
+        for request in requests:
+            self._names.check(request.model)
+            request.candidates.check(info.max_running_sequences)
+            check_held(request, info)
+        streams = [request.candidates.width for request in requests]
+        tickets = await self._gate.admit_all(principal, streams)
+        async with _released_unless_started(tickets):
+            found = [await self._asked(principal, one, on_socket, info) for one in requests]
+            heads = [
+                shared_head(asked.request, principal.group, info.block_size) for asked, _ in found
+            ]
+            requested = [asked.request for asked, _ in found]
+            await self._gate.reserve(tickets, list(zip(requested, heads, strict=True)))
+            return [
+                Ready(ticket, partial(self._start, principal, asked, ticket, asked_at, named))
+                for ticket, (asked, named) in zip(tickets, found, strict=True)
+            ]
+
+    async def _asked(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        on_socket: SocketHistory | None,
+        info: EngineInfo,
+    ) -> tuple[Asked, dict[str, bytes]]:
+        """What the engine is to be asked, and what names of items in the request stand for."""
+        request, named = await self._resolved(principal, request, on_socket)
+        prompt = await self._prompt(principal, request, on_socket)
+        asked_of = engine_request(principal, request, prompt, info, self._defaults)
+        prompt = self._described(principal, request, prompt, asked_of, info)
+        asked = Asked(
+            request=await self._held(request, asked_of, prompt, info),
+            prompt=prompt,
+            comparison=await self._compared(request, prompt, asked_of, on_socket),
+            stop=request.sampling.stop_strings,
+            engine_kind=info.hash_extras,
+            tools=request.tools,
+            grammar_field=request.constraint.field if request.constraint else "tools",
+        )
+        return asked, named
 
     async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
         """Go on with a generation that was suspended, in this process or another.
@@ -141,10 +187,12 @@ class Generations:
         self._gate.check()
         info = self._engine.info
         again = renewed(interrupted.request, principal, interrupted.prompt, info)
-        ticket = await self._gate.admit(principal)
-        async with _released_unless_started(ticket):
+        (ticket,) = await self._gate.admit_all(principal, [again.num_lines])
+        async with _released_unless_started([ticket]):
             asked = replace(interrupted, request=again)
-            return await self._start(principal, asked, ticket, info, asked_at)
+            head = shared_head(again, principal.group, info.block_size)
+            await ticket.reserve(again, head)
+            return self._start(principal, asked, ticket, asked_at)
 
     def unheeded(self, message: Wire) -> list[str]:
         """See `ReasoningStyle`."""
@@ -258,12 +306,15 @@ class Generations:
         check_request(held, info)
         return held
 
-    async def _start(
-        self, principal: Principal, asked: Asked, ticket: Ticket, info: EngineInfo, asked_at: float
+    def _start(
+        self,
+        principal: Principal,
+        asked: Asked,
+        ticket: Ticket,
+        asked_at: float,
+        named: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Generation:
-        """Take what it may use, and hand it to the engine."""
-        head = shared_head(asked.request, principal.group, info.block_size)
-        await ticket.reserve(asked.request, head)
+        """Hand it to the engine."""
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
         generation = Generation(
@@ -278,6 +329,7 @@ class Generations:
             self._template.reasoning.sifter,
         )
         generation.timeline.asked = asked_at
+        generation.named = named
         generation.end_with(self._connections.stream(principal, generation.fail))
         if self._tracing is not None:
             generation.end_with(self._tracing.following(generation))
@@ -289,10 +341,11 @@ class Generations:
 
 
 @asynccontextmanager
-async def _released_unless_started(ticket: Ticket) -> AsyncIterator[None]:
-    """Give back what a request has taken that does not come to its start."""
+async def _released_unless_started(tickets: Sequence[Ticket]) -> AsyncIterator[None]:
+    """Give back what requests have taken that do not come to their start."""
     try:
         yield
     except BaseException:
-        await ticket.release()
+        for ticket in tickets:
+            await ticket.release()
         raise

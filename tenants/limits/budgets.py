@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -33,22 +33,22 @@ _TOLD_SECONDS = 40 * 86_400
 _SHARED_SECONDS = 60.0
 """For how long what a tenant owes for its share group's prompts is believed."""
 
-# KEYS: meta, usage, spending, told, presumed, generation. ARGV: reservation, its amount, length of
-# a lease (seconds), month (YYYY-MM), what else was spent in it, hard and soft budget (empty is
-# none), 1 if somebody is told, today, the generation. Gives whether it is granted, what was spent,
-# what is reserved now, and which budgets are reached and not told yet.
+# KEYS: meta, usage, spending, told, presumed, generation. ARGV: what is asked for, length of a
+# lease (seconds), month (YYYY-MM), what else was spent in it, hard and soft budget (empty is
+# none), 1 if somebody is told, today, the generation, the reservations. Gives whether they are
+# granted, what was spent, what is reserved now, and which budgets are reached and not told yet.
 _RESERVE = Script(
     LIVES
     + HOLDS
     + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local amount, hard, soft = tonumber(ARGV[2]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local there, reached = lives({KEYS[1]}, KEYS[6], ARGV[10]), {}
-if there then book_expired(KEYS[3], KEYS[2], KEYS[5], now, ARGV[9]) end
+local amount, hard, soft = tonumber(ARGV[1]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local there, reached = lives({KEYS[1]}, KEYS[6], ARGV[9]), {}
+if there then book_expired(KEYS[3], KEYS[2], KEYS[5], now, ARGV[8]) end
 local days = {}
-for day = 1, 31 do days[day] = string.format('%s-%02d:cost_nanos', ARGV[4], day) end
-local spent, held = tonumber(ARGV[5]), 0
+for day = 1, 31 do days[day] = string.format('%s-%02d:cost_nanos', ARGV[3], day) end
+local spent, held = tonumber(ARGV[4]), 0
 for _, cost in ipairs(redis.call('HMGET', KEYS[2], unpack(days))) do
   spent = spent + (tonumber(cost) or 0)
 end
@@ -57,15 +57,17 @@ for _, hold in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
 end
 local granted = not hard or spent + held + amount <= hard
 local function tell(name, budget)
-  local field = ARGV[4] .. ':' .. name .. ':' .. budget
+  local field = ARGV[3] .. ':' .. name .. ':' .. budget
   if redis.call('HEXISTS', KEYS[4], field) == 0 then reached[#reached + 1] = name end
 end
-if there and ARGV[8] == '1' then
-  if soft and spent >= soft then tell('soft', ARGV[7]) end
-  if not granted then tell('hard', ARGV[6]) end
+if there and ARGV[7] == '1' then
+  if soft and spent >= soft then tell('soft', ARGV[6]) end
+  if not granted then tell('hard', ARGV[5]) end
 end
 if granted and there then
-  redis.call('ZADD', KEYS[3], string.format('%.0f', now + 1000 * ARGV[3]), ARGV[1])
+  for index = 10, #ARGV do
+    redis.call('ZADD', KEYS[3], string.format('%.0f', now + 1000 * ARGV[2]), ARGV[index])
+  end
   redis.call('PERSIST', KEYS[3])
   held = held + amount
 end
@@ -130,8 +132,8 @@ class Budgets:
             return None
         return Hold(tenant.id, f"{request_id}:{nanos}", nanos)
 
-    async def reserve(self, tenant: Tenant, hold: Hold, prices: Prices) -> str | None:
-        """Reserve what a request may cost; a warning where the soft budget is spent.
+    async def reserve(self, tenant: Tenant, holds: Sequence[Hold], prices: Prices) -> str | None:
+        """Reserve what requests may cost together; a warning where the soft budget is spent.
 
         Raises `LimitExceeded`; nothing is reserved then.
         """
@@ -139,16 +141,18 @@ class Budgets:
         month, hard = f"{now:%Y-%m}", _nanos(tenant.limits.hard_budget_micros)
         try:
             shared = await self._shared_cost(tenant.id, month)
-            granted, spent, held, reached = await self._ask(tenant, hold, f"{now:%Y-%m-%d}", shared)
+            granted, spent, held, reached = await self._ask(
+                tenant, holds, f"{now:%Y-%m-%d}", shared
+            )
         except StoreUnavailable:
-            if not self._take_locally(hold, month, hard):
-                raise _exceeded(tenant, hold, prices, now) from None
+            if not self._take_locally(holds, month, hard):
+                raise _exceeded(tenant, holds, prices, now) from None
             return None
         self._known[tenant.id] = _Known(month, None if hard is None else hard - spent - held)
         for threshold in reached:
             await self._tell(tenant, threshold, now, spent, prices)
         if not granted:
-            raise _exceeded(tenant, hold, prices, now)
+            raise _exceeded(tenant, holds, prices, now)
         soft = _nanos(tenant.limits.soft_budget_micros)
         if soft is None or spent < soft:
             return None
@@ -174,7 +178,7 @@ class Budgets:
             _log.debug("reservations are not renewed: %s", error)
 
     async def _ask(
-        self, tenant: Tenant, hold: Hold, today: str, shared: int
+        self, tenant: Tenant, holds: Sequence[Hold], today: str, shared: int
     ) -> tuple[bool, int, int, list[Threshold]]:
         budgets = map(_nanos, (tenant.limits.hard_budget_micros, tenant.limits.soft_budget_micros))
         granted, spent, held, reached = await self._redis.run_script(
@@ -188,8 +192,7 @@ class Budgets:
                 redis_keys.generation(tenant.id),
             ],
             [
-                hold.name,
-                hold.nanos,
+                sum(hold.nanos for hold in holds),
                 LEASE_SECONDS,
                 today[: len("YYYY-MM")],
                 shared,
@@ -197,6 +200,7 @@ class Budgets:
                 int(self._outbox is not None),
                 today,
                 generation_of(tenant),
+                *(hold.name for hold in holds),
             ],
         )
         return bool(granted), int(spent), int(held), [name.decode() for name in reached]
@@ -247,24 +251,28 @@ class Budgets:
             self._known.pop(change.tenant_id, None)
             self._shared.pop(change.tenant_id, None)
 
-    def _take_locally(self, hold: Hold, month: str, hard: int | None) -> bool:
-        known = self._known.get(hold.tenant_id)
+    def _take_locally(self, holds: Sequence[Hold], month: str, hard: int | None) -> bool:
+        tenant_id, nanos = holds[0].tenant_id, sum(hold.nanos for hold in holds)
+        known = self._known.get(tenant_id)
         if known is None or known.month != month:
-            known = self._known[hold.tenant_id] = _Known(month, hard)
+            known = self._known[tenant_id] = _Known(month, hard)
         if known.left is not None:
-            if known.taken + hold.nanos > known.left // self._limiter.replicas:
+            if known.taken + nanos > known.left // self._limiter.replicas:
                 return False
-            known.taken += hold.nanos
+            known.taken += nanos
         return True
 
 
-def _exceeded(tenant: Tenant, hold: Hold, prices: Prices, now: datetime) -> LimitExceeded:
+def _exceeded(
+    tenant: Tenant, holds: Sequence[Hold], prices: Prices, now: datetime
+) -> LimitExceeded:
     budget = shown(_nanos(tenant.limits.hard_budget_micros) or 0)
     year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
     begins = datetime(year, month, 1, tzinfo=UTC)
+    most = shown(sum(hold.nanos for hold in holds))
     message = (
         f"The hard budget of {budget} {prices.currency} for {now:%Y-%m} does not allow this "
-        f"request, which may cost {shown(hold.nanos)}. The next one begins at "
+        f"request, which may cost {most}. The next one begins at "
         f"{begins:%Y-%m-%dT%H:%M:%SZ}."
     )
     return LimitExceeded("budget", message, (begins - now).total_seconds())

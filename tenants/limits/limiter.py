@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -91,63 +91,83 @@ class Limiter:
         return self._replicas
 
     async def admit(self, tenant: Tenant, request_id: str) -> Admission:
-        """Count one request, and one stream for as long as it runs.
+        """Count one request, see `admit_all`."""
+        (admission,) = await self.admit_all(tenant, [request_id])
+        return admission
 
-        To be asked before any work is done for it. Who is admitted must `settle`, whatever becomes
-        of the request. Raises `LimitExceeded`; nothing is counted then.
+    async def admit_all(self, tenant: Tenant, request_ids: Sequence[str]) -> list[Admission]:
+        """Count requests, and their streams for as long as each runs: all of them, or none.
+
+        To be asked before any work is done for them; `request_name` gives ids. Who is admitted must
+        `settle` each, whatever becomes of it. Raises `LimitExceeded`; nothing is counted then.
         """
         limits = tenant.limits.over(self.defaults)
         shared = _counts(tenant.limits.over(NO_LIMITS))
         verdict = Verdict("", 0, 0, 0, 0)
         if _counts_requests(limits) and not shared:
-            verdict = self._local.admit(tenant.id, limits, request_id, 1)
+            verdict = self._local.admit(tenant.id, limits, request_ids, 1)
         elif _counts_requests(limits):
             try:
-                verdict = await self._admit_in_redis(tenant, limits, request_id)
+                verdict = await self._admit_in_redis(tenant, limits, request_ids)
             except StoreUnavailable:
-                verdict = self._local.admit(tenant.id, limits, request_id, self._replicas)
+                verdict = self._local.admit(tenant.id, limits, request_ids, self._replicas)
             else:
                 if not verdict.limited:
-                    self._local.note_admitted(tenant.id, limits, request_id)
+                    self._local.note_admitted(tenant.id, limits, request_ids)
         if verdict.limited:
-            raise verdict.error(limits, 0)
-        return Admission(
-            tenant_id=tenant.id,
-            request_id=request_id,
-            limits=limits,
-            shared=shared,
-            requests=verdict.requests(limits),
-            tokens=verdict.tokens(limits),
-            generation=generation_of(tenant),
-        )
+            raise verdict.error(limits)
+        return [
+            Admission(
+                tenant_id=tenant.id,
+                request_id=request_id,
+                limits=limits,
+                shared=shared,
+                requests=verdict.requests(limits),
+                tokens=verdict.tokens(limits),
+                generation=generation_of(tenant),
+            )
+            for request_id in request_ids
+        ]
 
     async def reserve(self, admission: Admission, tokens: int) -> Admission:
-        """Take what an admitted request may use at most, prompt and output together.
+        """Take what one request may use, see `reserve_all`."""
+        (reserved,) = await self.reserve_all([admission], [tokens])
+        return reserved
 
-        Raises `LimitExceeded`; the request is then no stream any more, but it stays counted.
+    async def reserve_all(
+        self, admissions: Sequence[Admission], tokens: Sequence[int]
+    ) -> list[Admission]:
+        """Take what each of a tenant's admitted requests may use at most, prompt and output.
+
+        Raises `LimitExceeded`; they are then no streams any more, but they stay counted.
         """
-        limits, tenant_id, request_id = admission.limits, admission.tenant_id, admission.request_id
-        if not admission.shared or not _counts_tokens(limits):
-            return replace(admission, taken_tokens=tokens)
+        limits, tenant_id = admissions[0].limits, admissions[0].tenant_id
+        asked = {one.request_id: count for one, count in zip(admissions, tokens, strict=True)}
+        if not admissions[0].shared or not _counts_tokens(limits):
+            return [replace(one, taken_tokens=asked[one.request_id]) for one in admissions]
         day = None
         try:
-            verdict = await self._reserve_in_redis(admission, tokens)
+            verdict = await self._reserve_in_redis(admissions[0], asked)
         except StoreUnavailable:
-            verdict = self._local.reserve(tenant_id, limits, request_id, tokens, self._replicas)
+            verdict = self._local.reserve(tenant_id, limits, asked, self._replicas)
         else:
             day = verdict.day
             if not verdict.limited:
-                self._local.note_reserved(tenant_id, limits, request_id, tokens)
+                self._local.note_reserved(tenant_id, limits, asked)
         if verdict.limited:
-            self._local.note_settled(tenant_id, request_id, 0)
-            raise verdict.error(limits, tokens)
-        return replace(
-            admission,
-            requests=verdict.requests(limits),
-            tokens=verdict.tokens(limits),
-            taken_tokens=tokens,
-            day=day,
-        )
+            for request_id in asked:
+                self._local.note_settled(tenant_id, request_id, 0)
+            raise verdict.error(limits, sum(tokens))
+        return [
+            replace(
+                one,
+                requests=verdict.requests(limits),
+                tokens=verdict.tokens(limits),
+                taken_tokens=asked[one.request_id],
+                day=day,
+            )
+            for one in admissions
+        ]
 
     async def settle(self, admission: Admission, used_tokens: int) -> None:
         """End a request that used so many tokens; the rest is given back, once.
@@ -183,7 +203,7 @@ class Limiter:
         except StoreUnavailable:
             opened = len(mine) < most and len(mine) < max(1, most // self._replicas)
         if not opened:
-            raise Verdict("sockets", STREAM_RETRY, 0, 0, 0).error(limits, 0)
+            raise Verdict("sockets", STREAM_RETRY, 0, 0, 0).error(limits)
         mine.add(socket_id)
 
     async def close_socket(self, tenant: Tenant, socket_id: str) -> None:
@@ -226,36 +246,35 @@ class Limiter:
             self._unsettled.pop(request_id, None)
 
     async def _admit_in_redis(
-        self, tenant: Tenant, limits: TenantLimits, request_id: str
+        self, tenant: Tenant, limits: TenantLimits, request_ids: Sequence[str]
     ) -> Verdict:
         reply = await self._redis.run_script(
             ADMIT,
             _keys(tenant.id),
             [
-                request_id,
                 self._lease,
                 _argument(limits.requests_per_minute),
                 _argument(limits.tokens_per_minute),
                 _argument(limits.concurrent_streams),
                 generation_of(tenant),
+                *request_ids,
             ],
         )
         limited, *times = reply
         return Verdict(limited.decode(), *times)
 
-    async def _reserve_in_redis(self, admission: Admission, tokens: int) -> Verdict:
-        limits = admission.limits
+    async def _reserve_in_redis(self, one: Admission, asked: Mapping[str, int]) -> Verdict:
+        limits = one.limits
         reply = await self._redis.run_script(
             RESERVE,
-            _keys(admission.tenant_id),
+            _keys(one.tenant_id),
             [
-                admission.request_id,
                 self._lease,
-                tokens,
                 _argument(limits.requests_per_minute),
                 _argument(limits.tokens_per_minute),
                 _argument(limits.tokens_per_day),
-                admission.generation,
+                one.generation,
+                *(word for pair in asked.items() for word in pair),
             ],
         )
         limited, *times = reply

@@ -8,14 +8,17 @@ evenly over the replicas.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from tenants.limits.scripts import STREAM_RETRY
+from tenants.limits.scripts import STREAM_RETRY, streams_of
 from tenants.limits.verdict import DAY, MINUTE, Limit, Verdict
 from tenants.records import TenantLimits
+
+NEVER = 2**62
+"""Longer than any wait: it will never fit."""
 
 
 class _Hold(NamedTuple):
@@ -24,6 +27,7 @@ class _Hold(NamedTuple):
     tokens: int
     limit: int | None
     day: int
+    streams: int
 
 
 class _Tenant:
@@ -42,6 +46,10 @@ class _Tenant:
         """How long the bucket would refill all that running requests have taken."""
         return sum(_cost(hold.tokens, hold.limit) for hold in self.streams.values())
 
+    def num_streams(self) -> int:
+        """Streams that running requests count as."""
+        return sum(hold.streams for hold in self.streams.values())
+
 
 class LocalEstimate:
     """All tenants as this process sees them; `clock` gives Unix seconds."""
@@ -51,29 +59,32 @@ class LocalEstimate:
         self._tenants: dict[str, _Tenant] = {}
 
     def admit(
-        self, tenant_id: str, limits: TenantLimits, request_id: str, replicas: int
+        self, tenant_id: str, limits: TenantLimits, request_ids: Sequence[str], replicas: int
     ) -> Verdict:
-        """Count a request and a stream, out of a share of the limits; nothing if it is too much."""
+        """Count requests and streams, out of a share of the limits; nothing if it is too much."""
         now = self._now()
         mine = _share(limits, replicas)
         tenant = self._tenant(tenant_id, now)
         requests = max(tenant.requests_full_at, now)
-        waits: dict[Limit, int] = {
-            "requests": requests + _cost(1, mine.requests_per_minute) - MINUTE - now
-        }
-        most = mine.concurrent_streams
-        if most is not None and len(tenant.streams) >= most:
+        count, cost = len(request_ids), _cost(len(request_ids), mine.requests_per_minute)
+        waits: dict[Limit, int] = {"requests": requests + cost - MINUTE - now}
+        if limits.requests_per_minute is not None and count > limits.requests_per_minute:
+            waits["requests"] = NEVER
+        most, more = mine.concurrent_streams, sum(map(streams_of, request_ids))
+        if limits.concurrent_streams is not None and more > limits.concurrent_streams:
+            waits["streams"] = NEVER
+        elif most is not None and tenant.num_streams() + more > most:
             waits["streams"] = STREAM_RETRY
         verdict = self._verdict(tenant, waits, now)
         if not verdict.limited:
-            self.note_admitted(tenant_id, mine, request_id)
+            self.note_admitted(tenant_id, mine, request_ids)
         return self._verdict(tenant, waits, self._now())
 
     def reserve(
-        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int, replicas: int
+        self, tenant_id: str, limits: TenantLimits, asked: Mapping[str, int], replicas: int
     ) -> Verdict:
-        """Take what a request may use, out of a share of the limits; nothing if it is too much."""
-        now = self._now()
+        """Take what requests may use, out of a share of the limits; nothing if it is too much."""
+        now, tokens = self._now(), sum(asked.values())
         mine = _share(limits, replicas)
         tenant = self._tenant(tenant_id, now)
         budget = max(tenant.tokens_full_at, now)
@@ -84,27 +95,31 @@ class LocalEstimate:
             waits["tokens_per_day"] = DAY - now % DAY
         verdict = self._verdict(tenant, waits, now)
         if not verdict.limited:
-            self.note_reserved(tenant_id, mine, request_id, tokens)
+            self.note_reserved(tenant_id, mine, asked)
         return self._verdict(tenant, waits, self._now())
 
-    def note_admitted(self, tenant_id: str, limits: TenantLimits, request_id: str) -> None:
-        """Count a request that somebody else has admitted. A bucket is at worst empty."""
+    def note_admitted(
+        self, tenant_id: str, limits: TenantLimits, request_ids: Sequence[str]
+    ) -> None:
+        """Count requests that somebody else has admitted. A bucket is at worst empty."""
         now = self._now()
         tenant = self._tenant(tenant_id, now)
-        requests = max(tenant.requests_full_at, now) + _cost(1, limits.requests_per_minute)
-        tenant.requests_full_at = min(requests, now + MINUTE)
-        tenant.streams[request_id] = _Hold(0, limits.tokens_per_minute, tenant.day)
+        cost = _cost(len(request_ids), limits.requests_per_minute)
+        tenant.requests_full_at = min(max(tenant.requests_full_at, now) + cost, now + MINUTE)
+        for one in request_ids:
+            hold = _Hold(0, limits.tokens_per_minute, tenant.day, streams_of(one))
+            tenant.streams[one] = hold
 
-    def note_reserved(
-        self, tenant_id: str, limits: TenantLimits, request_id: str, tokens: int
-    ) -> None:
-        """Count tokens that somebody else has let a request take."""
-        now = self._now()
+    def note_reserved(self, tenant_id: str, limits: TenantLimits, asked: Mapping[str, int]) -> None:
+        """Count tokens that somebody else has let requests take."""
+        now, tokens = self._now(), sum(asked.values())
         tenant = self._tenant(tenant_id, now)
         budget = max(tenant.tokens_full_at, now) + _cost(tokens, limits.tokens_per_minute)
         tenant.tokens_full_at = min(budget, now + MINUTE)
         tenant.day_tokens += tokens
-        tenant.streams[request_id] = _Hold(tokens, limits.tokens_per_minute, tenant.day)
+        for one, count in asked.items():
+            hold = _Hold(count, limits.tokens_per_minute, tenant.day, streams_of(one))
+            tenant.streams[one] = hold
 
     def note_settled(self, tenant_id: str, request_id: str, used_tokens: int) -> None:
         """Give back what a request did not use; once, however often this is called."""
@@ -142,7 +157,7 @@ class LocalEstimate:
         limited, wait = max(waits.items(), key=lambda item: item[1])
         return Verdict(
             limited=limited if wait > 0 else "",
-            wait=max(0, wait),
+            wait=-1 if wait == NEVER else max(0, wait),
             requests_reset=max(0, tenant.requests_full_at - now),
             tokens_reset=max(0, tenant.tokens_full_at - now),
             day=tenant.day,

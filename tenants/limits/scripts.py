@@ -13,6 +13,18 @@ from tenants.connection import Script
 from tenants.generations import LIVES
 from tenants.limits.verdict import DAY, MINUTE
 
+
+def request_name(unique: str, streams: int = 1) -> str:
+    """The id of a request that counts as so many streams: each has a member in `streams`."""
+    return unique if streams == 1 else f"{unique}*{streams}"
+
+
+def streams_of(request_id: str) -> int:
+    """How many streams a request counts as."""
+    _, star, count = request_id.rpartition("*")
+    return int(count) if star else 1
+
+
 STREAM_RETRY = 1_000_000
 """When to try again where something must end first: nobody knows, so soon (microseconds)."""
 
@@ -39,68 +51,86 @@ local function bucket(name, full_at, limit, amount)
   need(name, amount > limit and -1 or math.max(0, filled_at - MINUTE - now))
   return full_at, filled_at
 end
+local function members(id)
+  local names = {{id}}
+  for number = 2, tonumber(string.match(id, '%*(%d+)$') or 1) do
+    names[number] = id .. '/' .. number
+  end
+  return names
+end
+local function end_stream(streams, id) redis.call('ZREM', streams, unpack(members(id))) end
 local function keep_stream(streams, held, lease, id)
   local dead = redis.call('ZRANGEBYSCORE', streams, '-inf', whole(now - LATE))
   for _, gone in ipairs(dead) do
     redis.call('ZREM', streams, gone)
     redis.call('HDEL', held, gone)
   end
-  redis.call('ZADD', streams, whole(now + lease), id)
+  for _, member in ipairs(members(id)) do
+    redis.call('ZADD', streams, whole(now + lease), member)
+  end
   redis.call('PEXPIRE', streams, DAY / 1000)
 end
 """
 )
 
-# KEYS: meta, limits, streams, held, generation. ARGV: request id, length of a lease, the limits
-# (empty is none): requests and tokens a minute, streams; and the generation. Gives the fields of a
-# `Verdict`.
+# KEYS: meta, limits, streams, held, generation. ARGV: length of a lease, limits (empty is none):
+# requests and tokens a minute, streams; the generation; and the ids of requests that are admitted
+# together or not at all. Gives the fields of a `Verdict`.
 ADMIT = Script(
     _COMMON
     + f"""
-local id, lease, stream_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
+local lease, stream_limit, ids = tonumber(ARGV[1]), tonumber(ARGV[4]), {{unpack(ARGV, 6)}}
 local state = redis.call('HMGET', KEYS[2], 'requests', 'tokens')
-local budget = bucket('tokens', state[2], tonumber(ARGV[4]), 0)
+local budget = bucket('tokens', state[2], tonumber(ARGV[3]), 0)
 longest, limited = 0, ''
-local requests, next_requests = bucket('requests', state[1], tonumber(ARGV[3]), 1)
-if stream_limit and redis.call('ZCOUNT', KEYS[3], whole(now), '+inf') >= stream_limit then
-  need('streams', {STREAM_RETRY})
+local requests, next_requests = bucket('requests', state[1], tonumber(ARGV[2]), #ids)
+if stream_limit then
+  local more = 0
+  for _, id in ipairs(ids) do more = more + #members(id) end
+  if more > stream_limit then need('streams', -1) end
+  if redis.call('ZCOUNT', KEYS[3], whole(now), '+inf') + more > stream_limit then
+    need('streams', {STREAM_RETRY})
+  end
 end
 if limited ~= '' then return {{limited, longest, requests - now, budget - now, today}} end
-if lives({{KEYS[1]}}, KEYS[5], ARGV[6]) then
+if lives({{KEYS[1]}}, KEYS[5], ARGV[5]) then
   redis.call('HSET', KEYS[2], 'requests', whole(next_requests))
   redis.call('PEXPIRE', KEYS[2], 2 * DAY / 1000)
-  keep_stream(KEYS[3], KEYS[4], lease, id)
+  for _, id in ipairs(ids) do keep_stream(KEYS[3], KEYS[4], lease, id) end
 end
 return {{'', 0, next_requests - now, budget - now, today}}
 """
 )
 
-# KEYS: meta, limits, streams, held, generation. ARGV: request id, length of a lease, tokens, the
-# limits (empty is none): requests and tokens a minute, tokens a day; and the generation. Gives the
-# fields of a `Verdict`; a request that is refused is no stream any more.
+# KEYS: meta, limits, streams, held, generation. ARGV: length of a lease, limits (empty is none):
+# requests and tokens a minute, tokens a day; the generation; and by turns, for what is reserved
+# together or not at all, a request's id and its tokens. Gives the fields of a `Verdict`; requests
+# that are refused are no streams any more.
 RESERVE = Script(
     _COMMON
     + """
-local id, lease, tokens = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local day_limit = tonumber(ARGV[6])
+local lease, day_limit, tokens = tonumber(ARGV[1]), tonumber(ARGV[4]), 0
+for index = 6, #ARGV, 2 do tokens = tokens + tonumber(ARGV[index + 1]) end
 local state = redis.call('HMGET', KEYS[2], 'requests', 'tokens', 'day', 'day_tokens')
-local requests = bucket('requests', state[1], tonumber(ARGV[4]), 0)
+local requests = bucket('requests', state[1], tonumber(ARGV[2]), 0)
 longest, limited = 0, ''
-local budget, next_budget = bucket('tokens', state[2], tonumber(ARGV[5]), tokens)
+local budget, next_budget = bucket('tokens', state[2], tonumber(ARGV[3]), tokens)
 local day_tokens = tonumber(state[3]) == today and tonumber(state[4]) or 0
 if day_limit and day_tokens + tokens > day_limit then
   need('tokens_per_day', tokens > day_limit and -1 or DAY - now % DAY)
 end
 if limited ~= '' then
-  redis.call('ZREM', KEYS[3], id)
+  for index = 6, #ARGV, 2 do end_stream(KEYS[3], ARGV[index]) end
   return {limited, longest, requests - now, budget - now, today}
 end
-if lives({KEYS[1]}, KEYS[5], ARGV[7]) then
+if lives({KEYS[1]}, KEYS[5], ARGV[5]) then
   redis.call('HSET', KEYS[2], 'tokens', whole(next_budget),
     'day', today, 'day_tokens', whole(day_tokens + tokens))
   redis.call('PEXPIRE', KEYS[2], 2 * DAY / 1000)
-  keep_stream(KEYS[3], KEYS[4], lease, id)
-  redis.call('HSET', KEYS[4], id, tokens)
+  for index = 6, #ARGV, 2 do
+    keep_stream(KEYS[3], KEYS[4], lease, ARGV[index])
+    redis.call('HSET', KEYS[4], ARGV[index], ARGV[index + 1])
+  end
   redis.call('PEXPIRE', KEYS[4], DAY / 1000)
 end
 return {'', 0, requests - now, next_budget - now, today}
@@ -123,7 +153,7 @@ if not day then
   redis.call('PEXPIRE', KEYS[6], LATE / 1000)
 end
 local taken = tonumber(redis.call('HGET', KEYS[4], id))
-redis.call('ZREM', KEYS[3], id)
+end_stream(KEYS[3], id)
 redis.call('HDEL', KEYS[4], id)
 if day and not taken then return end
 taken = taken or 0
@@ -172,7 +202,9 @@ RENEW = Script(
     _COMMON
     + """
 for index = 2, #ARGV do
-  redis.call('ZADD', KEYS[1], 'XX', whole(now + tonumber(ARGV[1])), ARGV[index])
+  for _, member in ipairs(members(ARGV[index])) do
+    redis.call('ZADD', KEYS[1], 'XX', whole(now + tonumber(ARGV[1])), member)
+  end
 end
 """
 )

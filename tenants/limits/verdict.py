@@ -66,7 +66,7 @@ class Verdict(msgspec.Struct, frozen=True):
         """What is left of the tokens a minute."""
         return _quota(limits.tokens_per_minute, self.tokens_reset)
 
-    def error(self, limits: TenantLimits, tokens: int) -> LimitExceeded:
+    def error(self, limits: TenantLimits, tokens: int = 0) -> LimitExceeded:
         """What a request that may take `tokens` is told."""
         assert self.limited
         assert self.limited != "budget"
@@ -74,13 +74,16 @@ class Verdict(msgspec.Struct, frozen=True):
             "requests": f"{limits.requests_per_minute} requests a minute are allowed.",
             "tokens": f"{limits.tokens_per_minute} tokens a minute are allowed.",
             "tokens_per_day": f"{limits.tokens_per_day} tokens a day are allowed.",
-            "streams": f"{limits.concurrent_streams} requests may run at once.",
+            "streams": f"{limits.concurrent_streams} answers may be generated at once.",
             "sockets": f"{limits.sockets} sockets may be open at once.",
         }[self.limited]
         if self.limited in ("tokens", "tokens_per_day"):
             message += f" This request may take {tokens}, prompt and output together."
+            less = "lower its maximal output, or shorten its prompt"
+        else:
+            less = "ask for fewer answers, or send fewer prompts, at once"
         if self.wait < 0:
-            message += " It can never be served; lower its maximal output, or shorten its prompt."
+            message += f" It can never be served; {less}."
         return LimitExceeded(
             self.limited,
             message,

@@ -247,7 +247,7 @@ async def test_a_reader_that_leaves_ends_all_answers(world: World) -> None:
 async def test_every_line_is_reserved_and_the_request_is_metered_as_one(
     world: World, extra: dict[str, Any], lines: int, output: int
 ) -> None:
-    await world.limit("acme", tokens_per_minute=1000, concurrent_streams=1)
+    await world.limit("acme", tokens_per_minute=1000, concurrent_streams=lines)
     world.engine.answers = ["abc", "de", "f", "ghij"]
     client = world.client().chat.completions.with_raw_response
     for attempt in range(3):  # each reserves far more than a third of the bucket

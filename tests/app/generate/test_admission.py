@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -35,24 +36,32 @@ class SlowLimiter(Limiter):
         self.taken: list[int] = []
         self.settled: list[int] = []
 
-    async def admit(self, tenant: Tenant, request_id: str) -> Admission:
+    async def admit_all(self, tenant: Tenant, request_ids: Sequence[str]) -> list[Admission]:
         await self.may.wait()
-        self.admitted += 1
-        return Admission(
-            tenant_id=tenant.id,
-            request_id=request_id,
-            limits=tenant.limits,
-            shared=True,
-            requests=None,
-            tokens=None,
-        )
+        self.admitted += len(request_ids)
+        return [
+            Admission(
+                tenant_id=tenant.id,
+                request_id=request_id,
+                limits=tenant.limits,
+                shared=True,
+                requests=None,
+                tokens=None,
+            )
+            for request_id in request_ids
+        ]
 
-    async def reserve(self, admission: Admission, tokens: int) -> Admission:
+    async def reserve_all(
+        self, admissions: Sequence[Admission], tokens: Sequence[int]
+    ) -> list[Admission]:
         await self.may.wait()
         if self.refuses is not None:
             raise self.refuses
-        self.taken.append(tokens)
-        return structs.replace(admission, taken_tokens=tokens)
+        self.taken += tokens
+        return [
+            structs.replace(one, taken_tokens=count)
+            for one, count in zip(admissions, tokens, strict=True)
+        ]
 
     async def settle(self, admission: Admission, used_tokens: int) -> None:
         await self.may.wait()

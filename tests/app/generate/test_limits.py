@@ -14,6 +14,7 @@ import openai
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from tenants.prices import Prices
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World, eventually
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -221,6 +222,73 @@ async def test_concurrent_streams_are_counted_until_they_end(
     world.engine.release()
     assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
     assert (await http.post("/v1/responses", json=RESPONSE)).status_code == 200
+
+
+@pytest.mark.parametrize("extra", [{"n": 2}, {"best_of": 2, "stream": False}], ids=str)
+async def test_each_answer_that_is_generated_is_a_stream(
+    world: World, http: httpx.AsyncClient, extra: dict[str, object]
+) -> None:
+    await world.limit("acme", concurrent_streams=3)
+    world.engine.hold_after = 2
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 4} | extra
+    running = asyncio.create_task(http.post("/v1/completions", json=body))
+    await eventually(lambda: len(world.engine.active) == 1)
+    refused = await http.post("/v1/completions", json=body)
+    assert refused.json()["error"]["code"] == "concurrent_streams_exceeded"
+    assert "retry-after" in refused.headers
+    alone = asyncio.create_task(http.post("/v1/responses", json=RESPONSE))
+    await eventually(lambda: len(world.engine.active) == 2)
+    world.engine.release()
+    assert [answer.status_code for answer in await asyncio.gather(running, alone)] == [200, 200]
+    never = await http.post("/v1/completions", json=body | {"n": 4, "best_of": 4, "stream": False})
+    assert never.status_code == 429
+    assert "never" in never.json()["error"]["message"]
+    assert (await http.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("small", "code"),
+    [
+        ({"requests_per_minute": 20}, "rate_limit_exceeded"),
+        ({"tokens_per_minute": 200}, "rate_limit_exceeded"),
+        ({"tokens_per_day": 200}, "tokens_per_day_exceeded"),
+        ({"concurrent_streams": 20}, "concurrent_streams_exceeded"),
+    ],
+    ids=str,
+)
+async def test_prompts_are_admitted_together_before_any_of_them_runs(
+    world: World, http: httpx.AsyncClient, small: dict[str, int], code: str
+) -> None:
+    await world.limit("acme", **small)
+    body = {"model": MODEL, "prompt": ["hello"] * 32, "max_tokens": 8}
+    refused = await http.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, code)
+    assert "never" in refused.json()["error"]["message"]
+    assert world.engine.requests == []
+    fewer = await http.post("/v1/completions", json=body | {"prompt": ["hello"] * 3})
+    assert fewer.status_code == 200
+    await world.metered("acme", 3, fewer.json()["usage"]["total_tokens"])
+    streams = await world.redis.execute("EXISTS", "pw:{acme}:streams")
+    assert streams == 0
+
+
+class TestPriced:
+    @pytest.fixture
+    def prices(self) -> Prices:
+        return Prices(currency="EUR", output=1000)
+
+    async def test_a_budget_is_asked_once_for_all_prompts(
+        self, world: World, http: httpx.AsyncClient
+    ) -> None:
+        await world.limit("acme", hard_budget_micros=100)
+        body = {"model": MODEL, "prompt": ["hello"] * 32, "max_tokens": 8}
+        refused = await http.post("/v1/completions", json=body)
+        assert refused.json()["error"]["code"] == "insufficient_quota"
+        assert world.engine.requests == []
+        ten = await http.post("/v1/completions", json=body | {"prompt": ["hello"] * 10})
+        assert ten.status_code == 200
+        await world.metered("acme", 10, ten.json()["usage"]["total_tokens"])
+        assert await world.redis.execute("EXISTS", "pw:{acme}:spending") == 0
 
 
 async def test_requests_without_a_first_token_are_counted_as_queued(

@@ -98,7 +98,7 @@ async def _serve(life: Life) -> None:
             prompt_tokens=PROMPT_TOKENS,
         )
         slot = booking.begin(bill)
-        await budgets.reserve(tenant, hold, PRICES)
+        await budgets.reserve(tenant, [hold], PRICES)
         for token in range(OUTPUT_TOKENS):
             slot.note_output(token + 1)
             os.write(given, b".")  # a client has it

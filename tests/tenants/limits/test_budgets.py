@@ -37,7 +37,7 @@ class Process:
     async def take(self, tenant: Tenant, name: str, nanos: int) -> tuple[Hold, str | None]:
         hold = self.budgets.hold(tenant, name, nanos)
         assert hold is not None
-        return hold, await self.budgets.reserve(tenant, hold, PRICES)
+        return hold, await self.budgets.reserve(tenant, [hold], PRICES)
 
     def settle(self, hold: Hold, nanos: int) -> None:
         self.meter.add(hold.tenant_id, cost_nanos=nanos)

@@ -186,11 +186,11 @@ def test_a_tenant_that_is_idle_for_a_day_is_forgotten() -> None:
     limits = TenantLimits(tokens_per_minute=100, tokens_per_day=100)
     local = LocalEstimate(clock)
     for name in ("acme", "umbra"):
-        local.note_admitted(name, limits, "r1")
-        local.note_reserved(name, limits, "r1", 100)
+        local.note_admitted(name, limits, ["r1"])
+        local.note_reserved(name, limits, {"r1": 100})
     local.note_settled("acme", "r1", 100)
     local.forget_idle()
-    assert local.reserve("acme", limits, "r2", 1, 1).limited
+    assert local.reserve("acme", limits, {"r2": 1}, 1).limited
     clock.now += 86400
     local.forget_idle()
     assert sorted(local._tenants) == ["umbra"]  # it has a request that runs
