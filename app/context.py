@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.admin.write_rate import WriteRate
 from app.chat.stored import StoredCompletions
 from app.conversations.store import ConversationStore
 from app.generate.admission import Gate
@@ -51,6 +52,7 @@ class Service:
     warmer: Warmer
     lease_booking: LeaseBooking
     left_usage: LeftUsage
+    write_rate: WriteRate
     workers: Workers
     intake: Intake
     draining: Draining

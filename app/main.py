@@ -173,6 +173,7 @@ def service_bounds(settings: Settings) -> Bounds:
         response_ttl_seconds=settings.response_ttl_seconds,
         resume_grace_seconds=settings.resume_grace_seconds,
         metrics_tenants=settings.metrics_tenants,
+        admin_writes_per_minute=settings.admin_writes_per_minute,
         default_max_output_tokens=settings.default_max_output_tokens,
         lease_seconds=settings.lease_seconds,
         ignores_unknown_fields=settings.unknown_fields == "ignore",

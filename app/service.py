@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from app.admin.door import Door
 from app.admin.mount import admin_routes
 from app.admin.scraping import Scraping, metrics_route
+from app.admin.write_rate import WriteRate
 from app.chat.stored import StoredCompletions
 from app.console.chat import operators_chat
 from app.console.pages import console_routes
@@ -160,6 +161,7 @@ def _assembled(
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
         left_usage=LeftUsage(stores.usage),
         lease_booking=LeaseBooking(engine, booking, stores.usage),
+        write_rate=WriteRate(bounds.admin_writes_per_minute),
         workers=workers,
         intake=Intake(bounds),
         draining=Draining(gate),

@@ -320,6 +320,10 @@ class Settings(BaseSettings):
         ge=16 * 1024**2,
         description="Memory of the embedded store; full, it refuses writes.",
     )
+    admin_writes_per_minute: DefaultCount = Field(
+        600,
+        description="Writes that each holder of an admin token, or person, may make in a replica.",
+    )
     audit_max_entries: Count = Field(
         1_000_000, description="Admin writes that the audit keeps, about; older ones are dropped."
     )

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from app.setting_kinds import paths
 from app.settings import Settings
@@ -85,7 +86,12 @@ class Stores:
         limiter, outbox = Limiter(redis, defaults=default_limits), Outbox(redis)
         keyring = Keyring(redis, peppers)
         tenants = tenant_store(redis, peppers, audit_max_entries=audit_max_entries)
-        prompts = SystemPrompts(redis, keyring, audit_max_entries=audit_max_entries)
+        prompts = SystemPrompts(
+            redis,
+            keyring,
+            audit_max_entries=audit_max_entries,
+            most_bytes=partial(_most_bytes, tenants, default_limits),
+        )
         return cls(
             tenants=tenants,
             operator_tokens=OperatorTokens(redis, peppers, audit_max_entries=audit_max_entries),
@@ -106,6 +112,13 @@ class Stores:
             outbox=outbox,
             usage=UsageMeter(redis, journal),
         )
+
+
+async def _most_bytes(tenants: TenantStore, defaults: TenantLimits, owner: str) -> int | None:
+    """How much may be stored of an owner; a share group has the default."""
+    if owner.startswith("@"):
+        return defaults.stored_bytes
+    return (await tenants.get_tenant(owner)).limits.over(defaults).stored_bytes
 
 
 class PublicTenantStore(TenantStore):

@@ -91,6 +91,10 @@ class StoreConflict(StoreError):
     """What is there does not allow this, or others keep changing it; nothing was changed."""
 
 
+class PromptsExceeded(StoreError):
+    """An owner has as many prompts, versions or bytes of them as it may; nothing was changed."""
+
+
 class TooLargeToStore(StoreError):
     """A blob is larger than all that its tenant may keep."""
 

@@ -147,6 +147,11 @@ def prompt(owner: str, name: str) -> str:
     return f"pw:{{{owner}}}:prompt:{name}"
 
 
+def prompt_bytes(owner: str) -> str:
+    """Hash: prompt name to the bytes of its versions, and all of them, see `prompt_room`."""
+    return f"pw:{{{owner}}}:prompt-bytes"
+
+
 def prompt_text(owner: str, text_digest: bytes) -> str:
     """Set: `name:version` of the prompts with the text of this digest, see `tenants.at_rest`."""
     return f"pw:{{{owner}}}:text:{text_digest.hex()}"

@@ -14,6 +14,7 @@ from tenants.at_rest.rewriting import rewrite
 from tenants.connection import GuardedRedis, Script
 from tenants.errors import InvalidField, StoreUnavailable, TooLargeToStore
 from tenants.generations import ANY, LIVES
+from tenants.prompt_room import TOTAL
 
 _OVERHEAD_BYTES = 512
 """What a blob takes besides its content, about: its key, and its place in the books."""
@@ -35,10 +36,11 @@ local function strike(key)
 end
 """
 
-# KEYS: and meta, generation. ARGV: the blob, milliseconds to keep it, how many bytes there may be
-# (empty is no limit), how the blob must begin that it replaces (empty is anyhow), when to list it
-# (empty is never), the generation that is meant. Those that expire first make room. Gives 2 where
-# there is not enough yet: call again; and 3 where another blob is there.
+# KEYS: and meta, generation, prompt-bytes. ARGV: the blob, milliseconds to keep it, how many bytes
+# there may be with the prompts' (empty is no limit), how the blob must begin that it replaces
+# (empty is anyhow), when to list it (empty is never), the generation that is meant. Those that
+# expire first make room. Gives 2 where there is not enough yet: call again; and 3 where another
+# blob is there.
 _SAVE = Script(
     LIVES
     + _BOOKS
@@ -50,6 +52,7 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local size, ttl, most = #ARGV[1] + {_OVERHEAD_BYTES}, tonumber(ARGV[2]), tonumber(ARGV[3])
+if most then most = most - tonumber(redis.call('HGET', KEYS[7], '{TOTAL}') or 0) end
 if most and size > most then return 0 end
 strike(blob_key)
 local gone = redis.call('ZRANGEBYSCORE', stored, '-inf', now, 'LIMIT', 0, {_GONE_AT_ONCE})
@@ -126,8 +129,8 @@ class StoredBlobs:
         if sealed is None:
             return True
         blob = head + sealed
-        beside = (redis_keys.meta(tenant_id), redis_keys.generation(tenant_id))
-        keys = [*_keys(tenant_id, key), *beside]
+        beside = redis_keys.meta, redis_keys.generation, redis_keys.prompt_bytes
+        keys = [*_keys(tenant_id, key), *(name(tenant_id) for name in beside)]
         given: list[bytes | int | str | float] = [
             blob,
             milliseconds,

@@ -17,11 +17,12 @@ from tenants import audit, redis_keys
 from tenants.at_rest.contents import decoded
 from tenants.at_rest.keyring import Keyring
 from tenants.cache import ReadThroughCache
-from tenants.commits import exists, field_holds
+from tenants.commits import Check, exists, field_holds
 from tenants.connection import Command, GuardedRedis, Script
 from tenants.errors import InvalidField, PromptNotFound
 from tenants.key_store import CACHE_SECONDS, STALE_SECONDS
 from tenants.owners import not_found
+from tenants.prompt_room import MostBytes, PromptRoom, no_limit
 from tenants.prompt_texts import PromptText, PromptTexts
 from tenants.records import (
     Change,
@@ -69,8 +70,11 @@ class SystemPrompts:
         cache_seconds: float = CACHE_SECONDS,
         stale_seconds: float = STALE_SECONDS,
         audit_max_entries: int = audit.MAX_ENTRIES,
+        most_bytes: MostBytes = no_limit,
     ) -> None:
+        """`most_bytes` tells how much an owner may store."""
         self._redis = redis
+        self._room = PromptRoom(redis, most_bytes)
         self._texts = PromptTexts(redis, keyring)
         self._writes = Writes(redis, audit_max_entries)
         # Keys: (owner, name, version or "") and (owner, SHA-256 of the text).
@@ -88,7 +92,8 @@ class SystemPrompts:
         """Register `text` as the newest version of prompt `name`, and make it the active one.
 
         A prompt's first version is active in any case. A text equal to the newest version's makes
-        no new one. Raises `InvalidField` ("name", "text"), `TenantNotFound`, `GroupNotFound`.
+        no new one. Raises `InvalidField` ("name", "text"), `TenantNotFound`, `GroupNotFound`, and
+        `PromptsExceeded` for more than the owner may have.
         """
         check_prompt_name(name)
         _check_text(text)
@@ -99,15 +104,16 @@ class SystemPrompts:
                 head = _Head(last=0, active=None)
             newest = None if head.active is None else await self._texts.read(owner, name, head.last)
             if newest is not None and newest.text == text:
-                body, commands = newest, list[Command]()
+                body, commands, checks = newest, list[Command](), list[Check]()
                 new = replace(head, active=head.last) if activate else head
             else:
                 body, version = PromptText(text, time.time()), head.last + 1
                 active = version if activate or head.active is None else head.active
                 new = replace(head, last=version, active=active)
-                commands = await self._texts.adding(owner, name, version, body)
+                checks, books = await self._room.adding(owner, name, text)
+                commands = [*await self._texts.adding(owner, name, version, body), *books]
             committed = new == head or await self._commit(
-                owner, name, blob, new, actor, "prompt.put", commands
+                owner, name, blob, new, actor, "prompt.put", commands, checks
             )
             return _prompt(name, new.last, body, new) if committed else None
 
@@ -185,12 +191,16 @@ class SystemPrompts:
 
         async def attempt() -> bool | None:
             blob, head = await self._live_head(owner, name)
+            checks, books = await self._room.removing(owner, name)
             removed: Sequence[Command] = [
+                *books,
                 ("DEL", redis_keys.prompt_index(owner, name)),
                 *await self._texts.removing(owner, name),
             ]
             gone = _Head(last=head.last, active=None)
-            committed = await self._commit(owner, name, blob, gone, actor, "prompt.delete", removed)
+            committed = await self._commit(
+                owner, name, blob, gone, actor, "prompt.delete", removed, checks
+            )
             return True if committed else None
 
         await until_committed(attempt)
@@ -290,11 +300,16 @@ class SystemPrompts:
         actor: str,
         action: str,
         commands: Sequence[Command],
+        checks: Sequence[Check] = (),
     ) -> bool:
         """Write a prompt's new head, unless somebody else did since `blob` was read."""
         old = _head(owner, name, blob)
         return await self._writes.commit(
-            [exists(redis_keys.meta(owner)), field_holds(redis_keys.prompts(owner), name, blob)],
+            [
+                exists(redis_keys.meta(owner)),
+                field_holds(redis_keys.prompts(owner), name, blob),
+                *checks,
+            ],
             [("HSET", redis_keys.prompts(owner), name, msgspec.msgpack.encode(new)), *commands],
             Change(kind="prompts", tenant_id=owner, name=name),
             audit.Note(

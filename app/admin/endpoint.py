@@ -116,6 +116,8 @@ class Endpoint:
         method = self.operation.method
         operator = await self._operator(door, request)
         is_write = method != "GET"
+        if is_write and self.operation.needs_token:
+            service.write_rate.count(operator.identity)
         body = await read_body(request, service.bounds.max_body_bytes) if is_write else b""
         if is_write and operator.tenant is not None:
             # Who writes slowly may be held to a tenant that is another's by now.

@@ -18,6 +18,7 @@ from tenants.errors import (
     InvalidField,
     KeyNotFound,
     PromptNotFound,
+    PromptsExceeded,
     SealError,
     StoreConflict,
     StoreError,
@@ -41,6 +42,7 @@ _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
     TenantExists: (HTTPStatus.CONFLICT, "tenant_exists"),
     GroupExists: (HTTPStatus.CONFLICT, "group_exists"),
     StoreConflict: (HTTPStatus.CONFLICT, "conflict"),
+    PromptsExceeded: (HTTPStatus.CONFLICT, "prompts_exceeded"),
 }
 _ROUTING_CODES: Mapping[HTTPStatus, str] = {
     HTTPStatus.NOT_FOUND: "not_found",

@@ -22,7 +22,7 @@ class Bounds:
     together, of which one tenant may take a quarter. Server-sent streams that say nothing for
     `keep_alive_seconds`, be it that their request is queued, carry a comment. Up to
     `metrics_tenants` have metrics of their own. Browsers let pages of
-    `page_origins` call the service.
+    `page_origins` call the service. An operator may make `admin_writes_per_minute`.
     """
 
     send_deadline_seconds: float = 15.0
@@ -46,5 +46,6 @@ class Bounds:
     lease_seconds: float = 0.0
     readiness_timeout_seconds: float = 2.0
     metrics_tenants: int = 20
+    admin_writes_per_minute: int | None = 600
     ignores_unknown_fields: bool = False
     page_origins: tuple[str, ...] = ()
