@@ -125,7 +125,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     `num_scored` is for how many of the prompt's tokens it has delivered log-probabilities.
     Sequences that were over already are `ended`: they are neither computed nor reported again.
     With a `grammar` only tokens are drawn that one of its outputs may go on with, and end tokens
-    only behind a whole one. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
+    only behind a whole one. `deaths` is how many engines in a row have died with it and got nowhere
+    with it. `pin` names a prompt (`max_tokens == 0`) whose full blocks stay in the
     pool until `unpin`. Of a tenant's requests, those of higher `priority` are served first; between
     tenants it says nothing. What it leaves in the cache is told under the name of its
     `conversation`, if it has one (`EngineClient.chains`).
@@ -144,6 +145,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[int, ...] = ()
     cached_tokens: int | None = None
     num_scored: int = 0
+    deaths: int = 0
     cache: CachePolicy = CachePolicy()
     pin: str | None = None
     priority: int = 0

@@ -51,6 +51,9 @@ _THREADED_TOKENS: Final = 16_384
 """Longer prompts are hashed beside the loop."""
 _WARMING_SECONDS: Final = 60.0
 """After which a new replica takes requests, however many prompts it has not computed yet."""
+_SUSPECT_DEATHS: Final = 2
+"""Of engines in a row, after which a request waits for one that is new: it is not to end a third
+one that is well."""
 _PAGE_BITS: Final = 48
 """Of a page's number, below its replica's."""
 
@@ -295,7 +298,8 @@ class ClusterEngine:
 
     def _place(self, run: Run, to: Replica | None = None) -> None:
         """Send it to a replica, or let it wait for one; not for ever."""
-        if run.stream.has_ended or self._fleet.send(run, to):
+        is_spared = to is None and run.stream.deaths >= _SUSPECT_DEATHS
+        if run.stream.has_ended or (not is_spared and self._fleet.send(run, to)):
             return
         error = "no replica is there to compute it"
         self._homeless[run] = self._loop.call_later(
@@ -310,9 +314,9 @@ class ClusterEngine:
 
     def _ready(self, replica: Replica) -> None:
         """There is a new engine: who waits for one may have it, and others once it is warm."""
-        for run in list(self._homeless):
+        for run in sorted(self._homeless, key=lambda run: run.stream.deaths, reverse=True):
             self._forget_home(run)
-            self._place(run)
+            self._place(run, replica)
         self._starts += 1
         for task in map(asyncio.create_task, (self._tell_start(), self._warm(replica))):
             self._tasks.add(task)
@@ -333,13 +337,9 @@ class ClusterEngine:
                         pass
         self._fleet.admit(replica)
 
-    def _lost(self, runs: list[Run], has_died: bool) -> None:
+    def _lost(self, runs: list[Run]) -> None:
         """A replica computes these no more."""
         for run in runs:
-            if has_died:
-                run.stream.survive_death(alone=False)
-            else:
-                run.stream.hand_over()
             self._place(run)
 
     def _tell_all(self, message: ToEngine) -> None:

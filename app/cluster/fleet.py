@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -19,7 +19,7 @@ from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
 from app.cluster.turns import Turns
 from engine.api import EngineInfo, EngineRequest, EngineStats
-from engine.serve.messages import Deltas, Ready, ServedElsewhere, Submit
+from engine.serve.messages import Abort, Deltas, Down, Ready, ServedElsewhere, Submit
 from engine.serve.running_stream import RunningStream
 
 _log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ class Fleet:
     """Keeps a link with each replica that takes calls, and sends requests where they cost least."""
 
     def __init__(
-        self, on_ready: Callable[[Replica], None], on_lost: Callable[[list[Run], bool], None]
+        self, on_ready: Callable[[Replica], None], on_lost: Callable[[list[Run]], None]
     ) -> None:
-        """`on_ready` is told whenever a replica has a new engine; `on_lost` what it was computing
-        for this door, and whether it died.
+        """`on_ready` is told whenever a replica has a new engine; `on_lost` what one was computing
+        for this door that is to go on elsewhere.
         """
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -187,6 +187,8 @@ class Fleet:
                 if not self._loads:
                     self.admit(replica)
                 self._on_ready(replica)
+            case Down(requests, alone):
+                self._take_away(replica, set(requests), alone=alone)
             case Deltas(deltas):
                 for delta in deltas:
                     run = replica.runs.get(delta.request_id)
@@ -210,21 +212,33 @@ class Fleet:
     def _lost(self, link: Link) -> None:
         replica = self._by_number.get(link.number)
         if replica is not None:
-            replica.info = None
             self._lose(replica, has_died=True)
 
     def _lose(self, replica: Replica, *, has_died: bool) -> None:
-        """What it was computing is to go on elsewhere, and nothing is known to be there."""
-        self._dismiss(replica)
-        self._index.cleared(replica.link.number)
+        """What it was computing is to go on elsewhere."""
         self.ledger.forget(replica.link.number)
         self._turns.forget(replica.link.number)
+        self._take_away(replica, replica.runs.keys() if has_died else set(), alone=False)
+
+    def _take_away(self, replica: Replica, dead: Set[str], *, alone: bool) -> None:
+        """Its requests go on elsewhere, and nothing is known to be there.
+
+        Of those that are `dead` each may be to blame, the more so if it was `alone`.
+        """
+        replica.info = None
+        self._dismiss(replica)
+        self._index.cleared(replica.link.number)
         if self._router is not None:
             self._router.gone(replica.link.number)
-        runs, replica.runs = list(replica.runs.values()), {}
-        for run in runs:
+        runs, replica.runs = replica.runs, {}
+        for name, run in runs.items():
             run.at = None
-        self._on_lost(runs, has_died)
+            replica.link.send(Abort(name))  # it may come to it only now
+            if name in dead:
+                run.stream.survive_death(alone=alone)
+            else:
+                run.stream.hand_over()
+        self._on_lost(sorted(runs.values(), key=lambda run: run.stream.deaths, reverse=True))
 
     def _dismiss(self, replica: Replica) -> None:
         """It is to take no requests until it is admitted."""

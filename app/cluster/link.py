@@ -14,7 +14,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from app.cluster.messages import Answer, Question, ToDoor, decode_answer, decode_to_door
-from app.cluster.replica import BEAT_SECONDS, SILENCE_SECONDS
+from app.cluster.pulse import BEAT_SECONDS
+from app.cluster.replica import SILENCE_SECONDS
 from engine.api import EngineUnavailable
 from engine.serve.messages import ToEngine, encode
 
@@ -23,6 +24,8 @@ LOST: Final = (RayError, RayServeException, TimeoutError)
 _KEEPING_SECONDS: Final = 4 * BEAT_SECONDS
 """Between two words to a replica that there is nothing to say to."""
 _RETRY_SECONDS: Final = 0.5
+_LOOKS: Final = 6
+"""In the time of as many beats of which none comes a replica is lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +91,7 @@ class Link:
         responses = self._handle.options(stream=True).attend.remote(door, replica=self._replica)
         try:
             while not sending.done():
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    message = await anext(responses, None)
+                message = await _next(responses)
                 if message is None:
                     return
                 self._on_message(self, decode_to_door(message))
@@ -110,3 +112,20 @@ class Link:
                 self._outbox.clear()
                 async with asyncio.timeout(SILENCE_SECONDS):
                     await self._handle.tell.remote(door, messages, replica=self._replica)
+
+
+async def _next(responses: Any) -> bytes | None:
+    """What the replica says next, `None` at its end. Raises `TimeoutError` if it is silent.
+
+    That is counted in looks: while this process itself stood still it took none.
+    """
+    coming = asyncio.ensure_future(anext(responses, None))
+    try:
+        for _ in range(_LOOKS):
+            if (await asyncio.wait({coming}, timeout=BEAT_SECONDS))[0]:
+                message: bytes | None = coming.result()
+                return message
+        raise TimeoutError
+    finally:
+        coming.cancel()
+        coming.add_done_callback(lambda one: one.cancelled() or one.exception())

@@ -12,6 +12,7 @@ from engine.serve.messages import (
     AskWall,
     ChainsReply,
     Deltas,
+    Down,
     FatesReply,
     Probe,
     ProbeReply,
@@ -44,9 +45,9 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """There is nothing to say, but the replica lives."""
 
 
-ToDoor = Ready | Deltas | State | Blocks | Beat
-"""`Ready` comes first, and once more for each engine that takes the place of a dead one; then
-`State`, or `Beat` while there is none, twice a second."""
+ToDoor = Ready | Down | Deltas | State | Blocks | Beat
+"""`Ready` comes first, or as soon as there is an engine; `Down` when that is lost, with all of this
+door's requests, and `Ready` again. Twice a second `State`, or `Beat` while there is none."""
 Question = Probe | AskFates | AskChains | AskWall | AskRoll
 Answer = ProbeReply | FatesReply | ChainsReply | WallReply | RollReply
 

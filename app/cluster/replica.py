@@ -28,8 +28,9 @@ from app.cluster.messages import (
     decode_question,
     decode_to_replica,
 )
+from app.cluster.pulse import BEAT_SECONDS, Pulse
 from app.cluster.scaling import KV_SHARE, QUEUE_SECONDS
-from engine.api import EngineError, EngineRequest, EngineUnavailable, TokenDelta
+from engine.api import EngineError, EngineRequest, EngineStats, TokenDelta
 from engine.config import EngineConfig
 from engine.serve.messages import (
     Abort,
@@ -39,6 +40,7 @@ from engine.serve.messages import (
     AskWall,
     ChainsReply,
     Deltas,
+    Down,
     FatesReply,
     ForgetTenant,
     Probe,
@@ -55,10 +57,8 @@ from engine.serve.messages import (
 )
 from engine.serve.process import ProcessEngine
 
-BEAT_SECONDS: Final = 0.5
-"""Between two messages that say how busy the replica is."""
 SILENCE_SECONDS: Final = 10.0
-"""Without a word from it, a door is gone; and so is a replica to a door."""
+"""Without a word from it, a door is gone."""
 
 
 class WrongReplica(Exception):
@@ -91,17 +91,22 @@ class EngineReplica:
         self._doors: dict[str, _Door] = {}
         self._name = get_replica_context().replica_id.unique_id
         await self._engine.start()
-        self._watch = asyncio.create_task(self._tell_starts())
+        self._pulse = Pulse(self._engine, self._tell_all)
+        self._watch = asyncio.create_task(self._pulse.run())
 
     async def greet(self) -> str:
         """The version that was deployed. Who calls is told by Ray which replicas there are."""
         return self._version
 
+    async def check_health(self) -> None:
+        """Serve asks now and then, and starts another replica in place of one that raises."""
+        if self._watch.done():
+            self._watch.result()
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller is told now and then (`app.cluster.scaling`)."""
-        try:
-            stats = await self._engine.stats()
-        except EngineUnavailable:
+        stats = self._pulse.stats
+        if stats is None:
             return {}
         share = stats.blocks_in_use / stats.blocks_total
         return {QUEUE_SECONDS: stats.queue_seconds, KV_SHARE: share}
@@ -112,9 +117,12 @@ class EngineReplica:
         Raises `WrongReplica` if it is not `replica` that is called; and so does what follows.
         """
         self._expect(replica)
-        own = self._doors[door] = _Door(self._engine, self._events, lambda: self._books(door))
+        own = self._doors[door] = _Door(
+            self._engine, self._pulse, self._events, lambda: self._books(door)
+        )
         try:
-            own.put(Ready(self._engine.info))
+            if self._pulse.is_up:
+                own.put(Ready(self._engine.info))
             while own.is_heard_of:
                 for message in await own.take():
                     yield encode(message)
@@ -157,22 +165,28 @@ class EngineReplica:
             case AskRoll():
                 return RollReply(asked.ask_id, await self._engine.roll(cell=asked.cell))
 
-    async def _tell_starts(self) -> None:
-        """Tell all doors of each engine that takes another's place."""
-        starts = await self._engine.wait_started(0)
-        while True:
-            starts = await self._engine.wait_started(starts)
-            for door in self._doors.values():
-                door.put(Ready(self._engine.info))
+    def _tell_all(self, message: Down | Ready) -> None:
+        """The engine is lost, and what it was computing; or there is one again."""
+        for door in self._doors.values():
+            if isinstance(message, Down):
+                door.drop_requests()
+            door.put(message)
 
 
 class _Door:
     """A front door's requests, and what there is to tell it."""
 
     def __init__(
-        self, engine: ProcessEngine, events: tuple[str, str], books: Callable[[], bool]
+        self,
+        engine: ProcessEngine,
+        pulse: Pulse,
+        events: tuple[str, str],
+        books: Callable[[], bool],
     ) -> None:
         self._engine = engine
+        self._pulse = pulse
+        self._told: EngineStats | None = None
+        """What it has last heard of the engine."""
         self._books = books
         self._loop = asyncio.get_running_loop()
         self._deltas: list[TokenDelta] = []
@@ -209,7 +223,7 @@ class _Door:
                     await asyncio.sleep(0)  # the other requests of the step have theirs by then
         if self._loop.time() >= self._beat_at:
             self._beat_at = self._loop.time() + BEAT_SECONDS
-            self._others.append(await self._state())
+            self._others.append(self._state())
         self._flush()
         self._news.clear()
         told, self._others = self._others, []
@@ -236,6 +250,12 @@ class _Door:
             case ServedElsewhere(tenants):
                 await self._engine.served_elsewhere(tenants)
 
+    def drop_requests(self) -> None:
+        """They go on elsewhere."""
+        for task in self._requests.values():
+            task.cancel()
+        self._requests.clear()
+
     async def close(self) -> None:
         """Abort its requests."""
         tasks = [self._following, *self._requests.values()]
@@ -257,11 +277,13 @@ class _Door:
             if self._requests.get(request.request_id) is asyncio.current_task():
                 del self._requests[request.request_id]
 
-    async def _state(self) -> ToDoor:
-        try:
-            return State(await self._engine.stats(), self._books())
-        except EngineUnavailable:
+    def _state(self) -> ToDoor:
+        """How the engine is, if it has said so: what takes it long is no silence of the replica."""
+        stats = self._pulse.stats
+        if stats is None or stats is self._told:
             return Beat()
+        self._told = stats
+        return State(stats, self._books())
 
     def _flush(self) -> None:
         if self._deltas:

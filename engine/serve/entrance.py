@@ -36,8 +36,9 @@ class Entrance:
         return stream in self._waiting
 
     def queue(self, stream: RunningStream) -> None:
-        """Let a new stream wait behind the others."""
+        """Let a new stream wait behind the others, carefully if it comes from a dead engine."""
         self._waiting.append(stream)
+        self.is_careful = self.is_careful or stream.deaths > 0
 
     def leave(self, stream: RunningStream) -> None:
         """Nobody reads the stream any more: it does not come in.
@@ -65,13 +66,18 @@ class Entrance:
         if not self._waiting and not self._must_wait(now):
             self.is_careful = False
 
+    def inside(self, streams: Iterable[RunningStream]) -> tuple[list[RunningStream], bool]:
+        """Those of `streams` that the engine has, and whether they are one that is alone there."""
+        inside = [stream for stream in streams if stream not in self._waiting]
+        return inside, len(inside) == 1 and not self._left
+
     def queue_again(self, streams: Iterable[RunningStream]) -> None:
         """The engine died: all of `streams` wait, those that it had after they have survived."""
         again = list(streams)
-        survivors = [stream for stream in again if stream not in self._waiting]
+        survivors, alone = self.inside(again)
         for stream in survivors:
             self.is_careful = True
-            stream.survive_death(alone=len(survivors) == 1 and not self._left)
+            stream.survive_death(alone=alone)
         again.sort(key=lambda stream: stream.deaths, reverse=True)
         self._waiting = deque(again)
         self._newest = None

@@ -124,6 +124,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Down(msgspec.Struct, frozen=True, tag=True):
+    """The engine is lost, with these requests in it, and alone if it had no others."""
+
+    requests: list[str]
+    alone: bool
+
+
 class Deltas(msgspec.Struct, frozen=True, tag=True):
     """What one step produced, for all requests together."""
 

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -47,6 +48,15 @@ class ProcessEngine(RemoteEngine):
     def pid(self) -> int | None:
         """The child's process id, while there is one."""
         return self._engine.pid if isinstance(self._engine, _Child) else None
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether a signal has stopped the child, so that it cannot answer before another one."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     async def _spawn(self, address: str) -> RunningEngine:
         command = [sys.executable, "-m", self.program, address, str(os.getpid())]

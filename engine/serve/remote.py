@@ -39,6 +39,7 @@ from engine.serve.messages import (
     AskWall,
     ChainsReply,
     Deltas,
+    Down,
     Failed,
     FatesReply,
     ForgetOthers,
@@ -134,6 +135,8 @@ class RemoteEngine:
         self._started = asyncio.Condition()
         self._streams: dict[str, RunningStream] = {}
         self._entrance = Entrance()
+        self.on_down: Callable[[Down], None] = lambda _: None
+        """Told of an engine's death, before its streams wait for the next one."""
         self._num_heard = 0
         """Messages from all engines."""
         self._probes = Answers[EngineStats]()
@@ -277,6 +280,11 @@ class RemoteEngine:
         if self._info is None:
             raise EngineUnavailable("the engine is not running")
 
+    def requests_inside(self) -> Down:
+        """What is lost if the engine is."""
+        inside, alone = self._entrance.inside(self._streams.values())
+        return Down([stream.request_id for stream in inside], alone)
+
     async def _open(self) -> None:
         """Launch an engine and wait until it is ready."""
         address = f"ipc://{self._folder}/engine-{next(self._numbers)}"
@@ -341,6 +349,7 @@ class RemoteEngine:
             _log.error("the engine %s; starting it again", reason)
             self._disconnect()
             self._close_socket()
+            self.on_down(self.requests_inside())
             self._entrance.queue_again(self._streams.values())
             await self._reopen()
 

@@ -39,7 +39,7 @@ class RunningStream:
         """Deltas that the engine of now has brought, by sequence."""
         self._left_at: float | None = None
         """When the engine before was lost, until another one goes on."""
-        self.deaths = 0
+        self.deaths = request.deaths
         """Engines that have died with it, one after the other, and got nowhere with it."""
 
     @property
@@ -138,6 +138,7 @@ class RunningStream:
             generated=[list(tokens) for tokens in self._generated] if self._has_begun else [],
             cached_tokens=self._cached_tokens,
             num_scored=self._num_scored,
+            deaths=self.deaths,
             ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
         )
 

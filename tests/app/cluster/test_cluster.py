@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -177,9 +176,7 @@ async def test_replicas_serve_what_one_engine_does(
 async def test_a_killed_replicas_streams_go_on_at_another(
     engine: ClusterEngine, undisturbed: list[Outputs]
 ) -> None:
-    def kill() -> None:
-        os.kill(processes("ServeReplica:partywall")[0].pid, signal.SIGKILL)
-
+    kill = processes("ServeReplica:partywall")[0].kill
     assert await run_all(engine, "killed", kill) == undisturbed
     await eventually(lambda: engine.num_ready == 3)
     await is_empty(engine)
@@ -189,12 +186,26 @@ async def test_a_replicas_engine_that_dies_comes_back_alone(
     engine: ClusterEngine, undisturbed: list[Outputs]
 ) -> None:
     starts = await engine.wait_started(0)
-
-    def kill() -> None:
-        os.kill(processes("partywall-replica-")[0].pid, signal.SIGKILL)
-
+    kill = processes("partywall-replica-")[0].kill
     assert await run_all(engine, "alone-killed", kill) == undisturbed
     await engine.wait_started(starts)
+    await is_empty(engine)
+
+
+@pytest.mark.parametrize("part", ["replica", "engine"])
+async def test_streams_do_not_wait_for_what_stands_still(
+    engine: ClusterEngine, undisturbed: list[Outputs], part: str
+) -> None:
+    process = processes("partywall-replica-")[0]
+    halted = process if part == "engine" else process.parent()
+    assert halted is not None
+    try:
+        async with asyncio.timeout(60):
+            assert await run_all(engine, f"halted-{part}", halted.suspend) == undisturbed
+        assert engine.num_ready == 2, halted
+    finally:
+        halted.resume()
+    await eventually(lambda: engine.num_ready == 3)
     await is_empty(engine)
 
 
