@@ -29,6 +29,11 @@ class EngineClient(Protocol):
         """The running engine's constants. Raises `EngineUnavailable` while it is down."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why requests had better go to another service, though this one may serve them yet."""
+        ...
+
     async def start(self) -> None:
         """Load the model; returns when requests are served. Raises `EngineError`."""
         ...

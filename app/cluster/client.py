@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 
@@ -12,6 +19,7 @@ from msgspec import structs
 
 from app.cluster.fleet import Fleet, Replica, Run
 from app.cluster.heads import Heads
+from app.cluster.health import HeadWatch
 from app.cluster.membership import watch_replicas
 from app.cluster.messages import Answer, Question
 from app.cluster.sums import Counts, best_fates, sum_of
@@ -66,6 +74,11 @@ class Cluster(Protocol):
         """What they are to answer when they are greeted."""
         ...
 
+    @property
+    def head(self) -> str | None:
+        """Where the cluster's head listens, once it is connected."""
+        ...
+
     def connect(self) -> Any:
         """The handle to those that there are, or `None`. Raises `EngineError`; for a thread."""
         ...
@@ -106,6 +119,7 @@ class ClusterEngine:
         self._starts = 0
         self._started = asyncio.Condition()
         self._unwatch: Callable[[], None] = lambda: None
+        self._head = HeadWatch()
         self._heads = Heads()
         self._counts = Counts()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +137,11 @@ class ClusterEngine:
         """How many replicas compute."""
         return len(self._fleet.ready)
 
+    @property
+    def trouble(self) -> str | None:
+        """See `EngineClient.trouble`."""
+        return "Ray's head does not answer" if self._head.is_lost else None
+
     async def start(self) -> None:
         """See `EngineClient.start`."""
 
@@ -137,6 +156,7 @@ class ClusterEngine:
                     handle = await asyncio.to_thread(self._cluster.deploy)
                     await handle.greet.remote()  # only who calls is told of replicas
                 self._fleet.attend(handle)
+                self._watch_head()
                 await self.wait_started(0)
         except TimeoutError:
             seconds = f"{self._ready_seconds:g} seconds"
@@ -148,6 +168,9 @@ class ClusterEngine:
         unwatch()
         for run in self._runs.values():
             run.stream.end("aborted")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
         await asyncio.to_thread(self._cluster.close)
 
@@ -282,6 +305,17 @@ class ClusterEngine:
         end = next((one for one in ends if one.finish_reason in ("error", "aborted")), ends[0])
         return structs.replace(end, request_id=request.request_id)
 
+    def _watch_head(self) -> None:
+        address = self._cluster.head
+        if address is not None:
+            self._keep(self._head.run(address))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done beside, until this is closed."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _hashes(self, request: EngineRequest) -> Sequence[bytes]:
         if len(request.prompt) > _THREADED_TOKENS:
             return await asyncio.to_thread(_hashes_of, request, self.info)
@@ -318,9 +352,8 @@ class ClusterEngine:
             self._forget_home(run)
             self._place(run, replica)
         self._starts += 1
-        for task in map(asyncio.create_task, (self._tell_start(), self._warm(replica))):
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._keep(self._tell_start())
+        self._keep(self._warm(replica))
 
     async def _tell_start(self) -> None:
         async with self._started:

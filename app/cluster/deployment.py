@@ -73,6 +73,11 @@ class Cluster:
         data = repr(numbers).encode() + msgspec.json.encode(self._wanted.options)
         return blake2b(data, digest_size=8).hexdigest()
 
+    @property
+    def head(self) -> str | None:
+        """Where the cluster's head listens, once it is connected."""
+        return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+
     def connect(self) -> Any:
         """A handle to the replicas that there are, `None` if nobody has deployed any.
 

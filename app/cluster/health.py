@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+import grpc
 import grpc.aio
 
 _log = logging.getLogger(__name__)

@@ -23,6 +23,8 @@ ENVIRONMENT: Final = {
     # keep one that is to go for half a minute.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A process of Ray's ends that has not reached the head for so long: a door, and what it serves.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     # Replicas say how loaded they are often enough for what is to be done about it in seconds.
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }

@@ -46,6 +46,8 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
     """
     if service.draining.begun:
         return 503, ("draining", "the service is stopping")
+    if service.engine.trouble is not None:
+        return 503, ("unavailable", service.engine.trouble)
     if await _engine_stats(service) is None:
         return 503, ("unavailable", "the engine loop does not answer")
     trouble = await _store_trouble(service)

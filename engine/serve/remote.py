@@ -153,6 +153,11 @@ class RemoteEngine:
             raise EngineUnavailable("the engine is not running")
         return self._info
 
+    @property
+    def trouble(self) -> str | None:
+        """See `EngineClient.trouble`."""
+        return None
+
     async def start(self) -> None:
         """See `EngineClient.start`."""
         await self._open()

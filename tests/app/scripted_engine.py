@@ -52,6 +52,7 @@ class ScriptedEngine:
         self.answers: list[str] = []
         self.logprobs: list[float] = []
         self.hold_after: int | None = None
+        self.trouble: str | None = None
         self.die_after: int | None = None
         self.death = "the engine died"
         self.token_seconds = 0.0

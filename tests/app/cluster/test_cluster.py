@@ -196,15 +196,20 @@ async def test_a_replicas_engine_that_dies_comes_back_alone(
 async def test_streams_do_not_wait_for_what_stands_still(
     engine: ClusterEngine, undisturbed: list[Outputs], part: str
 ) -> None:
-    process = processes("partywall-replica-")[0]
-    halted = process if part == "engine" else process.parent()
-    assert halted is not None
+    children = processes("partywall-replica-")[:2]
+    halted = children if part == "engine" else [one.parents()[0] for one in children]
+
+    def halt() -> None:
+        for one in halted:
+            one.suspend()
+
     try:
         async with asyncio.timeout(60):
-            assert await run_all(engine, f"halted-{part}", halted.suspend) == undisturbed
-        assert engine.num_ready == 2, halted
+            assert await run_all(engine, f"halted-{part}", halt) == undisturbed
+        await eventually(lambda: engine.num_ready == 1)
     finally:
-        halted.resume()
+        for one in halted:
+            one.resume()
     await eventually(lambda: engine.num_ready == 3)
     await is_empty(engine)
 

@@ -81,6 +81,7 @@ class Place:
     """A cluster that is there already."""
 
     version = "v"
+    head: str | None = None
 
     def __init__(self) -> None:
         self.handle = Handle()

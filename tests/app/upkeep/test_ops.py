@@ -193,3 +193,10 @@ async def test_the_tenants_port_shows_nothing_of_an_operators(world: World, path
 async def test_the_operators_port_serves_no_tenant(world: World) -> None:
     async with httpx.AsyncClient(base_url=world.admin_url, headers=world.headers()) as client:
         assert (await client.get("/v1/models")).status_code == 404
+
+
+async def test_an_engine_in_trouble_is_told_of_as_not_ready(world: World) -> None:
+    world.engine.trouble = "Ray's head does not answer"
+    answer = await get(world, "/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "unavailable", "reason": "Ray's head does not answer"}
