@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from app.cluster.launch import ENVIRONMENT
 from app.settings import ENV_PREFIX, load_settings
 from tests.deploy.conftest import ROOT, Compose
 from tests.deploy.test_compose import seconds
 
 NODES = ["head", "worker", "door"]
-CLUSTER = [*NODES, "balancer"]
+CLUSTER = [*NODES, "balancer", "tables"]
 SECRETS = "/run/secrets/"
 
 
@@ -46,9 +47,10 @@ def test_a_container_comes_back_and_can_change_nothing_but_its_volumes(
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert "user" not in service  # the image's, who is nobody
-    (volume,) = service["volumes"]
-    assert volume["type"] == "volume" or volume["read_only"]
+    assert service.get("user") == ("redis" if name == "tables" else None)  # the image's is nobody
+    volumes = service.get("volumes", [])
+    assert len(volumes) == (name != "tables")  # which are gone with it
+    assert all(volume["type"] == "volume" or volume["read_only"] for volume in volumes)
 
 
 def test_only_the_balancer_is_published_and_on_loopback_only(services: dict[str, Any]) -> None:
@@ -56,7 +58,9 @@ def test_only_the_balancer_is_published_and_on_loopback_only(services: dict[str,
     assert published == ["balancer"]
     assert [port["host_ip"] for port in services["balancer"]["ports"]] == ["127.0.0.1"] * 2
     networks = {name: set(services[name]["networks"]) for name in CLUSTER}
-    assert networks["head"] == networks["worker"] == {"ray"}
+    assert networks["worker"] == {"ray"}
+    assert networks["head"] == {"ray", "tables"}
+    assert networks["tables"] == {"tables"}
     assert networks["balancer"] == {"default"}
     assert networks["door"] == {"default", "ray", "store"}
 
@@ -71,6 +75,11 @@ def test_every_node_asks_for_the_token_and_knows_it(services: dict[str, Any]) ->
         assert environment["RAY_AUTH_TOKEN_PATH"] == SECRETS + "ray_token"
 
 
+def test_every_node_waits_for_a_head_that_is_gone(services: dict[str, Any]) -> None:
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    assert {services[node]["environment"][name] for node in NODES} == {ENVIRONMENT[name]}
+
+
 def test_all_nodes_are_of_one_image_which_has_ray(services: dict[str, Any]) -> None:
     assert {services[name]["image"] for name in NODES} == {"partywall:cluster"}
     assert {services[name]["build"]["args"]["EXTRAS"] for name in NODES} == {"cluster"}
@@ -83,6 +92,8 @@ def test_ray_understands_how_it_is_started(name: str, services: dict[str, Any]) 
     assert told["block"] is (name != "door")
     if name == "head":
         assert (told["head"], told["port"], told["num_cpus"]) == (True, 6399, 0)
+        assert services["head"]["environment"]["RAY_REDIS_ADDRESS"] == "tables:6379"
+        assert told["redis_password"]
     else:
         assert told["address"] == "head:6399"
         assert told["num_cpus"] == (1 if name == "worker" else 0)
