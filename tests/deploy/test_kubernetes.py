@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.cluster.launch import ENVIRONMENT
 from app.settings import ENV_PREFIX, load_settings
 from tests.deploy.conftest import ROOT
 
@@ -129,7 +130,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
     assert confined["allowPrivilegeEscalation"] is False
     assert confined["capabilities"] == {"drop": ["ALL"]}
     assert within["resources"]["limits"]["memory"]
-    if name != "redis":
+    if name not in ("redis", "tables"):
         user = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.M)[-1]
         given = pod["securityContext"]
         assert (str(given["runAsUser"]), str(given["runAsGroup"])) == user
@@ -191,6 +192,18 @@ def test_every_node_asks_for_the_token_and_its_version_is_the_image_s() -> None:
     assert f"ray=={version}\n" in (ROOT / "constraints.txt").read_text()
 
 
+def test_the_head_finds_its_tables_again_and_every_node_waits_for_it() -> None:
+    options = found("RayCluster", "partywall")["spec"]["gcsFaultToleranceOptions"]
+    assert (
+        options["redisAddress"]
+        == f"{found('Service', 'partywall-tables')['metadata']['name']}:6379"
+    )
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["key"] in SECRETS["partywall-ray"]
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    for node in ("ray-head", "ray-worker", "door"):
+        assert environment(node)[name] == ENVIRONMENT[name]
+
+
 def test_ray_understands_how_its_nodes_are_started() -> None:
     scripts = pytest.importorskip("ray.scripts.scripts", reason="needs partywall[cluster]")
     for group in groups():
@@ -229,7 +242,10 @@ def test_what_selects_pods_finds_some() -> None:
     labels = [
         o["spec"]["template"]["metadata"]["labels"] for o in OBJECTS if "template" in o["spec"]
     ]
-    labels.append(groups()[0]["template"]["metadata"]["labels"])
+    labels.append(
+        groups()[0]["template"]["metadata"]["labels"]
+        | {"ray.io/cluster": "partywall", "ray.io/node-type": "head"}
+    )
     for group in spec["workerGroupSpecs"]:  # as KubeRay adds them
         added = {"ray.io/cluster": "partywall", "ray.io/group": group["groupName"]}
         labels.append(group["template"]["metadata"]["labels"] | added)
