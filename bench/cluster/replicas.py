@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from rich.table import Table
 
 from app.cluster.launch import ENVIRONMENT
+from bench.cluster import chaos
 from bench.common.machine import warn_if_busy
 from bench.registry import BenchError, Result, parameters
 from engine.api import EngineRequest, Namespaces, SamplingParams, TokenDelta
@@ -32,7 +33,7 @@ from engine.run.threads import compute_threads
 from engine.serve.process import ProcessEngine
 
 SIZES: Final = (1, 2, 4)
-FIGURES: Final = {
+FIGURES: Final = chaos.FIGURES | {
     name: meaning
     for size in SIZES
     for name, meaning in (
@@ -55,6 +56,8 @@ class _Engine(Protocol):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument("--chaos", action="store_true", help="kill and halt parts under streams")
+    chaos.add_arguments(parser)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="model that is run")
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--streams", type=int, default=16, help="at once")
@@ -67,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     """Measure one cluster after the other, each in turns with as many engines without Ray."""
     os.environ |= ENVIRONMENT
+    if options.chaos:
+        return chaos.run(options)
     foreign = warn_if_busy()
     beds = [_measured(options, size) for size in options.sizes]
     figures: dict[str, float] = {}
