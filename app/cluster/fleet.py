@@ -212,7 +212,7 @@ class Fleet:
     def _lost(self, link: Link) -> None:
         replica = self._by_number.get(link.number)
         if replica is not None:
-            self._lose(replica, has_died=True)
+            self._lose(replica, has_died=link.has_died)
 
     def _lose(self, replica: Replica, *, has_died: bool) -> None:
         """What it was computing is to go on elsewhere."""

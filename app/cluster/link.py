@@ -46,6 +46,8 @@ class Link:
         `on_lost` is told that nothing comes any more of what was sent, before it is tried anew.
         """
         self.number = number
+        self.has_died = False
+        """Whether it was the replica's end that was last seen, and no silence."""
         self._handle = handle
         self._replica = replica
         self._on_message = on_message
@@ -77,6 +79,7 @@ class Link:
     async def _run(self) -> None:
         while True:
             door = secrets.token_hex(8)
+            self.has_died = False
             self._outbox.clear()
             sending = asyncio.create_task(self._send_on(door))
             try:
@@ -96,6 +99,7 @@ class Link:
                     return
                 self._on_message(self, decode_to_door(message))
         except LOST as error:
+            self.has_died = isinstance(error, RayError)
             _log.warning("replica %s is lost: %s", self._replica, type(error).__name__)
         finally:
             responses.cancel()

@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ _SETTLE_SECONDS: Final = 300.0
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What clients have seen while one thing happened."""
 
     gap: float = 0.0
@@ -71,6 +71,11 @@ def run(options: argparse.Namespace) -> Result:
     foreign = warn_if_busy()
     with _bed(options) as bed:
         seen = asyncio.run(bed.measure())
+    return report(options, foreign, seen)
+
+
+def report(options: argparse.Namespace, foreign: float, seen: Mapping[str, Seen]) -> Result:
+    """What was seen as figures and a table; a failure where a stream has lost anything."""
     figures: dict[str, float] = {"gap_s_calm": seen["calm"].gap}
     table = Table("what", "answers", "wrong", "cut", "longest wait s", "/readyz 503 after s")
     for name, one in seen.items():
@@ -82,7 +87,13 @@ def run(options: argparse.Namespace) -> Result:
             figures[f"wrong_{name}"] = one.num_wrong
         if one.unready_seconds is not None:
             figures[f"unready_s_{name}"] = one.unready_seconds
-    return Result(parameters(options, foreign_load_percent=foreign), figures, [table])
+    failures = [
+        f"{name.replace('_', ' ')}: {one.num_wrong} wrong, {one.num_cut} cut"
+        for name, one in sorted(seen.items())
+        if one.num_wrong or (one.num_cut and name != "door_killed")
+    ]
+    measured = parameters(options, foreign_load_percent=foreign)
+    return Result(measured, figures, [table], "; ".join(failures))
 
 
 @contextmanager
@@ -114,7 +125,7 @@ class _Bed:
         self._texts: dict[int, str] = {}
         self._until = 0.0
 
-    async def measure(self) -> dict[str, _Seen]:
+    async def measure(self) -> dict[str, Seen]:
         """What is seen, by what happened."""
         await self._settle()
         calm = await self._under(asyncio.sleep(0), 0)
@@ -144,11 +155,9 @@ class _Bed:
         else:
             await asyncio.to_thread(self._machinery.mend, part)
 
-    async def _under(
-        self, what: Awaitable[None], seconds: float, *, watches: bool = False
-    ) -> _Seen:
+    async def _under(self, what: Awaitable[None], seconds: float, *, watches: bool = False) -> Seen:
         """Have all clients ask for so long at least, while it happens."""
-        seen = _Seen()
+        seen = Seen()
         self._until = perf_counter() + seconds
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as client:
@@ -158,7 +167,7 @@ class _Bed:
             watching.cancel()
         return seen
 
-    async def _watch(self, client: httpx.AsyncClient, seen: _Seen) -> None:
+    async def _watch(self, client: httpx.AsyncClient, seen: Seen) -> None:
         """When readiness fails, from when the head is lost."""
         start = perf_counter() + 2
         ready = f"{self._doors[0].url}/readyz"
@@ -166,7 +175,7 @@ class _Bed:
             await asyncio.sleep(0.1)
         seen.unready_seconds = perf_counter() - start
 
-    async def _client(self, client: httpx.AsyncClient, number: int, seen: _Seen) -> None:
+    async def _client(self, client: httpx.AsyncClient, number: int, seen: Seen) -> None:
         """Ask again and again; who is cut off asks the first door."""
         door = number % 2
         while True:
@@ -182,7 +191,7 @@ class _Bed:
                 return
 
     async def _ask(
-        self, client: httpx.AsyncClient, door: int, number: int, seen: _Seen
+        self, client: httpx.AsyncClient, door: int, number: int, seen: Seen
     ) -> tuple[str, bool]:
         """The text of an answer, and whether it came to an end."""
         body = {

@@ -187,6 +187,31 @@ async def test_a_replica_that_says_nothing_for_six_beats_is_lost(
     assert 0.2 < time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("is_death", [True, False])
+async def test_a_replica_s_death_may_be_its_requests_doing_and_its_silence_is_not(
+    door: Doored, monkeypatch: pytest.MonkeyPatch, *, is_death: bool
+) -> None:
+    from ray.exceptions import RayError
+
+    from app.cluster import link
+
+    (one,) = await door.join("one")
+    door.ask("r")
+    await given(one)
+    _, two = await door.join("one", "two")
+    monkeypatch.setattr(link, "BEAT_SECONDS", 0.05)
+    if is_death:
+        one.queue.put_nowait(RayError("it is dead"))
+    else:
+        one.queue.put_nowait(Beat())  # the last one
+    while not two.heard:
+        two.queue.put_nowait(Beat())
+        await asyncio.sleep(0.01)
+    submitted = two.heard[0]
+    assert isinstance(submitted, Submit)
+    assert submitted.request.deaths == is_death
+
+
 async def test_a_door_that_stood_still_itself_takes_no_replica_for_dead(
     door: Doored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
