@@ -235,6 +235,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
             left_usage=service.left_usage.run,
             running=stores.running.run,
             late_writes=service.late_writes.run,
+            audit=stores.audit_keeper.run,
             **telling,
         ):
             yield

@@ -313,7 +313,8 @@ class Settings(BaseSettings):
     )
     data_dir: Location = Field(
         default_factory=default_data_dir,
-        description="The embedded store, the admin token's hash, and blocks that are kept.",
+        description="The embedded store, the admin token's hash, blocks that are kept, and usage "
+        "that is not in the store yet.",
     )
     store_memory: ByteSize = Field(
         ByteSize(1024**3),
@@ -325,7 +326,11 @@ class Settings(BaseSettings):
         description="Writes that each holder of an admin token, or person, may make in a replica.",
     )
     audit_max_entries: Count = Field(
-        1_000_000, description="Admin writes that the audit keeps, about; older ones are dropped."
+        1_000_000,
+        description="Admin writes that the audit keeps, about; the oldest go of who has the most.",
+    )
+    audit_file: Location | None = Field(
+        None, description="File that has each line of the audit (JSON) before that may go."
     )
     pepper_file: Location | None = Field(
         None,

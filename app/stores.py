@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from app.setting_kinds import paths
 from app.settings import Settings
@@ -15,7 +16,8 @@ from tenants import slots
 from tenants.at_rest.keyring import Keyring
 from tenants.at_rest.rotation import Rotation
 from tenants.at_rest.sealing import Sealing
-from tenants.audit import MAX_ENTRIES, Audit
+from tenants.audit import MAX_ENTRIES, UNTRIMMED, Audit
+from tenants.audit_keeping import AuditKeeper
 from tenants.backup import Backup
 from tenants.connection import GuardedRedis, open_redis
 from tenants.embedded import EmbeddedStore, attach_or_start
@@ -51,6 +53,7 @@ class Stores:
     groups: ShareGroups
     prompts: SystemPrompts
     audit: Audit
+    audit_keeper: AuditKeeper
     idempotency: Idempotency
     responses: StoredObjects
     conversations: EditedObjects
@@ -76,12 +79,15 @@ class Stores:
         default_limits: TenantLimits = NO_LIMITS,
         tells_budgets: bool = False,
         journal: Journal | None = None,
+        audit_file: Path | None = None,
     ) -> Stores:
         """The stores of one service process or command.
 
         Where it `tells_budgets`, the outbox has each that is reached. Usage that Redis has not
-        taken is in `journal`.
+        taken is in `journal`. What the audit has goes to `audit_file` before it may go.
         """
+        kept_entries = audit_max_entries
+        audit_max_entries = kept_entries if audit_file is None else UNTRIMMED
         most = default_limits.stored_bytes
         limiter, outbox = Limiter(redis, defaults=default_limits), Outbox(redis)
         keyring = Keyring(redis, peppers)
@@ -98,6 +104,7 @@ class Stores:
             groups=ShareGroups(redis, peppers, audit_max_entries=audit_max_entries),
             prompts=prompts,
             audit=Audit(redis),
+            audit_keeper=AuditKeeper(redis, kept_entries, audit_file),
             idempotency=Idempotency(redis, peppers),
             responses=StoredObjects(redis, keyring, "response", most),
             conversations=EditedObjects(redis, keyring, "conversation", most),
@@ -168,6 +175,7 @@ async def open_stores(
             default_limits=settings.default_limits,
             tells_budgets=settings.webhook_url is not None,
             journal=journal,
+            audit_file=settings.audit_file,
         )
         stack.callback(stores.usage.close)
         await check_schema(redis, accepts_older=is_restored or not is_sealed)

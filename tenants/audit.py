@@ -13,7 +13,9 @@ from tenants.errors import InvalidField
 from tenants.records import is_owner
 
 MAX_ENTRIES = 1_000_000
-"""How many entries are kept, roughly; the oldest go first."""
+"""How many entries are kept, roughly."""
+UNTRIMMED = 10**12
+"""As many are kept where each is to be written elsewhere first."""
 
 _PAGE = 1000
 _ENTRY_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
@@ -45,7 +47,11 @@ class AuditEntry(Note, frozen=True, kw_only=True):
 
 
 def appending(note: Note, max_entries: int = MAX_ENTRIES) -> Command:
-    """The command that appends an entry."""
+    """The command that appends an entry.
+
+    Only what is twice as much as is kept goes at once: a service picks with care, see
+    `tenants.audit_keeping`.
+    """
     fields = (
         *("actor", note.actor),
         *("action", note.action),
@@ -54,7 +60,7 @@ def appending(note: Note, max_entries: int = MAX_ENTRIES) -> Command:
         *("before", msgspec.json.encode(note.before)),
         *("after", msgspec.json.encode(note.after)),
     )
-    return ("XADD", redis_keys.AUDIT, "MAXLEN", "~", max_entries, "*", *fields)
+    return ("XADD", redis_keys.AUDIT, "MAXLEN", "~", 2 * max_entries, "*", *fields)
 
 
 class Audit:
@@ -102,7 +108,7 @@ class Audit:
                 command, redis_keys.AUDIT, start, end, "COUNT", page
             )
             found += [
-                _decode(entry_id, fields)
+                decode_entry(entry_id, fields)
                 for entry_id, fields in replies
                 if owner is None or fields[b"owner"] == owner.encode()
             ]
@@ -111,7 +117,8 @@ class Audit:
             start = f"({replies[-1][0].decode()}"
 
 
-def _decode(entry_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
+def decode_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
+    """An entry as the stream has it."""
     text = {name.decode(): value.decode() for name, value in fields.items()}
     return AuditEntry(
         id=entry_id.decode(),

@@ -34,6 +34,12 @@ GROUPS = "pw:groups"
 AUDIT = "pw:audit"
 """Stream: every write of an operator, see `tenants.audit`."""
 
+AUDIT_WRITTEN = "pw:audit-written"
+"""String: id of the last entry that is in a file, see `tenants.audit_keeping`."""
+
+AUDIT_KEEPER = "pw:audit-keeper"
+"""String with expiry: which process keeps the audit."""
+
 UNFINISHED = "pw:unfinished"
 """Sorted set: `owner write` of the writes under way in a Redis Cluster, by when they began."""
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from msgspec.structs import replace
 
-from tenants.audit import AuditEntry
+from tenants.audit import UNTRIMMED, AuditEntry
+from tenants.audit_keeping import AuditKeeper
 from tenants.errors import (
     InvalidField,
     StoreConflict,
@@ -21,7 +25,7 @@ from tenants.errors import (
 from tenants.groups import ShareGroups
 from tenants.pepper import Peppers
 from tenants.store import TenantStore
-from tests.tenants.conftest import OpenRoom, Room, everything
+from tests.tenants.conftest import OpenRoom, Room, eventually, everything, named
 
 
 def summary(entry: AuditEntry) -> tuple[str, str, str, str]:
@@ -215,6 +219,75 @@ async def test_the_audit_keeps_about_as_many_entries_as_it_is_told(
         await groups.create(f"g{number}")
         with contextlib.suppress(StoreError):
             await store.update_tenant("acme", lambda one: replace(one, weight=one.weight + 1))
-    assert 100 <= raw.xlen("pw:audit") <= 200
+    assert 200 <= raw.xlen("pw:audit") <= 300
+    await AuditKeeper(room.redis, 100).trim()
+    assert raw.xlen("pw:audit") == 100
     newest = (await room.audit.read(limit=1))[0]
     assert newest.action == "tenant.update"
+
+
+async def test_who_writes_much_pushes_nobodys_lines_out_but_their_own(
+    room: Room, raw: redis.Redis
+) -> None:
+    for name in ("acme", "umbra", "nova"):
+        await room.store.create_tenant(name)
+    for number in range(30):
+        await room.store.update_tenant("umbra", named(f"{number}"))
+    for number in range(200):
+        await room.store.update_tenant("acme", named(f"{number}"))
+    await AuditKeeper(room.redis, 80).trim()
+    left = [await room.audit.read(owner=name, limit=999) for name in ("acme", "umbra", "nova")]
+    assert [len(one) for one in left] == [48, 31, 1]
+    assert [one.after["name"] for one in left[0] if one.after][-1] == "152"  # the newest of them
+    assert raw.xlen("pw:audit") == 80
+
+
+async def test_a_line_is_in_the_file_before_it_goes(
+    room: Room, raw: redis.Redis, tmp_path: Path, peppers: Peppers
+) -> None:
+    file = tmp_path / "audit.jsonl"
+    store = TenantStore(room.redis, peppers, audit_max_entries=UNTRIMMED)
+    await store.create_tenant("acme")
+    for number in range(300):
+        await store.update_tenant("acme", named(f"{number}"))
+    keeper = AuditKeeper(room.redis, 50, file)
+    await keeper.trim()
+    assert raw.xlen("pw:audit") == 301
+    await keeper.write_out()
+    for number in range(20):
+        await store.update_tenant("acme", named(f"more-{number}"))
+    await keeper.trim()
+    assert raw.xlen("pw:audit") == 50
+    await AuditKeeper(room.redis, 50, file).write_out()  # goes on where that has stopped
+    lines = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    assert len(lines) == len({line["id"] for line in lines}) == 321
+    assert lines[-1]["after"]["name"] == "more-19"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_that_takes_no_lines_keeps_all_in_the_store(
+    room: Room, raw: redis.Redis, tmp_path: Path
+) -> None:
+    await room.store.create_tenant("acme")
+    for number in range(99):
+        await room.store.update_tenant("acme", named(f"{number}"))
+    keeper = AuditKeeper(room.redis, 10, tmp_path)
+    with pytest.raises(IsADirectoryError):
+        await keeper.write_out()
+    await keeper.trim()
+    assert raw.xlen("pw:audit") == 100
+
+
+async def test_one_process_keeps_the_audit_at_a_time(room: Room, tmp_path: Path) -> None:
+    await room.store.create_tenant("acme")
+    keepers = [AuditKeeper(room.redis, 10, tmp_path / f"{number}") for number in range(3)]
+    running = [asyncio.create_task(one.run()) for one in keepers]
+
+    async def is_written() -> bool:
+        return bool(os.listdir(tmp_path))
+
+    await eventually(is_written)
+    for one in running:
+        one.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert len(os.listdir(tmp_path)) == 1
