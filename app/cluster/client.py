@@ -156,7 +156,8 @@ class ClusterEngine:
                     handle = await asyncio.to_thread(self._cluster.deploy)
                     await handle.greet.remote()  # only who calls is told of replicas
                 self._fleet.attend(handle)
-                self._watch_head()
+                if self._cluster.head is not None:
+                    self._keep(self._head.run(self._cluster.head))
                 await self.wait_started(0)
         except TimeoutError:
             seconds = f"{self._ready_seconds:g} seconds"
@@ -304,11 +305,6 @@ class ClusterEngine:
         ends = await asyncio.gather(*map(compute, self._fleet.ready))
         end = next((one for one in ends if one.finish_reason in ("error", "aborted")), ends[0])
         return structs.replace(end, request_id=request.request_id)
-
-    def _watch_head(self) -> None:
-        address = self._cluster.head
-        if address is not None:
-            self._keep(self._head.run(address))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Have it done beside, until this is closed."""
