@@ -94,6 +94,8 @@ class Machinery:
         environment = dict(os.environ)
         if name == "head":
             environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{self._tables_port}"
+            # By it, and by the node beside it, Ray would take it for one that is there already.
+            (self._folder / "ray_current_cluster").unlink(missing_ok=True)
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT
