@@ -121,6 +121,7 @@ def _replies(
             HTTPStatus.CONFLICT,
             HTTPStatus.UNPROCESSABLE_ENTITY,
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            HTTPStatus.TOO_MANY_REQUESTS,
         ]
     if method == "PATCH":
         problems.append(HTTPStatus.PRECONDITION_FAILED)
