@@ -27,11 +27,6 @@ end
 """
 
 
-def generation_of(record: Tenant | ShareGroup) -> str:
-    """What tells a tenant or a share group from others of its id."""
-    return repr(record.created_at)
-
-
 def keeping(record: Tenant | ShareGroup) -> Command:
     """The command that puts it beside a record that is new."""
-    return "SET", redis_keys.generation(record.owner), generation_of(record)
+    return "SET", redis_keys.generation(record.owner), record.generation

@@ -18,7 +18,6 @@ from app.wire.errors import completion_not_found, invalid_request
 from app.wire.events import encode_json
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
-from tenants.generations import generation_of
 from tenants.records import Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
 
@@ -114,7 +113,7 @@ class StoredCompletions:
                 self._ttl_seconds,
                 limit,
                 kept_at,
-                generation_of(tenant),
+                tenant.generation,
             )
         except TooLargeToStore as error:
             raise invalid_request(str(error), "metadata") from error
@@ -161,7 +160,7 @@ class StoredCompletions:
                 self._ttl_seconds,
                 limit,
                 at,
-                generation_of(tenant),
+                tenant.generation,
             )
         except TooLargeToStore as error:
             _log.warning("chat completion %s is not kept: %s", completion_id, error)

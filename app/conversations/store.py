@@ -23,7 +23,6 @@ from app.wire.errors import (
 )
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
-from tenants.generations import generation_of
 from tenants.records import Change, Tenant
 from tenants.stored_objects import REVISION_BYTES, EditedObjects
 
@@ -69,7 +68,7 @@ class ConversationStore:
                 content,
                 self._ttl_seconds,
                 limit,
-                generation=generation_of(tenant),
+                generation=tenant.generation,
             )
         except TooLargeToStore as error:
             raise invalid_request(str(error), "items") from error
@@ -161,7 +160,7 @@ class ConversationStore:
             edit,
             self._ttl_seconds,
             limit,
-            generation=generation_of(tenant),
+            generation=tenant.generation,
         )
         if blob is None:
             self._forget(key)

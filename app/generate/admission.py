@@ -20,7 +20,6 @@ from app.generate.booking import NOTHING, Bill, Booking, SharedHead, Used
 from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from engine.api import EngineRequest
-from tenants.generations import generation_of
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
 from tenants.limits.scripts import request_name
@@ -243,11 +242,11 @@ class Ticket:
         self.tenant = tenant
         self.hold: Hold | None = None
         self.warning: str | None = None
-        self.slot: Slot | None = None
-        """Where what it has had is noted as it has it, once it has its tokens."""
+        self._slot: Slot | None = None
+        """Where what it has had is noted, once it has its tokens."""
         self._gate = gate
         self._bill = Bill(
-            tenant_id=tenant.id, generation=generation_of(tenant), prices=gate._booking.prices
+            tenant_id=tenant.id, generation=tenant.generation, prices=gate._booking.prices
         )
         self._waits = waits
         self._began: float | None = None
@@ -278,7 +277,16 @@ class Ticket:
         self._bill = structs.replace(
             self._bill, reservation=reservation, prompt_tokens=prompt, head=head
         )
-        self.slot = self._gate._booking.begin(self._bill)
+        self._slot = self._gate._booking.begin(self._bill)
+
+    def note(self, cached: int, written: int, output: int) -> None:
+        """It has had so many tokens, which are paid for also if the process is killed: see `Slot`.
+
+        To be called before anybody is shown them.
+        """
+        if self._slot is not None:
+            self._slot.note_prompt(cached, written)
+            self._slot.note_output(output)
 
     async def release(self) -> None:
         """Settle a request that was not handed to the engine; harmless after its end."""
@@ -313,7 +321,7 @@ class Ticket:
         gate, began = self._gate, self._began
         self.leave()
         stream_seconds = 0.0 if began is None else perf_counter() - began
-        slot, self.slot = self.slot, None
+        slot, self._slot = self._slot, None
         cost = gate._booking.request(self._bill, used, slot, stream_seconds=stream_seconds)
         if self.hold is not None:
             gate._budgets.settle(self.hold, cost)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.api import EngineRequest
-from tenants.generations import ANY, generation_of
+from tenants.generations import ANY
 from tenants.metering.journal import Slot
 from tenants.metering.meter import UsageMeter
 from tenants.prices import FREE, Prices
@@ -56,7 +56,7 @@ def shared_head(
         return None
     tokens = spaces.shared_tokens if most is None else min(spaces.shared_tokens, most)
     return SharedHead(
-        group=group.owner, generation=generation_of(group), tokens=tokens // block_size * block_size
+        group=group.owner, generation=group.generation, tokens=tokens // block_size * block_size
     )
 
 

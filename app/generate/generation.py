@@ -295,8 +295,8 @@ class Generation:
         owed without one; and of how the answer has ended, if it has.
         """
         output, self._counted = self.output_tokens - self._counted, self.output_tokens
-        if self.ticket.slot is not None:
-            self.ticket.slot.note_output(self._counted - self.request.num_generated)
+        found = (self.cached_tokens, self.cache_write_tokens) if self._first_run else (0, 0)
+        self.ticket.note(*found, self._counted - self.request.num_generated)
         first = owes_prompt and not self._prompt_is_counted
         prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
         reason = self.outcome if self._deltas is None else None
@@ -347,7 +347,8 @@ class Generation:
                 self.fail(ApiError(500, message, code="server_error"))
         self.timeline.note_waiting(delta)
         if self._first_run:
-            self._note_prompt(delta.cached_tokens, delta.cache_write_tokens)
+            self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+            self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)
         if delta.searched_tokens:
             self.ticket.first_token()
             # A search whose engine has died begins anew, and is paid for once.
@@ -368,13 +369,6 @@ class Generation:
         elif line.end is not None and delta.finish_reason is None and self.outcome is None:
             await self._engine.abort(self.request.request_id, line.index)
         return pieces
-
-    def _note_prompt(self, cached: int, written: int) -> None:
-        if cached > self.cached_tokens or written > self.cache_write_tokens:
-            self.cached_tokens = max(self.cached_tokens, cached)
-            self.cache_write_tokens = max(self.cache_write_tokens, written)
-            if self.ticket.slot is not None:
-                self.ticket.slot.note_prompt(self.cached_tokens, self.cache_write_tokens)
 
     async def _score(self, logprobs: Sequence[PromptLogprobs]) -> None:
         """Keep log-probabilities of the prompt's next tokens, in turns of a millisecond or two."""

@@ -19,7 +19,6 @@ from app.prompt_cache.segments import Segments
 from app.wire.errors import ApiError
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreUnavailable, TooLargeToStore
-from tenants.generations import generation_of
 from tenants.records import Change, Tenant
 from tenants.stored_objects import StoredObjects
 
@@ -112,7 +111,7 @@ class History:
                 blob,
                 self._ttl_seconds,
                 tenant.limits.stored_bytes,
-                generation_of(tenant),
+                tenant.generation,
             )
         except (StoreUnavailable, TooLargeToStore) as error:
             _log.warning("response %s is kept in memory only: %s", response_id, error)

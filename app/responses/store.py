@@ -30,7 +30,6 @@ from app.wire.errors import (
 )
 from app.wire.events import ResponseFailure, ResponseResource, Status, encode_json
 from tenants.errors import StoreUnavailable, TooLargeToStore
-from tenants.generations import generation_of
 from tenants.records import Tenant
 from tenants.running import RunningResponses
 from tenants.stored_objects import is_object_id
@@ -304,7 +303,7 @@ class ResponseStore:
             blob,
             self._suspended_ttl_seconds,
             tenant.limits.stored_bytes,
-            generation_of(tenant),
+            tenant.generation,
         )
 
 

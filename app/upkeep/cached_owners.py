@@ -8,7 +8,6 @@ from hashlib import blake2b
 
 from app.generate.engine_request import tenant_share
 from engine.api import TenantShare
-from tenants.generations import generation_of
 from tenants.records import ShareGroup, Tenant
 
 
@@ -51,13 +50,13 @@ class Owner:
     def tenant(cls, tenant: Tenant, group: ShareGroup | None) -> Owner:
         """A tenant, and the group that it is in."""
         share = tenant_share(tenant)
-        return cls(tenant.id, Secrets.of(tenant, group), share, generation_of(tenant))
+        return cls(tenant.id, Secrets.of(tenant, group), share, tenant.generation)
 
     @classmethod
     def group(cls, group: ShareGroup) -> Owner:
         """A share group."""
         secrets = Secrets(group.namespace_key)
-        return cls(group.owner, secrets, TenantShare(), generation_of(group))
+        return cls(group.owner, secrets, TenantShare(), group.generation)
 
     @property
     def namespace_key(self) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 from tenants import redis_keys, usage
 from tenants.connection import Argument, GuardedRedis, Script
 from tenants.errors import StoreUnavailable
-from tenants.generations import LIVES, generation_of
+from tenants.generations import LIVES
 from tenants.holds import HOLDS
 from tenants.limits.limiter import LEASE_SECONDS, Limiter
 from tenants.limits.verdict import LimitExceeded
@@ -199,7 +199,7 @@ class Budgets:
                 *("" if budget is None else budget for budget in budgets),
                 int(self._outbox is not None),
                 today,
-                generation_of(tenant),
+                tenant.generation,
                 *(hold.name for hold in holds),
             ],
         )

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from tenants import changes, redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import StoreUnavailable
-from tenants.generations import ANY, generation_of
+from tenants.generations import ANY
 from tenants.limits.local_estimate import LocalEstimate
 from tenants.limits.scripts import (
     ADMIT,
@@ -124,7 +124,7 @@ class Limiter:
                 shared=shared,
                 requests=verdict.requests(limits),
                 tokens=verdict.tokens(limits),
-                generation=generation_of(tenant),
+                generation=tenant.generation,
             )
             for request_id in request_ids
         ]
@@ -256,7 +256,7 @@ class Limiter:
                 _argument(limits.requests_per_minute),
                 _argument(limits.tokens_per_minute),
                 _argument(limits.concurrent_streams),
-                generation_of(tenant),
+                tenant.generation,
                 *request_ids,
             ],
         )

@@ -12,7 +12,6 @@ import redis
 from tenants import redis_keys
 from tenants.connection import GuardedRedis
 from tenants.errors import InvalidField, TooLargeToStore
-from tenants.generations import generation_of
 from tenants.stored_objects import StoredObjects
 from tenants.suspended import SuspendedResponses
 from tests.tenants.conftest import Room, eventually, everything
@@ -182,7 +181,7 @@ async def test_what_a_deleted_tenant_would_keep_late_is_not_the_new_ones(room: R
     await room.store.delete_tenant("acme")
     new, _ = await room.store.create_tenant("acme")
     for tenant in (old, new):
-        name = generation_of(tenant)
+        name = tenant.generation
         await room.responses.save("acme", f"r-{tenant is new}", b"text", 60, generation=name)
     assert await room.responses.load("acme", "r-False") is None
     assert await room.responses.load("acme", "r-True") == b"text"

@@ -19,7 +19,6 @@ import msgspec
 from app.generate.booking import Bill, Booking, Used
 from app.upkeep.left_usage import LeftUsage
 from tenants.connection import open_redis
-from tenants.generations import generation_of
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import Limiter
 from tenants.metering import journal
@@ -92,7 +91,7 @@ async def _serve(life: Life) -> None:
         assert hold is not None
         bill = Bill(
             tenant_id="acme",
-            generation=generation_of(tenant),
+            generation=tenant.generation,
             prices=PRICES,
             reservation=hold.name,
             prompt_tokens=PROMPT_TOKENS,
