@@ -101,6 +101,8 @@ class Journal:
     def __init__(self, meter_id: str | None = None) -> None:
         self.meter_id = secrets.token_hex(8) if meter_id is None else meter_id
         self._requests = 0
+        self.running = 0 if meter_id is None else 1
+        """Requests that are not booked yet; of one that was left, nobody knows before `read`."""
         self._free: list[Slot] = []
 
     def begin(self, bill: bytes) -> Slot:
@@ -110,12 +112,14 @@ class Journal:
             self._grow()
         slot = self._free.pop()
         self._requests += 1
+        self.running += 1
         slot.begin(self._requests, bill)
         return slot
 
     def end(self, slot: Slot) -> None:
         """Have a slot again whose request was booked."""
         slot.end()
+        self.running -= 1
         self._free.append(slot)
 
     def append(self, record: Record, ledger: Ledger) -> None:
@@ -191,7 +195,9 @@ class FileJournal(Journal):
         size, step = os.fstat(self._slots).st_size, _SLOTS_AT_ONCE * _SLOT_BYTES
         slots = [slot for start in range(0, size - step + 1, step) for slot in self._map(start)]
         taken = [slot for slot in slots if slot.number]
-        return ledger, [slot for slot in taken if slot.number != ledger.last_request]
+        left = [slot for slot in taken if slot.number != ledger.last_request]
+        self.running = len(left)
+        return ledger, left
 
     def append(self, record: Record, ledger: Ledger) -> None:
         """See `Journal`. A log that has grown long is written anew, and so is one with a gap."""

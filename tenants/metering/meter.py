@@ -199,7 +199,7 @@ class UsageMeter:
 
     def close(self) -> None:
         """End its journal; what Redis has not taken is left in it for a later process."""
-        if self._ledger.is_empty:
+        if self._ledger.is_empty and not self._journal.running:
             self._journal.remove()
         else:
             self._journal.close()

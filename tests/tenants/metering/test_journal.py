@@ -172,6 +172,8 @@ async def test_what_is_no_journal_is_told_and_left_where_it_is(tmp_path: Path, r
     (left,) = mine.left()
     with pytest.raises(msgspec.DecodeError):
         left.read_journal()
+    left.close()
+    assert f"{journal.meter_id}.log" in os.listdir(tmp_path)
 
 
 async def test_late_usage_of_a_deleted_tenant_is_not_the_new_ones(room: Room) -> None:
