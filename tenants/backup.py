@@ -32,7 +32,10 @@ _PASSING: Final = frozenset(
     {"streams", "held", "settled", "sockets", "running", "claimed", "spending", "usage-batch"}
 )
 """Kinds of keys that tell of requests under way."""
-_PASSING_PREFIXES: Final = ("pw:step:", redis_keys.process(""), redis_keys.PROBE)
+_PASSING_PREFIXES: Final = (
+    *("pw:step:", redis_keys.process("")),
+    *(redis_keys.PROBE, redis_keys.AUDIT_KEEPER),
+)
 _LOOK_UPS: Final = "pw:key:"
 _ANSWERS: Final = "pw:idempotency:"
 _OF_ANY_STORE: Final = (redis_keys.PEPPER, redis_keys.SCHEMA)

@@ -70,6 +70,8 @@ _TYPES: Final[Mapping[str, str]] = {
     TENANTS: "zset",
     GROUPS: "zset",
     AUDIT: "stream",
+    AUDIT_WRITTEN: "string",
+    AUDIT_KEEPER: "string",
     UNFINISHED: "zset",
     OPERATOR_TOKENS: "hash",
     OUTBOX_DUE: "zset",
@@ -79,7 +81,7 @@ _TYPES_BY_KIND: Final[Mapping[str, str]] = {
     **dict.fromkeys(("meta", "deleting", "generation", "keys", "usage-batch", "claimed"), "string"),
     **dict.fromkeys(("response", "conversation", "completion", "running", "suspended"), "string"),
     **dict.fromkeys(("unfinished", "prompts", "prompt", "index", "usage", "budget-told"), "hash"),
-    **dict.fromkeys(("limits", "held", "presumed", "stored-bytes"), "hash"),
+    **dict.fromkeys(("limits", "held", "presumed", "prompt-bytes", "stored-bytes"), "hash"),
     **dict.fromkeys(("members", "text"), "set"),
     **dict.fromkeys(("spending", "streams", "settled", "sockets", "stored", "listed"), "zset"),
 }

@@ -283,8 +283,9 @@ class Lifecycle:
             self.reuse.look_up(hashes)
             self._note_miss(admission, hashes)
             found = min(admission.num_cached, first.num_prompt_tokens)
-            self.num_prompt_tokens += first.num_prompt_tokens
-            self.num_cached_tokens += found
+            if not first.request.num_generated:  # else an earlier engine has counted them
+                self.num_prompt_tokens += first.num_prompt_tokens
+                self.num_cached_tokens += found
             self.num_host_hits += len(admission.slots)
             self.num_in_block_tokens += admission.num_in_block
             for sequence in admission.group.sequences:
