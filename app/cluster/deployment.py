@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +17,12 @@ from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
+from app.cluster.local import LocalRay
 from app.cluster.replica import EngineReplica, ReplicaOptions
 from app.cluster.scaling import ByNeed
 from engine.api import EngineError
 
 APPLICATION: Final = "partywall"
-_OBJECT_STORE_BYTES: Final = 80 << 20
-"""Messages are small, and go past it."""
 _MOST_CALLS: Final = 10_000
 """At once, of all doors to one replica; each has one or two."""
 
@@ -62,7 +59,7 @@ class Cluster:
 
     def __init__(self, wanted: Deployment) -> None:
         self._wanted = wanted
-        self._folder: str | None = None
+        self._local: LocalRay | None = None
 
     @property
     def version(self) -> str:
@@ -101,27 +98,20 @@ class Cluster:
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this service ends, replicas and all."""
-        ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._local is None:
+            ray.shutdown()
+        else:
+            self._local.close()
 
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        if self._wanted.address is not None:
-            ray.init(self._wanted.address, configure_logging=False, log_to_driver=False)
+        wanted = self._wanted
+        if wanted.address is not None:
+            ray.init(wanted.address, configure_logging=False, log_to_driver=False)
             return
-        self._folder = tempfile.mkdtemp(prefix="partywall-ray-")
-        ray.init(
-            "local",
-            num_cpus=max(os.cpu_count() or 1, int(self._wanted.most_replicas * self._wanted.cpus)),
-            include_dashboard=False,
-            configure_logging=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            _temp_dir=self._folder,
-            _node_ip_address="127.0.0.1",
-        )
+        cpus = max(os.cpu_count() or 1, int(wanted.most_replicas * wanted.cpus))
+        self._local = LocalRay(cpus)
 
     def _number(self) -> dict[str, Any]:
         """How many replicas there are to be, as Serve is told."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -29,13 +28,20 @@ ENVIRONMENT: Final = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 
+LOCAL_ENVIRONMENT: Final = {
+    # Whoever can speak to Ray can run anything.
+    "RAY_AUTH_MODE": "token",
+    # Ray takes 127.0.0.1 for this machine's address then, as on macOS, and listens there alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""Besides, for a cluster of this machine's own."""
+
 
 def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
     """Engines of this `config` on Ray Serve. Raises `EngineError` without the extra `cluster`."""
     os.environ |= ENVIRONMENT  # which Ray reads while it is imported
     if settings.ray_address is None:
-        # Whoever can speak to Ray can run anything, and it listens on all interfaces.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= LOCAL_ENVIRONMENT
     try:
         from app.cluster.client import ClusterEngine
         from app.cluster.deployment import Cluster, Deployment

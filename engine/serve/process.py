@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.core_dumps import forbid_core_dumps
 from engine.logs import log_process
 from engine.run.threads import thread_environment
+from engine.serve.environment import without_secrets
 from engine.serve.messages import Failed, Loading, encode
 from engine.serve.remote import RemoteEngine, RunningEngine
 
@@ -63,7 +64,7 @@ class ProcessEngine(RemoteEngine):
         process = await asyncio.create_subprocess_exec(
             *command,
             msgspec.json.encode(self._next_config()).decode(),
-            env=os.environ | thread_environment(self._config.threads),
+            env=without_secrets(os.environ) | thread_environment(self._config.threads),
             stdin=asyncio.subprocess.DEVNULL,
         )
         return _Child(process)
