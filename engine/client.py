@@ -17,6 +17,7 @@ from engine.api import (
     Roll,
     TokenDelta,
 )
+from engine.figures import FleetFigures
 
 __all__ = ["EngineClient", "EngineError", "EngineUnavailable", "RequestRefused"]
 
@@ -32,6 +33,11 @@ class EngineClient(Protocol):
     @property
     def trouble(self) -> str | None:
         """Why requests had better go to another service, though this one may serve them yet."""
+        ...
+
+    @property
+    def fleet(self) -> FleetFigures | None:
+        """What is known of each replica; `None` where one engine serves alone."""
         ...
 
     async def start(self) -> None:

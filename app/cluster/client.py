@@ -35,6 +35,7 @@ from engine.api import (
     TokenDelta,
 )
 from engine.blocks.hashing import block_hashes, extras_for
+from engine.figures import FleetFigures
 from engine.serve.messages import (
     Abort,
     AskChains,
@@ -106,12 +107,16 @@ class ClusterEngine:
         ready_seconds: float,
         rebuild_seconds: float = 60.0,
         cadence_seconds: float = 0.0,
+        num_replicas: int = 1,
     ) -> None:
-        """`ready_seconds` is how long the first replica may take."""
+        """`ready_seconds` is how long the first replica may take; of them there are to be at least
+        `num_replicas`.
+        """
         self._cluster = cluster
         self._ready_seconds = ready_seconds
         self._rebuild_seconds = rebuild_seconds
         self._cadence_seconds = cadence_seconds
+        self._num_replicas = num_replicas
         self._loop = asyncio.get_running_loop()
         self._fleet = Fleet(self._ready, self._lost)
         self._runs: dict[str, Run] = {}
@@ -141,6 +146,11 @@ class ClusterEngine:
     def trouble(self) -> str | None:
         """See `EngineClient.trouble`."""
         return "Ray's head does not answer" if self._head.is_lost else None
+
+    @property
+    def fleet(self) -> FleetFigures:
+        """See `EngineClient.fleet`."""
+        return self._fleet.figures(self._num_replicas)
 
     async def start(self) -> None:
         """See `EngineClient.start`."""

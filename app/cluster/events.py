@@ -58,6 +58,8 @@ class Follower:
     ) -> None:
         self.num_gaps = 0
         """How often messages were missing."""
+        self.told_at = 0.0
+        """When the engine told what was taken last, by its clock; 0: nothing is known."""
         self._index = index
         self._replica = replica
         self._endpoint = endpoint
@@ -124,9 +126,10 @@ class Follower:
 
     async def _take(self, number: int, payload: bytes) -> None:
         try:
-            events = _decode(payload).events
+            batch = _decode(payload)
         except msgspec.MsgspecError as error:
             raise _Astray(str(error)) from error
+        events, self.told_at = batch.events, batch.ts
         is_whole = bool(events) and isinstance(events[0], AllBlocksCleared)
         if number != self._last + 1 and not is_whole:
             raise _Astray(f"number {number} follows {self._last}")
@@ -146,5 +149,6 @@ class Follower:
             _log.warning(
                 "nothing is known of replica %d: %s", self._replica, str(why) or "no answer"
             )
+        self.told_at = 0.0
         self._index.cleared(self._replica)
         self._last = -1

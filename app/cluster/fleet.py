@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from app.cluster.figures import Heard, Tally
 from app.cluster.ledger import LeaseLedger
 from app.cluster.link import Link
 from app.cluster.messages import Blocks, State, ToDoor
@@ -19,6 +20,7 @@ from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
 from app.cluster.turns import Turns
 from engine.api import EngineInfo, EngineRequest, EngineStats
+from engine.figures import FleetFigures
 from engine.serve.messages import Abort, Deltas, Down, Ready, ServedElsewhere, Submit
 from engine.serve.running_stream import RunningStream
 
@@ -55,6 +57,7 @@ class Replica:
     takes_requests: bool = False
     """Others are spared it until it has been admitted."""
     runs: dict[str, Run] = field(default_factory=dict)
+    heard: Heard = field(default_factory=Heard)
 
 
 class Fleet:
@@ -77,6 +80,7 @@ class Fleet:
         """Of those that take requests."""
         self._num_joined = 0
         self.ledger = LeaseLedger()
+        self._tally = Tally()
         self._turns = Turns()
         self._index = PrefixIndex()
         self._router: Router | None = None
@@ -90,6 +94,19 @@ class Fleet:
     def ready(self) -> list[Replica]:
         """Those that compute, though some may not take requests yet."""
         return [replica for replica in self._replicas.values() if replica.info is not None]
+
+    def figures(self, num_wanted: int) -> FleetFigures:
+        """What operators are shown; so many replicas there are to be."""
+        return FleetFigures(
+            replicas=[
+                one.heard.figures(name, is_up=one.info is not None)
+                for name, one in sorted(self._replicas.items())
+            ],
+            num_wanted=num_wanted,
+            routed=self._tally.routed,
+            index_blocks=len(self._index),
+            streams_moved=self._tally.streams_moved,
+        )
 
     def attend(self, handle: Any) -> None:
         """From now on there is a deployment to speak to."""
@@ -162,6 +179,7 @@ class Fleet:
         home = None if conversation is None else self._homes.get(conversation)
         choice = router.choose(run.hashes, len(run.request.prompt), self._loads, now, home)
         router.routed(run.name, choice, run.hashes, now)
+        self._tally.count(choice.why)
         if conversation is not None:
             self._homes[conversation] = choice.replica
             self._homes.move_to_end(conversation)
@@ -197,6 +215,7 @@ class Fleet:
                         if run.stream.has_ended:
                             self.leave(run)
             case State(stats, books):
+                replica.heard.state(stats)
                 if replica.takes_requests:
                     self._loads[link.number] = _load(stats, self._loop.time())
                 self.ledger.observe(link.number, stats.tenants, books=books)
@@ -204,6 +223,7 @@ class Fleet:
                 if books and elsewhere:
                     link.send(ServedElsewhere(elsewhere))
             case Blocks(stored, removed, cleared):
+                replica.heard.blocks(message)
                 if cleared:
                     self._index.cleared(link.number)
                 self._index.stored(link.number, stored)
@@ -231,6 +251,7 @@ class Fleet:
         if self._router is not None:
             self._router.gone(replica.link.number)
         runs, replica.runs = replica.runs, {}
+        self._tally.streams_moved += len(runs)
         for name, run in runs.items():
             run.at = None
             replica.link.send(Abort(name))  # it may come to it only now

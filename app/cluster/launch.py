@@ -75,4 +75,5 @@ def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
         ready_seconds=settings.engine_loading_seconds,
         rebuild_seconds=settings.rebuild_seconds,
         cadence_seconds=settings.token_cadence_ms / 1000,
+        num_replicas=settings.replicas,
     )

@@ -26,12 +26,16 @@ from engine.serve.messages import (
 class Blocks(msgspec.Struct, frozen=True, tag=True):
     """What has become findable since the last such message, and what is not any more.
 
-    If it is `cleared`, nothing else than what is `stored` can be found.
+    If it is `cleared`, nothing else than what is `stored` can be found. It became so `at` this time
+    (by the replica's clock, in seconds since 1970; 0: nobody knows), and until then what was told
+    of blocks has been lost on its way `lost` times.
     """
 
     stored: list[bytes] = []
     removed: list[bytes] = []
     cleared: bool = False
+    at: float = 0.0
+    lost: int = 0
 
 
 class State(msgspec.Struct, frozen=True, tag=True):

@@ -195,8 +195,8 @@ class _Door:
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._heard_at = self._loop.time()
         self._beat_at = self._loop.time()
-        follower = Follower(_Told(self), 0, *events)
-        self._following = asyncio.create_task(follower.run())
+        self._follower = Follower(_Told(self), 0, *events)
+        self._following = asyncio.create_task(self._follower.run())
 
     @property
     def is_heard_of(self) -> bool:
@@ -212,6 +212,11 @@ class _Door:
         self._flush()
         self._others.append(message)
         self._news.set()
+
+    def put_blocks(self, blocks: Blocks) -> None:
+        """Have it told of blocks, and how that has come here."""
+        follower = self._follower
+        self.put(msgspec.structs.replace(blocks, at=follower.told_at, lost=follower.num_gaps))
 
     async def take(self) -> list[ToDoor]:
         """What there is to tell, as soon as there is anything, or it is time to say how it goes."""
@@ -298,13 +303,13 @@ class _Told:
         self._door = door
 
     def stored(self, replica: int, hashes: Sequence[bytes]) -> None:  # noqa: ARG002
-        self._door.put(Blocks(stored=list(hashes)))
+        self._door.put_blocks(Blocks(stored=list(hashes)))
 
     def removed(self, replica: int, hashes: Sequence[bytes]) -> None:  # noqa: ARG002
-        self._door.put(Blocks(removed=list(hashes)))
+        self._door.put_blocks(Blocks(removed=list(hashes)))
 
     def cleared(self, replica: int) -> None:  # noqa: ARG002
-        self._door.put(Blocks(cleared=True))
+        self._door.put_blocks(Blocks(cleared=True))
 
 
 def _failed(request: EngineRequest, index: int, why: str) -> TokenDelta:

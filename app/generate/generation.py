@@ -346,6 +346,8 @@ class Generation:
             else:
                 self.fail(ApiError(500, message, code="server_error"))
         self.timeline.note_waiting(delta)
+        if delta.rebuilt_seconds and delta.finish_reason not in ("error", "aborted"):
+            self._series.move_time.observe(delta.rebuilt_seconds)
         if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
             self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)

@@ -65,6 +65,7 @@ async def metrics(request: Request) -> ASGIApp:
     service: Service = request.app.state.service
     stats, trouble = await asyncio.gather(_engine_stats(service), _store_trouble(service))
     service.metrics.engine.observe(stats)
+    service.metrics.fleet.observe(service.engine.fleet)
     service.metrics.store_up.set(trouble is None)
     text, media_type = service.metrics.render(request.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type})

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.exposition import choose_encoder
 
 from app.upkeep.engine_metrics import EngineMetrics
+from app.upkeep.fleet_metrics import FleetMetrics
 from app.upkeep.traffic import Traffic
 
 _RANK_SECONDS = 60.0
@@ -46,6 +47,8 @@ class Metrics:
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
         self.engine = EngineMetrics()
         self.registry.register(self.engine)
+        self.fleet = FleetMetrics()
+        self.registry.register(self.fleet)
         self.traffic = Traffic(most_tenants)
         self.registry.register(self.traffic)
         self._ranked_at = time.monotonic()

@@ -104,6 +104,7 @@ class TenantSeries:
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token_latency: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
+    move_time: Histogram = field(default_factory=Histogram)
     tokens: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
 
@@ -150,12 +151,13 @@ class Traffic(Collector):
         for name, what in (
             ("time_to_first_token", "From handing a request to the engine to its first token."),
             ("inter_token_latency", "Between two tokens of one line of an answer."),
-            ("queue_time", "In which a request waited for its first step."),
+            ("request_queue_time", "In which a request waited for its first step."),
+            ("request_move_time", "In which an answer waited for another engine to go on with it."),
         ):
-            shown = f"partywall_{'request_' * (name == 'queue_time')}{name}_seconds"
+            shown = f"partywall_{name}_seconds"
             family = HistogramMetricFamily(shown, what, labels=("tenant",))
             for tenant, series in self.tenants:
-                observed: Histogram = getattr(series, name)
+                observed: Histogram = getattr(series, name.removeprefix("request_"))
                 buckets = list(zip(_BOUNDS, accumulate(observed.counts), strict=True))
                 family.add_metric((tenant,), buckets, observed.total)
             yield family

@@ -29,6 +29,7 @@ from engine.api import (
     Roll,
     TokenDelta,
 )
+from engine.figures import FleetFigures
 from engine.serve.answers import Answers
 from engine.serve.entrance import TRIAL_SECONDS, Entrance
 from engine.serve.messages import (
@@ -156,6 +157,11 @@ class RemoteEngine:
     @property
     def trouble(self) -> str | None:
         """See `EngineClient.trouble`."""
+        return None
+
+    @property
+    def fleet(self) -> FleetFigures | None:
+        """See `EngineClient.fleet`."""
         return None
 
     async def start(self) -> None:

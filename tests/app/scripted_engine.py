@@ -24,6 +24,7 @@ from engine.api import (
 )
 from engine.blocks.hashing import block_hashes
 from engine.client import EngineUnavailable
+from engine.figures import FleetFigures
 from engine.validation import check_request
 
 BLOCK_SIZE = 16
@@ -53,6 +54,7 @@ class ScriptedEngine:
         self.logprobs: list[float] = []
         self.hold_after: int | None = None
         self.trouble: str | None = None
+        self.fleet: FleetFigures | None = None
         self.die_after: int | None = None
         self.death = "the engine died"
         self.token_seconds = 0.0
