@@ -40,7 +40,10 @@ class LeftUsage:
 async def _book(left: UsageMeter) -> None:
     running, booking = left.read_journal(), Booking(left)
     for slot in running:
-        booking.left(slot)
+        try:
+            booking.left(slot)
+        except msgspec.DecodeError as error:  # it waits for a version that can
+            _log.error("what a killed request had used cannot be read: %s", error)
     if not left.has_all_in:
         _log.warning("booking what a killed process had counted; %d requests ran", len(running))
         await left.flush()

@@ -8,7 +8,6 @@ which ends with the process: whoever gets it goes on where that has stopped.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import mmap
@@ -44,7 +43,9 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 class Slot:
     """A running request: its `bill`, which says who pays for what, and what it has had so far."""
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview, *, outlives: bool = False) -> None:
+        """One in `memory`, which outlives the process or does not."""
+        self.outlives = outlives
         self._words = memory[:_HEAD_BYTES].cast("Q")  # [_HEAD_WORDS]
         self._bill = memory[_HEAD_BYTES:]
 
@@ -101,8 +102,7 @@ class Journal:
     def __init__(self, meter_id: str | None = None) -> None:
         self.meter_id = secrets.token_hex(8) if meter_id is None else meter_id
         self._requests = 0
-        self.running = 0 if meter_id is None else 1
-        """Requests that are not booked yet; of one that was left, nobody knows before `read`."""
+        self._running = 0
         self._free: list[Slot] = []
 
     def begin(self, bill: bytes) -> Slot:
@@ -112,15 +112,21 @@ class Journal:
             self._grow()
         slot = self._free.pop()
         self._requests += 1
-        self.running += 1
+        self._running += 1
         slot.begin(self._requests, bill)
         return slot
 
     def end(self, slot: Slot) -> None:
         """Have a slot again whose request was booked."""
         slot.end()
-        self.running -= 1
-        self._free.append(slot)
+        self._running -= 1
+        if slot.outlives:
+            self._free.append(slot)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every request in it is booked, which nobody knows of one that was not read."""
+        return not self._running
 
     def append(self, record: Record, ledger: Ledger) -> None:
         """Keep a record; `ledger` has it already."""
@@ -153,9 +159,14 @@ class FileJournal(Journal):
         super().__init__(meter_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
+        self._is_read = meter_id is None
         self._slots = self._locked(is_new=meter_id is None)
         self._path = folder / f"{self.meter_id}.log"
-        self._log = os.open(self._path, _LOG_FLAGS, 0o600)
+        try:
+            self._log = os.open(self._path, _LOG_FLAGS, 0o600)
+        except OSError:
+            os.close(self._slots)  # it would be locked for as long as this process lives
+            raise
         self._log_bytes, self._most_bytes = 0, _LOG_BYTES
         self._is_whole, self._retry_at = True, 0.0
 
@@ -180,11 +191,21 @@ class FileJournal(Journal):
     def _slots_path(self) -> Path:
         return self._folder / f"{self.meter_id}{_SLOTS}"
 
+    @property
+    def _new_path(self) -> Path:
+        return self._path.with_suffix(".log.new")
+
     def left(self) -> Iterator[FileJournal]:
         """See `Journal`."""
         for path in sorted(self._folder.glob(f"*{_SLOTS}")):
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                yield FileJournal(self._folder, path.stem)
+            try:
+                journal = FileJournal(self._folder, path.stem)
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            except OSError as error:
+                _log.error("what a killed process had counted cannot be read: %s", error)
+                continue
+            yield journal
 
     def read(self) -> tuple[Ledger, list[Slot]]:
         """See `Journal`. Raises `OSError`, `msgspec.DecodeError`."""
@@ -194,10 +215,14 @@ class FileJournal(Journal):
         self._rewrite(ledger)  # behind half a record nothing could be read
         size, step = os.fstat(self._slots).st_size, _SLOTS_AT_ONCE * _SLOT_BYTES
         slots = [slot for start in range(0, size - step + 1, step) for slot in self._map(start)]
-        taken = [slot for slot in slots if slot.number]
-        left = [slot for slot in taken if slot.number != ledger.last_request]
-        self.running = len(left)
-        return ledger, left
+        running = [slot for slot in slots if slot.number not in (0, ledger.last_request)]
+        self._is_read, self._running = True, len(running)
+        return ledger, running
+
+    @property
+    def is_settled(self) -> bool:
+        """See `Journal`."""
+        return self._is_read and super().is_settled
 
     def append(self, record: Record, ledger: Ledger) -> None:
         """See `Journal`. A log that has grown long is written anew, and so is one with a gap."""
@@ -221,7 +246,8 @@ class FileJournal(Journal):
 
     def remove(self) -> None:
         """Remove its files, the one by which it is found last."""
-        self._path.unlink(missing_ok=True)
+        for path in (self._new_path, self._path):
+            path.unlink(missing_ok=True)
         self._slots_path.unlink(missing_ok=True)
         self.close()
 
@@ -237,7 +263,8 @@ class FileJournal(Journal):
 
     def _map(self, start: int) -> list[Slot]:
         memory = memoryview(mmap.mmap(self._slots, _SLOTS_AT_ONCE * _SLOT_BYTES, offset=start))
-        return [Slot(memory[at : at + _SLOT_BYTES]) for at in range(0, len(memory), _SLOT_BYTES)]
+        starts = range(0, len(memory), _SLOT_BYTES)
+        return [Slot(memory[at : at + _SLOT_BYTES], outlives=True) for at in starts]
 
     def _records(self) -> Iterator[Record]:
         """Up to the first that is not whole: its writer was killed within it."""
@@ -252,7 +279,7 @@ class FileJournal(Journal):
 
     def _rewrite(self, ledger: Ledger) -> None:
         """Have a log that says what the ledger has, and nothing of how it came to that."""
-        new = self._path.with_suffix(".log.new")
+        new = self._new_path
         log = os.open(new, _LOG_FLAGS | os.O_TRUNC, 0o600)
         try:
             self._log_bytes = 0

@@ -167,7 +167,8 @@ class UsageMeter:
         try:
             async with self._flushing:
                 await self._hand_in()  # what it may have taken of before
-                self._note(Sealed())
+                if not self._ledger.is_empty:
+                    self._note(Sealed())
                 await self._hand_in()
         except StoreUnavailable as error:
             if not self._is_behind:
@@ -198,8 +199,10 @@ class UsageMeter:
         return self._ledger.is_empty
 
     def close(self) -> None:
-        """End its journal; what Redis has not taken is left in it for a later process."""
-        if self._ledger.is_empty and not self._journal.running:
+        """End its journal; what is not booked, or not taken by Redis, is left in it for a later
+        process.
+        """
+        if self._ledger.is_empty and self._journal.is_settled:
             self._journal.remove()
         else:
             self._journal.close()

@@ -176,6 +176,71 @@ async def test_what_is_no_journal_is_told_and_left_where_it_is(tmp_path: Path, r
     assert f"{journal.meter_id}.log" in os.listdir(tmp_path)
 
 
+async def test_a_full_disk_at_the_next_start_loses_nothing_of_what_was_left(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await room.store.create_tenant("acme")
+    journal = FileJournal(tmp_path)
+    meter = UsageMeter(room.redis, journal)
+    meter.add("acme", requests=1)
+    meter.begin(b"bill").note_output(1)
+    journal.close()
+    mine = UsageMeter(room.redis, FileJournal(tmp_path))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        for left in mine.left():
+            with pytest.raises(OSError, match="No space"):
+                left.read_journal()
+            left.close()
+    mine.close()
+    await booked_what_was_left(room, tmp_path)
+    assert await requests_of(room) == 2
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_request_that_was_not_booked_keeps_its_journal(room: Room, tmp_path: Path) -> None:
+    await room.store.create_tenant("acme")
+    meter = UsageMeter(room.redis, FileJournal(tmp_path))
+    meter.begin(b"bill").note_output(1)
+    meter.close()
+    await booked_what_was_left(room, tmp_path)
+    assert await requests_of(room) == 1
+
+
+async def test_a_request_is_in_the_journal_again_once_the_disk_has_room(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await room.store.create_tenant("acme")
+    meter = UsageMeter(room.redis, FileJournal(tmp_path))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with meter.booking(meter.begin(b"in memory")):
+            pass
+    meter.begin(b"bill").note_output(1)
+    meter.close()
+    assert await booked_what_was_left(room, tmp_path) == [b"bill"]
+
+
+async def test_a_journal_that_cannot_be_opened_is_told_and_the_others_are_read(
+    room: Room, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await room.store.create_tenant("acme")
+    journal = FileJournal(tmp_path)
+    journal.begin(b"bill").note_output(1)
+    journal.close()
+    (tmp_path / "0.slots").mkdir()  # as one of another user's cannot be opened
+    assert await booked_what_was_left(room, tmp_path) == [b"bill"]
+    assert "cannot be read" in caplog.text
+
+
 async def test_late_usage_of_a_deleted_tenant_is_not_the_new_ones(room: Room) -> None:
     old, _ = await room.store.create_tenant("acme")
     meter = UsageMeter(room.redis)
