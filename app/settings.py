@@ -251,6 +251,11 @@ class Settings(BaseSettings):
         description="Ray cluster that they run on, such as 10.0.0.1:6379; without it one on this "
         "machine, for as long as the service runs.",
     )
+    redeploy: bool = Field(
+        False,
+        description="Have these settings replace those of the cluster's replicas even if they were "
+        "replaced by them: a service that is started again with old ones joins instead.",
+    )
     speculation: Literal["off", "lookup", "draft"] = Field(
         "lookup",
         description="Several tokens in one step where guesses come true: `lookup` finds them in "
@@ -519,6 +524,8 @@ class Settings(BaseSettings):
         if not self.cluster:
             if self.replicas > 1 or self.max_replicas is not None or self.ray_address is not None:
                 raise ValueError("replicas, max_replicas and ray_address go with cluster")
+            if self.redeploy:
+                raise ValueError("redeploy goes with cluster")
             return
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError("max_replicas must be at least replicas")

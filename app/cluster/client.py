@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -22,6 +22,7 @@ from app.cluster.heads import Heads
 from app.cluster.health import HeadWatch
 from app.cluster.membership import watch_replicas
 from app.cluster.messages import Answer, Question
+from app.cluster.rollout import Cluster, join
 from app.cluster.sums import Counts, best_fates, sum_of
 from engine.api import (
     BlockFate,
@@ -65,32 +66,6 @@ _SUSPECT_DEATHS: Final = 2
 one that is well."""
 _PAGE_BITS: Final = 48
 """Of a page's number, below its replica's."""
-
-
-class Cluster(Protocol):
-    """Where replicas run."""
-
-    @property
-    def version(self) -> str:
-        """What they are to answer when they are greeted."""
-        ...
-
-    @property
-    def head(self) -> str | None:
-        """Where the cluster's head listens, once it is connected."""
-        ...
-
-    def connect(self) -> Any:
-        """The handle to those that there are, or `None`. Raises `EngineError`; for a thread."""
-        ...
-
-    def deploy(self) -> Any:
-        """Have them run; returns the handle to them. Raises `EngineError`; for a thread."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; for a thread."""
-        ...
 
 
 class ClusterEngine:
@@ -159,13 +134,9 @@ class ClusterEngine:
             self._loop.call_soon_threadsafe(self._fleet.become, names)
 
         self._unwatch = watch_replicas(become)
-        handle = await asyncio.to_thread(self._cluster.connect)
         try:
             async with asyncio.timeout(self._ready_seconds):
-                if handle is None or await handle.greet.remote() != self._cluster.version:
-                    handle = await asyncio.to_thread(self._cluster.deploy)
-                    await handle.greet.remote()  # only who calls is told of replicas
-                self._fleet.attend(handle)
+                self._fleet.attend(await join(self._cluster))
                 if self._cluster.head is not None:
                     self._keep(self._head.run(self._cluster.head))
                 await self.wait_started(0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from ray.serve.exceptions import RayServeException
 
 from app.cluster.local import LocalRay
 from app.cluster.replica import EngineReplica, ReplicaOptions
+from app.cluster.rollout import Deployed
 from app.cluster.scaling import ByNeed
 from engine.api import EngineError
 
@@ -52,6 +55,8 @@ class Deployment:
     """Of its process."""
     drain_seconds: float
     """For a replica's calls to end, once it is to take no more."""
+    redeploys: bool = False
+    """Whether these settings are to replace those that have once replaced them."""
 
 
 class Cluster:
@@ -62,13 +67,23 @@ class Cluster:
         self._local: LocalRay | None = None
 
     @property
-    def version(self) -> str:
+    def own(self) -> Deployed:
         """What is wanted; a replica says of which one it is."""
         wanted = self._wanted
         scaling = wanted.num_replicas, wanted.most_replicas, wanted.queue_seconds
         numbers = *scaling, wanted.idle_seconds, wanted.cpus, wanted.gpus
-        data = repr(numbers).encode() + msgspec.json.encode(self._wanted.options)
-        return blake2b(data, digest_size=8).hexdigest()
+        data = repr(numbers).encode() + msgspec.json.encode(wanted.options)
+        return Deployed(
+            settings=blake2b(data, digest_size=8).hexdigest(),
+            model=wanted.options.engine.model_path,
+            by=socket.gethostname(),
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    @property
+    def redeploys(self) -> bool:
+        """Whether it may be deployed in place of what has replaced it before."""
+        return self._wanted.redeploys
 
     @property
     def head(self) -> str | None:
@@ -88,13 +103,13 @@ class Cluster:
                 return serve.get_app_handle(APPLICATION)
             return None
 
-    def deploy(self) -> Any:
+    def deploy(self, deployed: Deployed) -> Any:
         """Have the replicas run, in place of others one by one; returns a handle to them.
 
         Raises `EngineError` where that is refused.
         """
         with _told():
-            return serve.run(self._application(), name=APPLICATION, route_prefix=None)
+            return serve.run(self._application(deployed), name=APPLICATION, route_prefix=None)
 
     def close(self) -> None:
         """Leave the cluster; one that was started for this service ends, replicas and all."""
@@ -131,7 +146,7 @@ class Cluster:
         )
         return {"autoscaling_config": scaling}
 
-    def _application(self) -> serve.Application:
+    def _application(self, deployed: Deployed) -> serve.Application:
         wanted, options = self._wanted, msgspec.json.encode(self._wanted.options)
         router: Any = "app.cluster.addressing.ChosenReplica"
         as_replicas = serve.deployment(
@@ -146,7 +161,8 @@ class Cluster:
                 "runtime_env": {"env_vars": dict(wanted.environment)},
             },
         )
-        application: serve.Application = as_replicas(EngineReplica).bind(options, self.version)
+        told = msgspec.json.encode(deployed)
+        application: serve.Application = as_replicas(EngineReplica).bind(options, told)
         return application
 
 

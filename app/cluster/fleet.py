@@ -15,7 +15,8 @@ from msgspec import structs
 from app.cluster.figures import Heard, Tally
 from app.cluster.ledger import LeaseLedger
 from app.cluster.link import Link
-from app.cluster.messages import Blocks, State, ToDoor
+from app.cluster.messages import Blocks, Hello, State, ToDoor
+from app.cluster.rollout import mismatch, own_release
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
 from app.cluster.turns import Turns
@@ -120,7 +121,7 @@ class Fleet:
             return
         for name in self._replicas.keys() - names:
             replica = self._replicas.pop(name)
-            del self._by_number[replica.link.number]
+            self._by_number.pop(replica.link.number, None)
             self._lose(replica, has_died=False)
             self._close(replica.link)
         for name in names - self._replicas.keys():
@@ -192,6 +193,11 @@ class Fleet:
         if replica is None:
             return
         match message:
+            case Hello(release):
+                if release != own_release():
+                    _log.error("replica %x gets no requests: %s", link.number, mismatch(release))
+                    del self._by_number[link.number]  # nor is it heard any more
+                    self._close(link)
             case Ready(info):
                 if self._router is None:
                     self._router, self._computes = Router(self._index, info.block_size), _what(info)

@@ -69,6 +69,7 @@ def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
         address=settings.ray_address,
         environment=ENVIRONMENT,
         drain_seconds=settings.drain_seconds,
+        redeploys=settings.redeploy,
     )
     return ClusterEngine(
         Cluster(wanted),

@@ -45,13 +45,20 @@ class State(msgspec.Struct, frozen=True, tag=True):
     books: bool
 
 
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Which release of Partywall the replica runs (`app.cluster.rollout`)."""
+
+    release: str
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """There is nothing to say, but the replica lives."""
 
 
-ToDoor = Ready | Down | Deltas | State | Blocks | Beat
-"""`Ready` comes first, or as soon as there is an engine; `Down` when that is lost, with all of this
-door's requests, and `Ready` again. Twice a second `State`, or `Beat` while there is none."""
+ToDoor = Hello | Ready | Down | Deltas | State | Blocks | Beat
+"""`Hello` comes first, and `Ready` as soon as there is an engine; `Down` when that is lost, with
+all of this door's requests, and `Ready` again. Twice a second `State`, or `Beat` while there is
+none."""
 Question = Probe | AskFates | AskChains | AskWall | AskRoll
 Answer = ProbeReply | FatesReply | ChainsReply | WallReply | RollReply
 

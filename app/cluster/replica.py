@@ -22,6 +22,7 @@ from app.cluster.messages import (
     Answer,
     Beat,
     Blocks,
+    Hello,
     Question,
     State,
     ToDoor,
@@ -29,6 +30,7 @@ from app.cluster.messages import (
     decode_to_replica,
 )
 from app.cluster.pulse import BEAT_SECONDS, Pulse
+from app.cluster.rollout import Deployed, Greeting, own_release
 from app.cluster.scaling import KV_SHARE, QUEUE_SECONDS
 from engine.api import EngineError, EngineRequest, EngineStats, TokenDelta
 from engine.config import EngineConfig
@@ -77,9 +79,9 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 class EngineReplica:
     """Owns one engine process, which is started again if it dies alone."""
 
-    async def __init__(self, options: bytes, version: str) -> None:  # type: ignore[misc]  # Serve's
-        """`options` are `ReplicaOptions` in JSON. Raises `EngineError`."""
-        self._version = version
+    async def __init__(self, options: bytes, deployed: bytes) -> None:  # type: ignore[misc]  # Serve's
+        """These are `ReplicaOptions` and `Deployed` in JSON. Raises `EngineError`."""
+        self._deployed = msgspec.json.decode(deployed, type=Deployed)
         given = msgspec.json.decode(options, type=ReplicaOptions)
         self._folder = tempfile.TemporaryDirectory(prefix="partywall-replica-")
         events, replay = (f"ipc://{Path(self._folder.name, name)}" for name in ("events", "replay"))
@@ -94,9 +96,9 @@ class EngineReplica:
         self._pulse = Pulse(self._engine, self._tell_all)
         self._watch = asyncio.create_task(self._pulse.run())
 
-    async def greet(self) -> str:
-        """The version that was deployed. Who calls is told by Ray which replicas there are."""
-        return self._version
+    async def greet(self) -> bytes:
+        """A `Greeting`. Who calls is told by Ray which replicas there are."""
+        return msgspec.msgpack.encode(Greeting(release=own_release(), deployed=self._deployed))
 
     async def check_health(self) -> None:
         """Serve asks now and then, and starts another replica in place of one that raises."""
@@ -120,6 +122,7 @@ class EngineReplica:
         own = self._doors[door] = _Door(
             self._engine, self._pulse, self._events, lambda: self._books(door)
         )
+        own.put(Hello(own_release()))
         try:
             if self._pulse.is_up:
                 own.put(Ready(self._engine.info))

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
-from app.cluster.messages import State, ToDoor
+from app.cluster.messages import Hello, State, ToDoor
 from engine.api import EngineInfo, EngineRequest, EngineUnavailable, TenantStats, TokenDelta
 from engine.serve.messages import (
     Deltas,
@@ -80,7 +80,6 @@ class Handle:
 class Place:
     """A cluster that is there already."""
 
-    version = "v"
     head: str | None = None
 
     def __init__(self) -> None:
@@ -225,3 +224,29 @@ async def test_a_new_replica_computes_its_prompts_before_it_takes_requests() -> 
 
 def state_with_queue(seconds: float) -> State:
     return State(structs.replace(simulated_core().stats(), queue_seconds=seconds), books=False)
+
+
+async def test_a_replica_of_another_version_gets_no_requests_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    os.environ |= ENVIRONMENT
+    pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
+    from app.cluster.client import ClusterEngine
+    from app.cluster.rollout import own_release
+
+    place = Place()
+    engine = ClusterEngine(place, ready_seconds=10)  # type: ignore[arg-type]
+    engine._fleet.attend(place.handle)
+    engine._fleet.become(frozenset({"own", "other"}))
+    await eventually(lambda: len(place.handle.replicas) == 2)
+    own, other = place.handle.replicas["own"], place.handle.replicas["other"]
+    for said in (Hello("9.9.9+aa"), Ready(INFO)):
+        other.queue.put_nowait(said)
+    await eventually(lambda: "9.9.9+aa" in caplog.text)
+    assert own_release() in caplog.text
+    for said in (Hello(own_release()), Ready(INFO)):
+        own.queue.put_nowait(said)
+    await eventually(lambda: engine.num_ready == 1)
+    engine._fleet.become(frozenset({"own"}))
+    assert engine.num_ready == 1
+    await engine.close()
