@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from app.cluster.local import LocalRay
 from app.cluster.replica import EngineReplica, ReplicaOptions
 from app.cluster.rollout import Deployed
 from app.cluster.scaling import ByNeed
+from app.logs.foreign import take_over_ray
 from engine.api import EngineError
 
 APPLICATION: Final = "partywall"
@@ -96,9 +96,9 @@ class Cluster:
         Raises `EngineError` where the cluster cannot be reached.
         """
         with _told():
+            take_over_ray()
             self._connect()
             _start_serve()
-            logging.getLogger("ray.serve").setLevel(logging.WARNING)
             if APPLICATION in serve.status().applications:
                 return serve.get_app_handle(APPLICATION)
             return None

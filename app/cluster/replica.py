@@ -32,6 +32,7 @@ from app.cluster.messages import (
 from app.cluster.pulse import BEAT_SECONDS, Pulse
 from app.cluster.rollout import Deployed, Greeting, own_release
 from app.cluster.scaling import KV_SHARE, QUEUE_SECONDS
+from app.logs.foreign import log_replica
 from engine.api import EngineError, EngineRequest, EngineStats, TokenDelta
 from engine.config import EngineConfig
 from engine.serve.messages import (
@@ -83,6 +84,7 @@ class EngineReplica:
         """These are `ReplicaOptions` and `Deployed` in JSON. Raises `EngineError`."""
         self._deployed = msgspec.json.decode(deployed, type=Deployed)
         given = msgspec.json.decode(options, type=ReplicaOptions)
+        log_replica(given.engine)
         self._folder = tempfile.TemporaryDirectory(prefix="partywall-replica-")
         events, replay = (f"ipc://{Path(self._folder.name, name)}" for name in ("events", "replay"))
         self._events = events, replay

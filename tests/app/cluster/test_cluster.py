@@ -224,7 +224,7 @@ async def test_an_update_rolls_through_under_streams(
     update = Cluster(replace(before, options=options))
 
     async def roll() -> None:
-        await asyncio.to_thread(update.deploy)
+        await asyncio.to_thread(update.deploy, update.own)
 
     assert await run_all(engine, "updated", roll) == undisturbed
     await eventually(lambda: engine.num_ready == 3)
