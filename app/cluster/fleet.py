@@ -220,12 +220,12 @@ class Fleet:
                         run.stream.push(delta)
                         if run.stream.has_ended:
                             self.leave(run)
-            case State(stats, books):
+            case State(stats, books, gone):
                 replica.heard.state(stats)
                 if replica.takes_requests:
                     self._loads[link.number] = _load(stats, self._loop.time())
-                self.ledger.observe(link.number, stats.tenants, books=books)
-                elsewhere = self._turns.observe(link.number, stats.tenants)
+                self.ledger.observe(link.number, stats.tenants, gone, books=books)
+                elsewhere = self._turns.observe(link.number, stats.tenants, gone)
                 if books and elsewhere:
                     link.send(ServedElsewhere(elsewhere))
             case Blocks(stored, removed, cleared):

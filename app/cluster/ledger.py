@@ -7,7 +7,7 @@ has heard anything of a replica has been booked by others, or is nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -39,26 +39,38 @@ class LeaseLedger:
     _replicas: dict[int, dict[str, _Seen]] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def observe(self, replica: int, tenants: Mapping[str, TenantStats], *, books: bool) -> None:
-        """A replica has said this; whether this door is to book it."""
-        before = self._replicas.get(replica)
-        now: dict[str, _Seen] = {}
+    def observe(
+        self,
+        replica: int,
+        tenants: Mapping[str, TenantStats],
+        gone: Collection[str] | None = None,
+        *,
+        books: bool,
+    ) -> None:
+        """A replica has said this of those that have changed; whether this door is to book it.
+
+        Others are as before, but for those that are `gone`; `None`: for all.
+        """
+        is_new = replica not in self._replicas
+        seen = self._replicas.setdefault(replica, {})
         for owner, one in tenants.items():
-            known = None if before is None else before.get(owner)
+            known = seen.get(owner)
             is_same = known is not None and known.since == one.leases_since
             start = known.block_seconds if known is not None and is_same else 0.0
-            if before is None:
+            if is_new:
                 start = one.lease_block_seconds
             # It may fall by a little: a lease that has just ended counted until now before.
             seconds = max(start, one.lease_block_seconds)
-            now[owner] = _Seen(one.leases_since, seconds)
+            seen[owner] = _Seen(one.leases_since, seconds)
             account = self._accounts.get(owner)
             if account is None:
                 account = self._accounts[owner] = _Account(next(self._numbers))
             if books:
                 account.block_seconds += seconds - start
-        self._replicas[replica] = now
-        self._close_accounts(() if before is None else before.keys() - now.keys())
+        left = seen.keys() - tenants.keys() if gone is None else gone
+        for owner in left:
+            seen.pop(owner, None)
+        self._close_accounts(left)
 
     def forget(self, replica: int) -> None:
         """Nothing is heard of it; what it counts meanwhile, others book."""

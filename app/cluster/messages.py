@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from engine.api import EngineStats
+from engine.api import EngineStats, TenantStats
 from engine.serve.messages import (
     AskChains,
     AskFates,
@@ -42,7 +44,10 @@ class State(msgspec.Struct, frozen=True, tag=True):
     """How it goes, and whether it is this door that books what leases have cost since it said."""
 
     stats: EngineStats
+    """Of tenants has those that have changed since the last `State` of this attendance."""
     books: bool
+    gone: list[str] | None = None
+    """Tenants that it knows no more; `None`: it is the first one, and all others are."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +66,17 @@ all of this door's requests, and `Ready` again. Twice a second `State`, or `Beat
 none."""
 Question = Probe | AskFates | AskChains | AskWall | AskRoll
 Answer = ProbeReply | FatesReply | ChainsReply | WallReply | RollReply
+
+
+def state_since(told: Mapping[str, TenantStats] | None, stats: EngineStats, books: bool) -> State:
+    """What to tell a door that has been told of tenants what is `told`, or nothing yet."""
+    if told is None:
+        return State(stats, books)
+    tenants = stats.tenants
+    changed = {name: one for name, one in tenants.items() if told.get(name) != one}
+    gone = list(told.keys() - tenants.keys())
+    return State(msgspec.structs.replace(stats, tenants=changed), books, gone)
+
 
 decode_to_door = msgspec.msgpack.Decoder(ToDoor).decode
 decode_to_replica = msgspec.msgpack.Decoder(ToEngine).decode

@@ -24,10 +24,10 @@ from app.cluster.messages import (
     Blocks,
     Hello,
     Question,
-    State,
     ToDoor,
     decode_question,
     decode_to_replica,
+    state_since,
 )
 from app.cluster.pulse import BEAT_SECONDS, Pulse
 from app.cluster.rollout import Deployed, Greeting, own_release
@@ -292,8 +292,9 @@ class _Door:
         stats = self._pulse.stats
         if stats is None or stats is self._told:
             return Beat()
-        self._told = stats
-        return State(stats, self._books())
+        before, self._told = self._told, stats
+        told = None if before is None else before.tenants
+        return state_since(told, stats, self._books())
 
     def _flush(self) -> None:
         if self._deltas:

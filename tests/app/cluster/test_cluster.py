@@ -328,7 +328,8 @@ async def test_replicas_come_and_go_by_need_under_streams(
 
     monkeypatch.setattr(deployment, "_RISE_SECONDS", 2.0)
     hurried = replace(wanted(model), num_replicas=1, queue_seconds=1e-4)
-    await asyncio.to_thread(Cluster(hurried).deploy)
+    hurry, calm = Cluster(hurried), Cluster(wanted(model))
+    await asyncio.to_thread(hurry.deploy, hurry.own)
     async with asyncio.timeout(480):
         while engine.num_ready > 1:  # nothing waits while these answers are written
             long = make_request("long", [5, 6, 7], 400)
@@ -338,7 +339,7 @@ async def test_replicas_come_and_go_by_need_under_streams(
             if engine.num_ready == 3:
                 break
     await is_empty(engine)
-    await asyncio.to_thread(Cluster(wanted(model)).deploy)
+    await asyncio.to_thread(calm.deploy, calm.own)
     await eventually(lambda: engine.num_ready == 3)
 
 
