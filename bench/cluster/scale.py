@@ -17,6 +17,7 @@ from rich.table import Table
 from bench.cluster.event_load import EventLoad, measure_events
 from bench.cluster.index_load import BLOCK_SIZE, IndexLoad, measure_decisions, measure_index
 from bench.cluster.replica import Pace
+from bench.cluster.state_load import StateLoad, measure_states
 from bench.cluster.store_load import StoreLoad, measure_store
 from bench.registry import BenchError, Result, parameters
 
@@ -34,12 +35,19 @@ FIGURES: Final[Mapping[str, str]] = {
     "redis_commands_per_request": "commands that a stored response sends, a script being one",
     "redis_server_us_per_request": "processor time of Redis for it, us",
     "redis_kib_per_tenant": "memory of Redis for a tenant, its key and the audit's line, KiB",
+    "state_kib_per_s_per_replica": "what a replica tells each door of its tenants, KiB/s",
+    "state_cores_per_replica": "share of a core that this takes of a door",
+    "finding_cores_per_door": "share of a core that it takes of a replica, for each door",
+    "state_bytes_per_tenant": "memory of a door for a tenant that a replica knows, bytes",
+    "whole_kib_per_s_per_replica": "what it would tell if it told of all each time, KiB/s",
+    "whole_cores_per_replica": "share of a core that this would take of a door",
     "replicas_per_door_core": "replicas whose events take all of one core",
     "new_door_s": "until a new door knows --blocks, at one core, s",
 }
 _SIZES: Final = (10, 100, 1000)
 _COUNTS: Final = (
     *("replicas", "tenants", "blocks", "index_blocks", "requests", "made_tenants", "simulated"),
+    *("known_tenants", "live_tenants"),
 )
 
 
@@ -50,6 +58,7 @@ class Measured:
     index: IndexLoad
     events: EventLoad
     store: StoreLoad
+    states: StateLoad
     decisions: Mapping[int, float]
     """A second, by number of replicas."""
 
@@ -68,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=400, help="that Redis serves")
     parser.add_argument("--made-tenants", type=int, default=500, help="that are made in Redis")
     parser.add_argument("--simulated", type=int, default=3000, help="requests that are simulated")
+    parser.add_argument("--known-tenants", type=int, default=10_000, help="of each replica")
+    parser.add_argument("--live-tenants", type=int, default=64, help="of those, with requests")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
 
 
@@ -80,16 +91,20 @@ def run(options: argparse.Namespace) -> Result:
         measure_index(options.index_blocks, options.replicas, options.seed),
         measure_events(options.simulated, BLOCK_SIZE, options.seed),
         measure_store(options.requests, options.made_tenants),
+        measure_states(options.known_tenants, options.live_tenants, options.seed),
         {size: measure_decisions(size, options.seed) for size in (*_SIZES, options.replicas)},
     )
     figures = _figures(measured, options.replicas, options.blocks)
     reported = parameters(options, block_size=BLOCK_SIZE, pace=asdict(Pace()))
-    tables = [_table(measured, options.replicas, options.blocks, options.tenants)]
+    tables = [
+        _table(measured, options.replicas, options.blocks, options.tenants, options.known_tenants)
+    ]
     return Result(reported, figures, tables)
 
 
 def _figures(measured: Measured, replicas: int, blocks: int) -> dict[str, float]:
     index, events, store = measured.index, measured.events, measured.store
+    states = measured.states
     return {
         "index_bytes_per_block": index.bytes_per_block,
         "index_us_per_stored_block": index.stored_us,
@@ -104,12 +119,18 @@ def _figures(measured: Measured, replicas: int, blocks: int) -> dict[str, float]
         "redis_commands_per_request": store.commands,
         "redis_server_us_per_request": store.server_us,
         "redis_kib_per_tenant": store.kib_per_tenant,
+        "state_kib_per_s_per_replica": states.changes.kib_per_s,
+        "state_cores_per_replica": states.changes.cores,
+        "finding_cores_per_door": states.replica_cores,
+        "state_bytes_per_tenant": states.bytes_per_tenant,
+        "whole_kib_per_s_per_replica": states.whole.kib_per_s,
+        "whole_cores_per_replica": states.whole.cores,
         "replicas_per_door_core": 1e6 / (events.blocks_per_s * measured.us_per_event_block),
         "new_door_s": blocks * index.snapshot_us / 1e6,
     }
 
 
-def _table(measured: Measured, replicas: int, blocks: int, tenants: int) -> Table:
+def _table(measured: Measured, replicas: int, blocks: int, tenants: int, known: int) -> Table:
     """Everything at several sizes; blocks and tenants by the share of replicas."""
     sizes = sorted({*_SIZES, replicas})
     table = Table("what", *(f"{size:,} replicas" for size in sizes), title="multiplied")
@@ -126,6 +147,11 @@ def _table(measured: Measured, replicas: int, blocks: int, tenants: int) -> Tabl
     row("events to a door", "MiB/s", [events.kib_per_s * size / 1024 for size in sizes])
     cores = measured.us_per_event_block * events.blocks_per_s / 1e6
     row("cores of a door for events", "", [cores * size for size in sizes])
+    for told, how in ((measured.states.changes, "that changed"), (measured.states.whole, "all")):
+        row(f"tenants told of, {how}", "MiB/s", [told.kib_per_s * size / 1024 for size in sizes])
+        row(f"cores of a door for these, {how}", "", [told.cores * size for size in sizes])
+    per_replica = measured.states.bytes_per_tenant * known / 2**30
+    row("memory of a door for these", "GiB", [per_replica * size for size in sizes])
     row("decisions a core", "/s", [measured.decisions[size] for size in sizes])
     choosing = [events.requests_per_s * size / measured.decisions[size] for size in sizes]
     row("cores for decisions, all doors", "", choosing)

@@ -10,6 +10,7 @@ from bench.cluster import scale
 from bench.cluster.event_load import measure_events
 from bench.cluster.index_load import measure_decisions, measure_index
 from bench.cluster.scale import Measured
+from bench.cluster.state_load import measure_states
 from bench.cluster.store_load import StoreLoad
 from bench.registry import BenchError
 
@@ -22,14 +23,18 @@ def test_the_parts_are_measured_and_multiplied() -> None:
     assert index.chain_us > 0 < index.snapshot_us
     store = StoreLoad(commands=4.0, server_us=100.0, kib_per_tenant=2.0)
     decisions = dict.fromkeys((10, 100, 1000), measure_decisions(10, seed=0))
-    measured = Measured(index, events, store, decisions)
+    states = measure_states(400, 8, seed=0)
+    assert states.changes.kib_per_s < states.whole.kib_per_s / 10
+    assert states.changes.cores < states.whole.cores
+    assert states.replica_cores > 0
+    measured = Measured(index, events, store, states, decisions)
     figures = scale._figures(measured, 1000, 10**9)
     assert figures.keys() == scale.FIGURES.keys()
     assert figures["new_door_s"] == pytest.approx(1000 * index.snapshot_us)
     per_replica = events.blocks_per_s * (index.stored_us + index.removed_us) / 2e6
     assert figures["replicas_per_door_core"] == pytest.approx(1 / per_replica)
-    table = scale._table(measured, 1000, 10**9, 100_000)
-    assert len(table.rows) == 12
+    table = scale._table(measured, 1000, 10**9, 100_000, 10_000)
+    assert len(table.rows) == 17
 
 
 @pytest.mark.parametrize("name", ["--replicas", "--index-blocks", "--made-tenants"])
