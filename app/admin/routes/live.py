@@ -15,6 +15,7 @@ from app.admin.endpoint import Call
 from app.context import Service
 from app.upkeep.connections import Connected
 from engine.api import EngineStats, EngineUnavailable, TenantStats
+from engine.figures import FleetFigures, ReplicaFigures
 
 _NOBODY = Connected(sockets=0, streams=0)
 _IDLE = TenantStats(
@@ -59,10 +60,43 @@ class LiveTenant(Document):
     served: float = Field(description="Weighted tokens served so far, divided by its weight.")
 
 
+class LiveReplica(Document):
+    """One of several engines. What it says of itself is null while it does not compute."""
+
+    id: str
+    up: bool = Field(description="Whether it computes, as far as this service knows.")
+    running: int | None
+    queued: int | None
+    queue_seconds: float | None = Field(description="To compute the prompts that it accepted.")
+    kv_in_use: float | None = Field(description="The part of its blocks that requests hold.")
+    hit_rate: float | None = Field(
+        description="The part of prompts' tokens that its engine has found; null before any."
+    )
+    engine_restarts: int = Field(description="Since this service has heard of it.")
+    index_lag_seconds: float = Field(description="How old what it tells of its blocks is.")
+    events_lost: int = Field(description="Times that such news had to be asked for again.")
+
+
+class LiveRouting(Document):
+    """What this service does with several engines, since its start."""
+
+    replicas_wanted: int
+    residency: int = Field(description="Requests sent to where their prompt's beginning was.")
+    load: int = Field(description="Requests sent to where there was least to wait.")
+    random: int = Field(description="Requests sent while nothing was known of any replica.")
+    index_blocks: int = Field(description="Blocks that it knows the place of.")
+    streams_moved: int = Field(description="Taken from a replica that was lost or left.")
+
+
 class Live(Document):
-    """This replica, now. The engine is null while it does not answer."""
+    """This replica, now. The engine is null while it does not answer.
+
+    Engines behind this service are its `replicas`, if there are several.
+    """
 
     engine: LiveEngine | None
+    replicas: list[LiveReplica]
+    routing: LiveRouting | None
     tenants: list[LiveTenant]
 
 
@@ -72,8 +106,11 @@ async def show_live(call: Call[None, None]) -> Live:
     stats = await _engine_stats(call.service)
     connected = call.service.connections.snapshot()
     known = {} if stats is None else stats.tenants
+    fleet = call.service.engine.fleet
     return Live(
         engine=None if stats is None else _engine(stats),
+        replicas=[] if fleet is None else [_replica(one) for one in fleet.replicas],
+        routing=None if fleet is None else _routing(fleet),
         tenants=[
             _tenant(one, connected.get(one, _NOBODY), known.get(one, _IDLE))
             for one in sorted(connected.keys() | known.keys())
@@ -122,6 +159,31 @@ def _engine(stats: EngineStats) -> LiveEngine:
         blocks_cached=stats.blocks_cached,
         blocks_pinned=stats.blocks_pinned,
         blocks_leased=stats.blocks_leased,
+    )
+
+
+def _replica(one: ReplicaFigures) -> LiveReplica:
+    said = one.stats
+    return LiveReplica(
+        id=one.name,
+        up=one.is_up,
+        running=None if said is None else said.running,
+        queued=None if said is None else said.waiting,
+        queue_seconds=None if said is None else said.queue_seconds,
+        kv_in_use=None if said is None else said.blocks_in_use / max(1, said.blocks_total),
+        hit_rate=said.cached_tokens / said.prompt_tokens if said and said.prompt_tokens else None,
+        engine_restarts=one.engine_restarts,
+        index_lag_seconds=one.index_lag_seconds,
+        events_lost=one.events_lost,
+    )
+
+
+def _routing(fleet: FleetFigures) -> LiveRouting:
+    return LiveRouting(
+        replicas_wanted=fleet.num_wanted,
+        index_blocks=fleet.index_blocks,
+        streams_moved=fleet.streams_moved,
+        **fleet.routed,
     )
 
 

@@ -8,7 +8,9 @@ from datetime import UTC, date, datetime
 
 import httpx
 import websockets
+from msgspec import structs
 
+from engine.figures import FleetFigures, ReplicaFigures
 from tenants.metering.meter import UsageMeter
 from tests.app.admin.problem import fields
 from tests.app.conftest import MODEL, World, eventually
@@ -114,3 +116,48 @@ async def test_the_live_view_works_while_the_engine_does_not(
         live = (await admin.get("/live")).json()
     assert live["engine"] is None
     assert [(one["id"], one["sockets"]) for one in live["tenants"]] == [("acme", 1)]
+
+
+async def test_the_live_view_shows_each_replica_and_where_requests_went(
+    admin: httpx.AsyncClient, world: World
+) -> None:
+    alone = (await admin.get("/live")).json()
+    assert (alone["replicas"], alone["routing"]) == ([], None)
+    stats = structs.replace(
+        await world.engine.stats(),
+        running=3,
+        blocks_in_use=16,
+        blocks_total=64,
+        prompt_tokens=100,
+        cached_tokens=80,
+    )
+    rest = {"engine_restarts": 2, "index_lag_seconds": 0.5, "events_lost": 1}
+    world.engine.fleet = FleetFigures(
+        replicas=[
+            ReplicaFigures(name="a1", stats=stats, is_up=True, **rest),  # type: ignore[arg-type]
+            ReplicaFigures(name="b2", stats=None, is_up=False, **rest),  # type: ignore[arg-type]
+        ],
+        num_wanted=3,
+        routed={"residency": 7, "load": 5, "random": 1},
+        index_blocks=9,
+        streams_moved=4,
+    )
+    live = (await admin.get("/live")).json()
+    up, down = live["replicas"]
+    said = {"running": 3, "queued": stats.waiting, "queue_seconds": stats.queue_seconds}
+    assert up == {"id": "a1", "up": True, "kv_in_use": 0.25, "hit_rate": 0.8} | said | rest
+    unknown = dict.fromkeys((*said, "kv_in_use", "hit_rate"))
+    assert down == {"id": "b2", "up": False} | unknown | rest
+    assert live["routing"] == {
+        "replicas_wanted": 3,
+        "residency": 7,
+        "load": 5,
+        "random": 1,
+        "index_blocks": 9,
+        "streams_moved": 4,
+    }
+    scraped = (await admin.get(f"{world.admin_url}/metrics")).text
+    assert 'partywall_replica_up{replica="b2"} 0.0' in scraped
+    assert 'partywall_requests_routed_total{by="residency"} 7.0' in scraped
+    world.engine.fleet = None
+    assert "partywall_replica_" not in (await admin.get(f"{world.admin_url}/metrics")).text

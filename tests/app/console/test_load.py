@@ -9,12 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 from playwright.async_api import Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.figures import FleetFigures, ReplicaFigures
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
+from tests.engine.simulation import simulated_core
 
 SPAN = """async ([before, after, seconds]) => {
   const {Span, parsed} = await import("./load/metrics.js");
@@ -111,3 +114,49 @@ async def test_it_shows_what_was_counted_while_it_is_looked_at(
     asked.clear()
     await asyncio.sleep(3)
     assert not any(one.endswith("/metrics") for one in asked)
+
+
+def replica(name: str, *, is_up: bool = True, **said: float) -> ReplicaFigures:
+    stats = structs.replace(simulated_core(num_blocks=64).stats(), **said)
+    return ReplicaFigures(
+        name=name,
+        stats=stats if is_up else None,
+        is_up=is_up,
+        engine_restarts=2,
+        index_lag_seconds=0.5,
+        events_lost=1,
+    )
+
+
+@pytest.mark.exhaustive
+async def test_replicas_are_shown_where_there_are_any_the_worst_ones_first(
+    page: Page, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sign_in(page, world.admin_url, view="load")
+    view = page.locator("#view-load")
+    await expect(view).to_contain_text("Cache")
+    await expect(view.get_by_role("region", name="Replicas, live")).to_be_hidden()
+    fleet = FleetFigures(
+        replicas=[
+            replica("calm", running=1),
+            replica("lost", is_up=False),
+            replica("slow", running=3, queue_seconds=61.0, blocks_in_use=16),
+        ],
+        num_wanted=3,
+        routed={"residency": 7, "load": 5, "random": 1},
+        index_blocks=9,
+        streams_moved=4,
+    )
+    monkeypatch.setattr(type(world.engine), "fleet", fleet)
+    rows = view.get_by_role("region", name="Replicas, live").locator("tbody tr")
+    await expect(rows).to_have_count(3)
+    lost, slow, calm = [
+        await rows.nth(number).locator("td").all_inner_texts() for number in range(3)
+    ]
+    assert lost[:6] == ["lost", "down", "–", "–", "–", "–"]
+    assert slow[:6] == ["slow", "up", "3", "0", "61 s", "25.0 %"]
+    assert slow[8:] == ["2", "0.5 s", "1"]
+    assert calm[0] == "calm"
+    await expect(view).to_contain_text("2 of 3 are up")
+    await expect(view).to_contain_text("9 blocks are known, 4 streams have moved.")
+    await check_looks(page, "load-replicas", tmp_path)

@@ -46,9 +46,15 @@ export class Span {
     return grown === null ? null : grown / this.seconds;
   }
 
-  ratio(name, of) {
-    const [part, all] = [this.grown(name), this.grown(of)];
+  ratio(name, of, labels) {
+    const [part, all] = [this.grown(name, labels), this.grown(of, labels)];
     return part === null || !all ? null : part / all;
+  }
+
+  // The values of a label that there are now.
+  labelled(name, label) {
+    const found = this.after.get(`partywall_${name}`) ?? [];
+    return [...new Set(found.map(({ labels }) => labels[label]))];
   }
 
   // A quantile of what a histogram has observed, as Prometheus reckons it; null for nothing.

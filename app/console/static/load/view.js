@@ -1,6 +1,7 @@
 // What the engine bears, over the last minutes. `mount(element, api)` returns what takes it away.
 
 import { Span, parsed } from "./metrics.js";
+import { ReplicaTable } from "./replicas.js";
 import { Plot } from "../plot.js";
 
 const POLL_MS = 2000;
@@ -10,6 +11,7 @@ const KEPT = 300; // polls: ten minutes
 const MARKUP = `
 <p class="news" role="status"></p>
 <p class="hint">Rates and percentiles are those of the last ${SPAN_SECONDS} seconds.</p>
+<section class="replicas" aria-label="Replicas"></section>
 <div class="plots"></div>`;
 
 const none = (say) => (value) => (value === null || value === undefined ? "–" : say(value));
@@ -91,6 +93,8 @@ class Load {
     this.data = []; // of all lines: times, and values by plot and line
     this.plots = PLOTS.map(({ title, lines, shown }) =>
       new Plot(this.place(), { title, lines: Object.keys(lines), shown }));
+    const place = element.querySelector(".replicas");
+    this.replicas = new ReplicaTable(place, { number: NUMBER, percent: PERCENT });
     const title = "Prompt blocks that a pool of another size would find";
     this.curve = new Plot(this.place(), {
       title, lines: ["found here"], shown: PERCENT, isOverTime: false, axis: "blocks",
@@ -149,6 +153,7 @@ class Load {
     if (first.now === now) return;
     const span = new Span(first.samples, samples, now - first.now);
     this.keep(PLOTS.map(({ lines }) => Object.values(lines).map((line) => line(span))));
+    this.replicas.show(span);
     const newest = this.data.at(-1).values;
     const times = this.data.map(({ at }) => at);
     this.plots.forEach((plot, index) => {
