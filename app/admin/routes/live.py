@@ -183,7 +183,9 @@ def _routing(fleet: FleetFigures) -> LiveRouting:
         replicas_wanted=fleet.num_wanted,
         index_blocks=fleet.index_blocks,
         streams_moved=fleet.streams_moved,
-        **fleet.routed,
+        residency=fleet.routed["residency"],
+        load=fleet.routed["load"],
+        random=fleet.routed["random"],
     )
 
 

@@ -172,6 +172,26 @@ async def test_waiting_is_told_apart(
     assert spans["prefill"].start_time_unix_nano == spans["queue"].end_time_unix_nano
 
 
+async def test_what_an_answer_waited_for_another_engine_is_counted_once_it_goes_on(
+    world: World, tracing: Tracing, engine: PausedEngine
+) -> None:
+    def read(name: str) -> float | None:
+        registry = world.app.state.service.metrics.registry
+        found: float | None = registry.get_sample_value(
+            f"partywall_request_move_time_seconds_{name}", {"tenant": world.tenants["acme"].id}
+        )
+        return found
+
+    await ask(world, tracing)
+    assert read("count") == 0
+    engine.pauses = {3: {"rebuilt_seconds": 1.5}}
+    await ask(world, tracing)
+    assert (read("count"), read("sum")) == (1, 1.5)
+    engine.pauses, engine.die_after = {2: {"rebuilt_seconds": 9.0}}, 2
+    assert (await ask(world, tracing)).status_code == 500
+    assert read("count") == 1  # nobody went on with it
+
+
 async def test_a_failure_is_told_by_its_code(
     world: World, tracing: Tracing, collector: Collector, engine: PausedEngine
 ) -> None:
