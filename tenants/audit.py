@@ -110,7 +110,7 @@ class Audit:
             found += [
                 decode_entry(entry_id, fields)
                 for entry_id, fields in replies
-                if owner is None or fields[b"owner"] == owner.encode()
+                if owner is None or fields.get(b"owner") == owner.encode()
             ]
             if len(found) >= limit or len(replies) < page:
                 return found[:limit]
@@ -119,14 +119,22 @@ class Audit:
 
 def decode_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
     """An entry as the stream has it."""
-    text = {name.decode(): value.decode() for name, value in fields.items()}
+    text = {one.decode(errors="replace"): fields[one].decode(errors="replace") for one in fields}
     return AuditEntry(
         id=entry_id.decode(),
         at=int(entry_id.partition(b"-")[0]) / 1000,
-        actor=text["actor"],
-        action=text["action"],
-        owner=text["owner"],
-        target=text["target"],
-        before=msgspec.json.decode(text["before"]),
-        after=msgspec.json.decode(text["after"]),
+        actor=text.get("actor", ""),
+        action=text.get("action", ""),
+        owner=text.get("owner", ""),
+        target=text.get("target", ""),
+        before=_decode_document(text.get("before", "null")),
+        after=_decode_document(text.get("after", "null")),
     )
+
+
+def _decode_document(text: str) -> Document | None:
+    """One of an entry; what is none, as nobody here wrote it, is shown as it stands."""
+    try:
+        return msgspec.json.decode(text, type=Document | None)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {"unreadable": text}

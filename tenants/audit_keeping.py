@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ _SECONDS: Final = 1.0
 _TRIM_SECONDS: Final = 10.0
 _LEASE_MILLISECONDS: Final = 15_000
 _PAGE: Final = 500
+_ID: Final = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 
 # KEYS: the lease. ARGV: who wants it, milliseconds. Gives 1 to who has it.
 _HOLD = Script("""
@@ -70,8 +72,8 @@ class AuditKeeper:
         """Append to the file what it does not have. Raises `OSError`, `StoreUnavailable`."""
         if self._file is None:
             return
-        written = await self._redis.execute("GET", redis_keys.AUDIT_WRITTEN)
-        async for entries in self._pages("-" if written is None else f"({written.decode()}"):
+        written = await self._written()
+        async for entries in self._pages("-" if written is None else f"({written}"):
             lines = b"".join(map(_line, entries))
             await asyncio.to_thread(_append, self._file, lines)
             await self._redis.execute("SET", redis_keys.AUDIT_WRITTEN, entries[-1][0])
@@ -85,13 +87,13 @@ class AuditKeeper:
         length = int(await self._redis.execute("XLEN", redis_keys.AUDIT))
         if length <= self._max_entries + self._max_entries // 10:
             return
-        written = await self._redis.execute("GET", redis_keys.AUDIT_WRITTEN)
+        written = await self._written()
         if written is None and self._file is not None:
             return
-        end = "+" if written is None else written.decode()
+        end = written or "+"
         counts: Counter[bytes] = Counter()
         async for entries in self._pages("-", end):
-            counts.update(fields[b"owner"] for _, fields in entries)
+            counts.update(map(_owner, entries))
         # What is not written yet takes of the room as well.
         unwritten = max(0, length - counts.total())
         excess = beyond(counts, max(0, self._max_entries - unwritten))
@@ -101,12 +103,29 @@ class AuditKeeper:
                 return
             await self._is_mine()
 
+    async def _written(self) -> str | None:
+        """The last entry that is in a file; `None` where none is known to be.
+
+        What is no entry's id, or is beyond all of them, nobody here has written: it must not keep
+        entries from the file.
+        """
+        written, newest = await self._redis.pipeline(
+            ("GET", redis_keys.AUDIT_WRITTEN),
+            ("XREVRANGE", redis_keys.AUDIT, "+", "-", "COUNT", 1),
+        )
+        if written is None or not newest:
+            return None
+        if not _ID.fullmatch(written) or _order(written) > _order(newest[0][0]):
+            _log.error("%s is no entry of the audit", redis_keys.AUDIT_WRITTEN)
+            return None
+        return str(written.decode())
+
     async def _let_go(self, entries: Entries, excess: dict[bytes, int]) -> None:
         doomed = []
-        for entry_id, fields in entries:
-            owner = fields[b"owner"]
+        for entry in entries:
+            owner = _owner(entry)
             if owner in excess:
-                doomed.append(entry_id)
+                doomed.append(entry[0])
                 excess[owner] -= 1
                 if not excess[owner]:
                     del excess[owner]
@@ -142,6 +161,16 @@ def beyond(counts: Mapping[bytes, int], most: int) -> dict[bytes, int]:
         if count > kept:
             excess[owner] = count - kept
     return excess
+
+
+def _order(entry_id: bytes) -> tuple[int, ...]:
+    """What ids are compared by."""
+    return tuple(map(int, entry_id.split(b"-")))
+
+
+def _owner(entry: tuple[bytes, dict[bytes, bytes]]) -> bytes:
+    """Whose an entry is; what no Partywall wrote may say nothing of it."""
+    return entry[1].get(b"owner", b"")
 
 
 def _line(entry: tuple[bytes, dict[bytes, bytes]]) -> bytes:

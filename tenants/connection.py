@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from tenants.servers import Argument, Command, Servers, connect
 
 __all__ = ["Argument", "Command", "GuardedRedis", "Script", "open_redis"]
 
+_log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1.0
 UNREACHABLE = (
     *(RedisConnectionError, RedisTimeoutError, RedisClusterException),
@@ -104,6 +106,18 @@ class GuardedRedis:
         """
         return _raise_first(await self._replies(commands))
 
+    async def each(self, *commands: Command) -> list[Any]:
+        """As `pipeline`, for commands that have nothing to do with each other: `None` is the reply
+        to one that Redis finds to be wrong, as where its key holds what no Partywall put there. The
+        log says so, and the others are not kept from what is theirs.
+        """
+        replies = await self._replies(commands, tolerant=True)
+        for number, reply in enumerate(replies):
+            if isinstance(reply, ResponseError):
+                replies[number] = None
+                _log.error("the store refuses %.300r: %s", commands[number], reply)
+        return _raise_first(replies)
+
     async def transaction(self, *commands: Command) -> list[Any]:
         """Several commands on keys of one slot, all or none."""
         return _raise_first(await self._send(commands, transaction=True)) if commands else []
@@ -130,7 +144,7 @@ class GuardedRedis:
     async def run_script_on_each(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
     ) -> None:
-        """Run a script for each of several keys and arguments, in few round trips.
+        """Run a script for each of several keys and arguments, in few round trips, see `each`.
 
         Where this raises, any of the calls may have been made.
         """
@@ -139,12 +153,16 @@ class GuardedRedis:
         ]
         for first in range(0, len(commands), _SCRIPTS_AT_ONCE):
             batch = commands[first : first + _SCRIPTS_AT_ONCE]
-            replies = await self._replies(batch)
+            replies = await self._replies(batch, tolerant=True)
             unknown = [isinstance(reply, NoScriptError) for reply in replies]
             if any(unknown):  # and has not run there; at other servers it may have
                 missed = compress(batch, unknown)
-                await self.pipeline(*(("EVAL", script.text, *one[2:]) for one in missed))
-            _raise_first(list(compress(replies, (not one for one in unknown))))
+                await self.each(*(("EVAL", script.text, *one[2:]) for one in missed))
+            for call, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
+                    _log.error("the store refuses %.300r: %s", call[2:], reply)
+                elif isinstance(reply, StoreUnavailable):
+                    raise reply
 
     def pubsub(self) -> PubSub:
         """A subscription on a connection of its own, outside of the guard."""
@@ -163,7 +181,7 @@ class GuardedRedis:
         """Close all connections."""
         await self._servers.close()
 
-    async def _replies(self, commands: Sequence[Command]) -> list[Any]:
+    async def _replies(self, commands: Sequence[Command], *, tolerant: bool = False) -> list[Any]:
         """Replies, and errors in the place of some; each server is asked by itself."""
         places: dict[str, list[int]] = defaultdict(list)
         for number, command in enumerate(commands):
@@ -173,7 +191,7 @@ class GuardedRedis:
         async def ask(numbers: list[int]) -> None:
             some = [commands[number] for number in numbers]
             try:
-                found = await self._send(some, transaction=False)
+                found = await self._send(some, transaction=False, tolerant=tolerant)
             except StoreUnavailable as error:
                 found = [error] * len(some)
             for number, reply in zip(numbers, found, strict=True):
@@ -182,15 +200,22 @@ class GuardedRedis:
         await asyncio.gather(*map(ask, places.values()))
         return replies
 
-    async def _send(self, commands: Sequence[Command], transaction: bool) -> list[Any]:
-        """The replies of one server. An error says something of the server, or of a command."""
+    async def _send(
+        self, commands: Sequence[Command], transaction: bool, *, tolerant: bool = False
+    ) -> list[Any]:
+        """The replies of one server. An error says something of the server, or of a command: only
+        the latter stands among the replies, where that is tolerated.
+        """
         async with self._guard(commands[0]):
             async with self._servers.pipeline(transaction=transaction) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
                 replies: list[Any] = await pipeline.execute(raise_on_error=False)
             for reply in replies:
-                if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+                is_command = isinstance(reply, NoScriptError) or (
+                    tolerant and isinstance(reply, ResponseError) and _is_our_fault(reply)
+                )
+                if isinstance(reply, Exception) and not is_command:
                     raise reply
             return replies
 
@@ -241,7 +266,7 @@ class GuardedRedis:
         except ResponseError as error:
             self._open_until.pop(place, None)
             code = error_code(error)
-            if code in _OUR_FAULT:
+            if _is_our_fault(error):
                 raise
             if code in _READ_ONLY:
                 raise StoreReadOnly(_READ_ONLY[code], str(error)) from error
@@ -256,6 +281,11 @@ def _raise_first(replies: list[Any]) -> list[Any]:
         if isinstance(reply, Exception):
             raise reply
     return replies
+
+
+def _is_our_fault(error: ResponseError) -> bool:
+    """Whether the command was wrong, and not the server in some state."""
+    return error_code(error) in _OUR_FAULT
 
 
 def error_code(error: ResponseError) -> str:

@@ -137,14 +137,19 @@ async def settle_group(redis: GuardedRedis, group: str, number: int) -> None:
 
 
 async def hand_in(redis: GuardedRedis, calls: Sequence[Call]) -> None:
-    """Add each batch that is not here yet. Raises `StoreUnavailable`: any of them may be here."""
+    """Add each batch that is not here yet. Raises `StoreUnavailable`: any of them may be here.
+
+    One that cannot be added to what stands there is in the log alone.
+    """
     await redis.run_script_on_each(_ADD, calls)
 
 
 async def generations(redis: GuardedRedis, owners: Sequence[str]) -> dict[str, str]:
     """Those of owners that are there and have one. Raises `StoreUnavailable`."""
-    found = await redis.pipeline(*(("GET", redis_keys.generation(one)) for one in owners))
-    return {owner: one.decode() for owner, one in zip(owners, found, strict=True) if one}
+    found = await redis.each(*(("GET", redis_keys.generation(one)) for one in owners))
+    return {
+        owner: one.decode(errors="replace") for owner, one in zip(owners, found, strict=True) if one
+    }
 
 
 async def _shared_parts(

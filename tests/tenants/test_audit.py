@@ -291,3 +291,26 @@ async def test_one_process_keeps_the_audit_at_a_time(room: Room, tmp_path: Path)
         one.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     assert len(os.listdir(tmp_path)) == 1
+
+
+async def test_what_nobody_here_wrote_keeps_no_entry_from_its_file(
+    room: Room, raw: redis.Redis, tmp_path: Path
+) -> None:
+    file = tmp_path / "audit"
+    keeper = AuditKeeper(room.redis, 2, file)
+    raw.xadd("pw:audit", {"x": b"\xff"})
+    raw.xadd("pw:audit", {"owner": "acme", "before": "junk", "after": "[1]"})
+    await room.store.create_tenant("acme")
+    for junk in ("junk", b"\xff", "999999999999999-0", "-"):
+        raw.set("pw:audit-written", junk)
+        await keeper.write_out()
+        lines = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+        assert [line["action"] for line in lines] == ["", "", "tenant.create"]
+        file.unlink()
+    assert [entry.action for entry in await room.audit.read()] == ["tenant.create", "", ""]
+    raw.set("pw:audit-written", "999999999999999-0")
+    await keeper.trim()
+    assert raw.xlen("pw:audit") == 3  # for all that is known, none is in the file
+    await keeper.write_out()
+    await keeper.trim()
+    assert raw.xlen("pw:audit") == 2
