@@ -200,3 +200,20 @@ async def test_a_deletion_waits_for_nobody_where_nobody_serves(
     slow = TenantStore(room.redis, peppers, flush_grace_seconds=3600)
     async with asyncio.timeout(30):
         assert await slow.delete_tenant("acme") == [DayUsage(day=MONDAY, requests=1)]
+
+
+async def test_what_lies_under_one_tenants_keys_keeps_no_others_usage_back(
+    meter: UsageMeter, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("pw:{acme}:spending", "pw:{acme}:usage", "pw:{acme}:generation"):
+        raw.delete(key)
+        raw.rpush(key, "junk")
+        for tenant in ("acme", "umbra"):
+            meter.add(tenant, requests=1)
+            meter.release(tenant, "request:5")
+        await meter.flush()
+        assert meter.has_all_in
+        assert set(await meter.generations(["acme", "umbra"])) >= {"umbra"}
+    (day,) = await meter.read("umbra", date.min, date.max)
+    assert day.requests == 3
+    assert "the store refuses" in caplog.text
