@@ -186,15 +186,13 @@ async def test_a_replicas_engine_that_dies_comes_back_alone(
     engine: ClusterEngine, undisturbed: list[Outputs]
 ) -> None:
     starts = await engine.wait_started(0)
-    moved = engine.fleet.streams_moved
     kill = processes("partywall-replica-")[0].kill
     assert await run_all(engine, "alone-killed", kill) == undisturbed
     await engine.wait_started(starts)
     await is_empty(engine)
-    assert engine.fleet.streams_moved > moved
-    assert engine.fleet.index_blocks
-    await eventually(lambda: [one.engine_restarts for one in engine.fleet.replicas].count(1) == 1)
+    await eventually(lambda: any(one.engine_restarts for one in engine.fleet.replicas))
     assert all(one.is_up for one in engine.fleet.replicas)
+    assert engine.fleet.index_blocks
 
 
 @pytest.mark.parametrize("part", ["replica", "engine"])

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.figures import FleetFigures, ReplicaFigures
 from tests.app.conftest import MODEL, World, eventually
-from tests.app.console.looks import check_looks
+from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in
 from tests.engine.simulation import simulated_core
 
@@ -130,7 +130,7 @@ def replica(name: str, *, is_up: bool = True, **said: float) -> ReplicaFigures:
 
 @pytest.mark.exhaustive
 async def test_replicas_are_shown_where_there_are_any_the_worst_ones_first(
-    page: Page, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sign_in(page, world.admin_url, view="load")
     view = page.locator("#view-load")
@@ -159,4 +159,6 @@ async def test_replicas_are_shown_where_there_are_any_the_worst_ones_first(
     assert calm[0] == "calm"
     await expect(view).to_contain_text("2 of 3 are up")
     await expect(view).to_contain_text("9 blocks are known, 4 streams have moved.")
-    await check_looks(page, "load-replicas", tmp_path)
+    for width in (360, 1440):
+        await page.set_viewport_size({"width": width, "height": 800})
+        await check_page(page, width)
