@@ -22,8 +22,11 @@ local function book_expired(spending, usage, presumed, now, day)
   local over = redis.call('ZRANGEBYSCORE', spending, '-inf', string.format('%.0f', now))
   for _, hold in ipairs(over) do
     redis.call('ZREM', spending, hold)
-    redis.call('HINCRBY', usage, day .. ':cost_nanos', string.match(hold, ':(%d+)$'))
-    redis.call('HSET', presumed, hold, day)
+    local cost = string.match(hold, ':(%d+)$')
+    if cost then
+      redis.call('HINCRBY', usage, day .. ':cost_nanos', cost)
+      redis.call('HSET', presumed, hold, day)
+    end
   end
   if #over > 0 then redis.call('EXPIRE', presumed, {_PRESUMED_SECONDS}) end
 end

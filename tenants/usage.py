@@ -6,6 +6,7 @@ part of it (see `tenants.shared_costs`) is found when its usage is read.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -171,8 +172,11 @@ async def _read_days(redis: GuardedRedis, owner: str) -> dict[str, Counter[str]]
     counts = await redis.execute("HGETALL", redis_keys.usage(owner))
     days: dict[str, Counter[str]] = {}
     for field, count in counts.items():
-        day, _, quantity = field.decode().partition(":")
-        days.setdefault(day, Counter())[quantity] = int(count)
+        day, _, quantity = field.decode(errors="replace").partition(":")
+        with contextlib.suppress(ValueError):  # no Partywall put it there
+            date.fromisoformat(day)
+            number = int(count)
+            days.setdefault(day, Counter())[quantity] = number
     return days
 
 

@@ -53,7 +53,7 @@ for _, cost in ipairs(redis.call('HMGET', KEYS[2], unpack(days))) do
   spent = spent + (tonumber(cost) or 0)
 end
 for _, hold in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  held = held + tonumber(string.match(hold, ':(%d+)$'))
+  held = held + tonumber(string.match(hold, ':(%d+)$') or 0)
 end
 local granted = not hard or spent + held + amount <= hard
 local function tell(name, budget)

@@ -215,7 +215,10 @@ class FileJournal(Journal):
         self._rewrite(ledger)  # behind half a record nothing could be read
         size, step = os.fstat(self._slots).st_size, _SLOTS_AT_ONCE * _SLOT_BYTES
         slots = [slot for start in range(0, size - step + 1, step) for slot in self._map(start)]
-        running = [slot for slot in slots if slot.number not in (0, ledger.last_request)]
+        for slot in slots:
+            if slot.number == ledger.last_request:
+                slot.end()  # its owner was killed before it could; others will be the newest
+        running = [slot for slot in slots if slot.number]
         self._is_read, self._running = True, len(running)
         return ledger, running
 

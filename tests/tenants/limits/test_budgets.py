@@ -245,3 +245,19 @@ async def test_a_new_tenant_of_a_deleted_ones_name_has_spent_nothing(
     server.kill()
     await process.take(tenant, "c", 10_000)
     await refused(process, tenant, 1)
+
+
+async def test_what_nobody_here_wrote_is_neither_spent_nor_reserved(
+    room: Room, clock: Clock
+) -> None:
+    process, tenant = Process(room, clock), await tenant_of(room, hard_budget_micros=1)
+    spending, usage = redis_keys.spending("acme"), redis_keys.usage("acme")
+    await room.redis.execute("ZADD", spending, 0, "junk", 2**50, b"\xff", 2**50, "junk:x")
+    for field in ("junk", b"\xff", "2026-11-28:cost_nanos", "2026-02-30:requests", "2026-11-28:"):
+        await room.redis.execute("HSET", usage, field, "junk")
+    hold, _ = await process.take(tenant, "request", 900)
+    assert (await refused(process, tenant, 200)).limit == "budget"
+    process.settle(hold, 300)
+    await process.meter.flush()
+    days = await process.meter.read("acme", date.min, date.max)
+    assert [day.cost_nanos for day in days if day.cost_nanos] == [300]

@@ -202,6 +202,29 @@ async def test_a_full_disk_at_the_next_start_loses_nothing_of_what_was_left(
     assert os.listdir(tmp_path) == []
 
 
+async def test_a_request_that_was_booked_is_not_booked_again_by_any_of_several_heirs(
+    server: Server, open_room: OpenRoom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = await open_room(server.url)
+    await room.store.create_tenant("acme")
+    journal = FileJournal(tmp_path)
+    meter = UsageMeter(room.redis, journal)
+    booked, running = meter.begin(b"booked"), meter.begin(b"running")
+    running.note_output(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "end", lambda _: None)  # killed between the two
+        with meter.booking(booked):
+            meter.add("acme", requests=1)
+    journal.close()
+    server.kill()
+    assert await booked_what_was_left(room, tmp_path) == [b"running"]
+    assert await booked_what_was_left(room, tmp_path) == []
+    server.start()
+    room = await open_room(server.url)
+    assert await booked_what_was_left(room, tmp_path) == []
+    assert await requests_of(room) == 2
+
+
 async def test_a_request_that_was_not_booked_keeps_its_journal(room: Room, tmp_path: Path) -> None:
     await room.store.create_tenant("acme")
     meter = UsageMeter(room.redis, FileJournal(tmp_path))
