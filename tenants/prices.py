@@ -16,6 +16,8 @@ TOKENS_PRICED = 10**6
 """Tokens that a price is given for."""
 _HOUR_SECONDS = 3600
 _ANY_MODEL = "*"
+_MOST_CURRENCY = 32
+"""Characters of its name, which is kept with each request."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +78,7 @@ def read_prices(table: object) -> Mapping[str, Prices]:
         given = msgspec.convert(table, _Table)
     except msgspec.ValidationError as error:
         raise InvalidField("prices", str(error)) from None
-    if not given.currency.strip():
+    if not given.currency.strip() or len(given.currency) > _MOST_CURRENCY:
         raise InvalidField("currency", "the name of one, such as EUR")
     return {name: _prices(given.currency, name, one) for name, one in given.models.items()}
 

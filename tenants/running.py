@@ -35,8 +35,9 @@ _RENEWALS_OF_RECORD = 10
 """As often claims and the process are renewed while a record is once, which may be long."""
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.25
-_GONE_SECONDS = 1.5
-"""Without its key, a process is gone: Redis may have been away, and be told again first."""
+_GONE_SECONDS = 2.5
+"""Without its key, a process is gone. Redis may have been away, and is told again first: within a
+call that ends late, the pause behind it, and two more tries."""
 _OWNER_DIGITS = 16
 
 # KEYS: the claim. ARGV: the response that has it, milliseconds to keep it. It is taken again where

@@ -50,6 +50,7 @@ def test_a_price_is_for_a_million_tokens_and_what_is_not_given_costs_what_input_
     [
         ('currency = "EUR"', "models"),
         ('currency = " "\nmodels = {}', "currency"),
+        (f'currency = "{"E" * 33}"\nmodels = {{}}', "currency"),
         (TABLE.replace("0.4", "-0.4"), "models.small.output"),
         (TABLE.replace("0.125", "0.1255"), "models.small.written: three decimals"),
         (TABLE.replace("0.125", "1000001"), "models.small.written: 0 to"),
