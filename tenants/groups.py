@@ -157,7 +157,8 @@ class ShareGroups:
         group = None if blob is None else unless_altered(self._records.group, group_id, blob)
         if group is not None:
             await usage.settle_group(self._redis, owner, int(group.created_at * 1000))
-        last = (redis_keys.generation(owner), deleting)
+        # Until the end of `deleting` late usage may come, which is not to be the next group's.
+        last = (redis_keys.usage(owner), redis_keys.generation(owner), deleting)
         await clear_slot(self._redis, owner, keep=frozenset(last))
         await self._redis.execute("DEL", *last)
 

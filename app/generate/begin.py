@@ -62,7 +62,12 @@ class Ready:
     """A request that has all that it may use; to be started, or else released."""
 
     _ticket: Ticket
-    start: Callable[[], Generation]
+    _start: Callable[[], Generation]
+
+    async def start(self) -> Generation:
+        """Hand it to the engine; it is released where that fails."""
+        async with _released_unless_started([self._ticket]):
+            return self._start()
 
     async def release(self) -> None:
         """Give it back; harmless after its start has ended."""
@@ -121,7 +126,7 @@ class Generations:
         then, and the tenant has used up one request at most.
         """
         (ready,) = await self.prepare(principal, [request], on_socket)
-        return ready.start()
+        return await ready.start()
 
     async def prepare(
         self,

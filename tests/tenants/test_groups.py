@@ -9,6 +9,7 @@ import pytest
 import redis
 from msgspec.structs import replace
 
+from tenants import groups as module
 from tenants.errors import (
     GroupExists,
     GroupNotFound,
@@ -17,6 +18,7 @@ from tenants.errors import (
     StoreConflict,
 )
 from tenants.groups import ShareGroups
+from tenants.metering.meter import UsageMeter
 from tenants.records import ShareGroup, Tenant
 from tests.tenants.conftest import OpenRoom, Room, cut_off, everything, listening, named
 
@@ -263,3 +265,20 @@ async def test_what_happens_to_a_group_another_process_hears_of(
         change = await asyncio.wait_for(heard.get(), 20)
         assert (change.kind, change.name) == ("group", "law")
         assert await remembering.prompts.get(law.owner, "head") is None
+
+
+async def test_usage_that_comes_while_a_group_is_deleted_is_not_the_next_ones(
+    room: Room, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = await room.groups.create("law")
+    meter = UsageMeter(room.redis)
+    real = module.clear_slot
+
+    async def clear_and_be_late(*arguments: Any, **named: Any) -> None:
+        await real(*arguments, **named)
+        meter.add_shared("@law", generation=group.generation, computed_tokens=5)
+        await meter.flush()
+
+    monkeypatch.setattr(module, "clear_slot", clear_and_be_late)
+    await room.groups.delete("law")
+    assert raw.exists("pw:{@law}:usage") == 0

@@ -376,3 +376,22 @@ async def test_refusals_are_counted_by_limit(world: World, http: httpx.AsyncClie
     operator = {"authorization": f"Bearer {ADMIN_TOKEN}"}
     text = (await http.get(f"{world.admin_url}/metrics", headers=operator)).text
     assert 'partywall_limited_total{limit="requests"} 2.0' in text
+
+
+@pytest.mark.parametrize(
+    "path, body", [*ROUTES, ("/v1/completions", {"model": MODEL, "prompt": "a"})]
+)
+async def test_what_fails_as_it_starts_holds_nothing(
+    world: World,
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    await world.limit("acme", concurrent_streams=1)
+    service = world.app.state.service
+    with monkeypatch.context() as patched:
+        patched.setattr(service.connections, "stream", lambda *_: 1 / 0)
+        assert (await http.post(path, json=body)).status_code == 500
+        assert service.gate.is_empty
+    assert (await http.post(path, json=body)).status_code == 200
