@@ -379,7 +379,7 @@ async def test_refusals_are_counted_by_limit(world: World, http: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(
-    "path, body", [*ROUTES, ("/v1/completions", {"model": MODEL, "prompt": "a"})]
+    ("path", "body"), [*ROUTES, ("/v1/completions", {"model": MODEL, "prompt": "a"})]
 )
 async def test_what_fails_as_it_starts_holds_nothing(
     world: World,
