@@ -143,13 +143,18 @@ class RunningResponses:
             return None
         key = redis_keys.running(tenant_id, response_id)
         record = await self._redis.execute("GET", key)
-        if key in self._ended:
-            return None
-        opened = None if record is None else await self._keyring.open(tenant_id, record, key)
-        if opened is None:
-            return None
-        owner, content = opened[:_OWNER_DIGITS], opened[_OWNER_DIGITS:]
-        return Found(content, await self._is_there(owner.decode(errors="replace")))
+        while True:
+            if key in self._ended or record is None:
+                return None
+            opened = await self._keyring.open(tenant_id, record, key)
+            if opened is None:
+                return None
+            owner, content = opened[:_OWNER_DIGITS], opened[_OWNER_DIGITS:]
+            if await self._is_there(owner.decode(errors="replace")):
+                return Found(content, runs=True)
+            looked_at, record = record, await self._redis.execute("GET", key)
+            if record == looked_at:  # else another process has gone on with it meanwhile
+                return Found(content, runs=False)
 
     async def forget(self, tenant_id: str, response_id: str) -> None:
         """Find a response no more whose process is gone. Raises `StoreUnavailable`."""

@@ -101,6 +101,19 @@ async def test_what_a_dead_process_ran_is_known_to_have_nobody_and_what_goes_on_
 
 
 @pytest.mark.usefixtures("quick")
+async def test_what_another_process_goes_on_with_meanwhile_is_not_lost(room: Room) -> None:
+    dead = RunningResponses(room.redis, room.keyring, process_seconds=0.001)
+    dead.note_begin("acme", "resp_1", b"one")
+    assert await dead._write()
+    async with a_process(room, 30.0) as here:
+        looking = asyncio.create_task(here.find("acme", "resp_1"))
+        await asyncio.sleep(0.05)
+        assert not looking.done()
+        here.note_begin("acme", "resp_1", b"two")
+        assert await looking == Found(b"two", runs=True)
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_process_that_redis_has_forgotten_is_not_gone_if_it_says_so_again(
     room: Room,
 ) -> None:
