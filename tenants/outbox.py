@@ -8,6 +8,7 @@ loses nothing.
 from __future__ import annotations
 
 import logging
+import re
 
 import msgspec
 
@@ -21,6 +22,8 @@ RETRY_SECONDS = 15.0
 """Until the second attempt, longer than one takes; four times as long until each further one."""
 _GROWTH = 4
 _ATTEMPTS = ":attempts"
+_ID = re.compile(rb"[!-~]{1,512}")
+"""What goes into a header as it is."""
 
 # KEYS: due, messages. ARGV: id, body, most messages. Gives whether there was room; what is there
 # already stays as it is.
@@ -41,7 +44,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local id = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 1)[1]
 if not id then return nil end
 local body = redis.call('HGET', KEYS[2], id)
-local attempt = redis.call('HINCRBY', KEYS[2], id .. ARGV[4], 1)
+local attempt = (tonumber(redis.call('HGET', KEYS[2], id .. ARGV[4]) or 0) or 0) + 1
+redis.call('HSET', KEYS[2], id .. ARGV[4], attempt)
 if not body or attempt > tonumber(ARGV[3]) then
   redis.call('ZREM', KEYS[1], id)
   redis.call('HDEL', KEYS[2], id, id .. ARGV[4])
@@ -95,14 +99,19 @@ class Outbox:
             reply = await self._redis.run_script(_TAKE, self._keys, arguments)
             if reply is None:
                 return None
+            if not _ID.fullmatch(reply[0]):
+                _log.error("%r is no message of a Partywall's", reply[0])
+                await self.done(reply[0])
+                continue
             message = Message(reply[0].decode(), reply[1], reply[2])
             if message.attempt <= MAX_ATTEMPTS and message.body:
                 return message
             _log.error("%s is given up after %d attempts", message.id, MAX_ATTEMPTS)
 
-    async def done(self, message_id: str) -> None:
+    async def done(self, message_id: str | bytes) -> None:
         """Forget a message: it was delivered, or will never be."""
+        name = message_id if isinstance(message_id, bytes) else message_id.encode()
         await self._redis.transaction(
-            ("ZREM", redis_keys.OUTBOX_DUE, message_id),
-            ("HDEL", redis_keys.OUTBOX_MESSAGES, message_id, f"{message_id}{_ATTEMPTS}"),
+            ("ZREM", redis_keys.OUTBOX_DUE, name),
+            ("HDEL", redis_keys.OUTBOX_MESSAGES, name, name + _ATTEMPTS.encode()),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tenants import redis_keys
 from tenants.outbox import MAX_ATTEMPTS, Outbox
 from tests.tenants.conftest import OpenRoom, Room
 
@@ -49,3 +50,18 @@ async def test_of_several_processes_one_has_a_message(
     await asyncio.gather(*(box.put("a", b"one") for box in boxes))
     taken = await asyncio.gather(*(box.take() for box in boxes))
     assert sum(one is not None for one in taken) == 1
+
+
+async def test_what_nobody_here_put_keeps_no_message_back(room: Room) -> None:
+    box = Outbox(room.redis)
+    due, messages = redis_keys.OUTBOX_DUE, redis_keys.OUTBOX_MESSAGES
+    for name in (b"\xff", b"a\r\nb: c", b"missing"):
+        await room.redis.execute("ZADD", due, 0, name)
+        await room.redis.execute("HSET", messages, name + b":attempts", "junk")
+    await room.redis.execute("HSET", messages, b"\xff", "one", b"a\r\nb: c", "two")
+    await box.put("a", b"three")
+    taken = await box.take()
+    assert taken is not None
+    assert (taken.id, taken.attempt) == ("a", 1)
+    await box.done("a")
+    assert await room.redis.execute("KEYS", "pw:outbox:*") == []
