@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
@@ -73,5 +72,11 @@ class LateWrites:
 
     async def _catch_up_all(self) -> None:
         for key in list(self._waiting):
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 await self.catch_up(key)
+            except StoreUnavailable:
+                continue
+            except Exception:
+                lost = sum(one.num_bytes for one in self._waiting.pop(key, ()))
+                self._num_bytes -= lost
+                _log.exception("%d bytes cannot be written, and are lost", lost)
