@@ -76,7 +76,7 @@ class LateWrites:
                 await self.catch_up(key)
             except StoreUnavailable:
                 continue
-            except Exception:
+            except Exception:  # noqa: BLE001 - of a bug, or of what others put into the store
                 lost = sum(one.num_bytes for one in self._waiting.pop(key, ()))
                 self._num_bytes -= lost
                 _log.exception("%d bytes cannot be written, and are lost", lost)
