@@ -64,7 +64,11 @@ class Door:
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
+        self.children = [
+            one
+            for one in psutil.Process(self.process.pid).children(recursive=True)
+            if "ray::IDLE" not in one.cmdline()  # which end when they like
+        ]
         self.folder = next(temporary.glob("partywall-ray-*"))
 
     def named(self, part: str) -> list[psutil.Process]:
