@@ -38,6 +38,15 @@ from tenants.suspended import SuspendedResponses
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
 _LOST = ResponseFailure(code="response_lost", message="The process that ran the response is gone.")
+_HAS_FAILED: dict[str, object] = {
+    "status": "failed",
+    "error": _LOST,
+    "incomplete_details": None,
+}
+_IS_INTERRUPTED: dict[str, object] = {
+    "status": "incomplete",
+    "incomplete_details": {"reason": "service_restart"},
+}
 INTERRUPTED = b'"reason":"service_restart"'
 """How a response's JSON says so; a client's text has no quotes like these."""
 
@@ -191,14 +200,20 @@ class ResponseStore:
         return None
 
     async def _keep_lost(self, tenant: Tenant, response_id: str, begun: bytes) -> None:
-        """A response has failed that its process has `begun`, unless that one had kept its end."""
+        """A response has failed that its process has `begun`, unless that one had kept its end, or
+        what it takes to go on with it.
+        """
         self._history.forget(tenant.id, response_id)
         turn = await self._history.load(tenant.id, response_id)
         if turn is not None and INTERRUPTED not in turn.response:
             return
+        ended: dict[str, object] = _HAS_FAILED
         if await self._suspended.holds(tenant.id, response_id):
-            return  # it has been given up in good order, and only its record stayed
-        _log.warning("response %s has failed: its process is gone", response_id)
+            if turn is not None:
+                return  # it has been given up in good order, and only its record stayed
+            ended = _IS_INTERRUPTED
+        else:
+            _log.warning("response %s has failed: its process is gone", response_id)
         turn = turn or Turn(
             packed_ids=b"",
             shared_tokens=0,
@@ -207,8 +222,7 @@ class ResponseStore:
             end_user=None,
             response=begun,
         )
-        failed = {"status": "failed", "error": _LOST, "incomplete_details": None}
-        response = msgspec.json.encode(msgspec.json.decode(turn.response) | failed)
+        response = msgspec.json.encode(msgspec.json.decode(turn.response) | ended)
         turn = msgspec.structs.replace(turn, packed_ids=b"", response=response)
         await self._history.save(tenant, response_id, turn)
 

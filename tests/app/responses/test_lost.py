@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from httpx import AsyncClient
 
@@ -48,3 +50,21 @@ async def test_a_response_whose_process_is_gone_has_failed_and_can_be_deleted(
 
     assert responses.running(world.tenants["acme"], response_id) is not None
     assert (await http.get(path)).json()["status"] == "in_progress"
+
+
+async def test_a_response_that_was_suspended_before_its_process_was_killed_is_interrupted(
+    world: World, http: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_GONE_SECONDS", 0.05)
+    answer = await http.post("/v1/responses", json={"input": "x"})
+    stores = world.app.state.service.stores
+    dead = RunningResponses(world.redis, stores.running._keyring, process_seconds=0.001)
+    begun = answer.json() | {"id": "resp_gone", "status": "in_progress", "output": []}
+    dead.note_begin("acme", "resp_gone", json.dumps(begun).encode())
+    assert await dead._write()
+    await stores.suspended.save("acme", "resp_gone", b"to go on from", 60)
+    for _ in range(2):
+        found = (await http.get("/v1/responses/resp_gone")).json()
+        assert found["status"] == "incomplete"
+        assert found["incomplete_details"] == {"reason": "service_restart"}
+    assert await stores.suspended.holds("acme", "resp_gone")
