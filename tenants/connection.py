@@ -115,7 +115,7 @@ class GuardedRedis:
         for number, reply in enumerate(replies):
             if isinstance(reply, ResponseError):
                 replies[number] = None
-                _log.error("the store refuses %.300r: %s", commands[number], reply)
+                _tell_refused(commands[number], reply)
         return _raise_first(replies)
 
     async def transaction(self, *commands: Command) -> list[Any]:
@@ -160,7 +160,7 @@ class GuardedRedis:
                 await self.each(*(("EVAL", script.text, *one[2:]) for one in missed))
             for call, reply in zip(batch, replies, strict=True):
                 if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
-                    _log.error("the store refuses %.300r: %s", call[2:], reply)
+                    _tell_refused(call, reply)
                 elif isinstance(reply, StoreUnavailable):
                     raise reply
 
@@ -281,6 +281,12 @@ def _raise_first(replies: list[Any]) -> list[Any]:
         if isinstance(reply, Exception):
             raise reply
     return replies
+
+
+def _tell_refused(command: Command, reply: ResponseError) -> None:
+    """What it was is in the log alone now; a script's own text says nothing."""
+    told = command[2:] if command[0] in ("EVAL", "EVALSHA") else command
+    _log.error("the store refuses %.2000r: %s", told, reply)
 
 
 def _is_our_fault(error: ResponseError) -> bool:

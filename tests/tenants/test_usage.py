@@ -217,3 +217,4 @@ async def test_what_lies_under_one_tenants_keys_keeps_no_others_usage_back(
     (day,) = await meter.read("umbra", date.min, date.max)
     assert day.requests == 3
     assert "the store refuses" in caplog.text
+    assert "2026-03-02:requests" in caplog.text  # what was not booked
