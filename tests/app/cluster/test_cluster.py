@@ -395,13 +395,15 @@ asyncio.run(main())
 async def test_a_door_that_dies_leaves_no_blocks_behind(engine: ClusterEngine, model: Path) -> None:
     import ray
 
+    from app.cluster.local import _TOKEN
+
     address = ray.get_runtime_context().gcs_address
     await is_empty(engine)
     door = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-c", DOOR, str(model), address),
         stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        env=os.environ | {"PYTHONPATH": str(PROJECT), "RAY_AUTH_TOKEN": _TOKEN},
     )
     assert door.stdout is not None
     assert (await door.stdout.readline()).strip() == b"begun"

@@ -74,15 +74,22 @@ class Door:
     def named(self, part: str) -> list[psutil.Process]:
         return [one for one in self.children if part in " ".join(one.cmdline())]
 
-    def has_gone(self) -> bool:
-        """Whether nothing is left of it within a few seconds."""
-        psutil.wait_procs(self.children, timeout=10)
-        left = [one for one in self.children if one.is_running()]
-        for _ in range(100):
-            if not self.folder.exists():
+    def remains(self) -> list[str]:
+        """What is left of it once nothing is, or half a minute has passed."""
+        for _ in range(300):
+            left = [" ".join(one.cmdline()) for one in self.children if _runs(one)]
+            left += map(str, self.temporary.iterdir())
+            if not left:
                 break
             time.sleep(0.1)
-        return not left and not self.folder.exists()
+        return left
+
+
+def _runs(one: psutil.Process) -> bool:
+    try:
+        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,7 @@ def door(model: Path) -> Iterator[Door]:
     yield door
     door.process.kill()
     door.process.wait()
-    door.has_gone()
+    door.remains()
     temporary.rmdir()
 
 
@@ -145,7 +152,7 @@ def test_a_cluster_of_its_own_has_no_dashboard(door: Door) -> None:
 
 def test_nothing_of_ray_outlives_a_killed_door(door: Door) -> None:
     door.process.kill()
-    assert door.has_gone()
+    assert door.remains() == []
 
 
 def test_nothing_of_ray_outlives_a_door_that_ends(model: Path) -> None:
@@ -153,5 +160,5 @@ def test_nothing_of_ray_outlives_a_door_that_ends(model: Path) -> None:
     door = Door(model, temporary)
     door.process.communicate(timeout=60)
     assert door.process.returncode == 0
-    assert door.has_gone()
-    temporary.rmdir()  # which has nothing of the replica's, either
+    assert door.remains() == []
+    temporary.rmdir()
