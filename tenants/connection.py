@@ -9,7 +9,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from itertools import compress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -143,26 +142,30 @@ class GuardedRedis:
 
     async def run_script_on_each(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Argument]]]
-    ) -> None:
+    ) -> list[int]:
         """Run a script for each of several keys and arguments, in few round trips, see `each`.
 
-        Where this raises, any of the calls may have been made.
+        Returns which calls Redis has refused. Where this raises, any may have been made.
         """
         commands: list[Command] = [
             ("EVALSHA", script.sha, len(keys), *keys, *arguments) for keys, arguments in calls
         ]
+        refused = []
         for first in range(0, len(commands), _SCRIPTS_AT_ONCE):
             batch = commands[first : first + _SCRIPTS_AT_ONCE]
             replies = await self._replies(batch, tolerant=True)
-            unknown = [isinstance(reply, NoScriptError) for reply in replies]
-            if any(unknown):  # and has not run there; at other servers it may have
-                missed = compress(batch, unknown)
-                await self.each(*(("EVAL", script.text, *one[2:]) for one in missed))
-            for call, reply in zip(batch, replies, strict=True):
-                if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
-                    _tell_refused(call, reply)
+            # It has not run where it is not known; at other servers it may have.
+            missed = [at for at, one in enumerate(replies) if isinstance(one, NoScriptError)]
+            again: list[Command] = [("EVAL", script.text, *batch[at][2:]) for at in missed]
+            for at, reply in zip(missed, await self._replies(again, tolerant=True), strict=True):
+                replies[at] = reply
+            for at, reply in enumerate(replies):
+                if isinstance(reply, ResponseError):
+                    _tell_refused(batch[at], reply)
+                    refused.append(first + at)
                 elif isinstance(reply, StoreUnavailable):
                     raise reply
+        return refused
 
     def pubsub(self) -> PubSub:
         """A subscription on a connection of its own, outside of the guard."""

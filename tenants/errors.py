@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class StoreError(Exception):
     """Base of this package's errors."""
@@ -150,6 +152,13 @@ class GroupNotFound(StoreError):
     def __init__(self, group_id: str) -> None:
         super().__init__(f"there is no share group {group_id!r}")
         self.group_id = group_id
+
+
+class UsageRefused(StoreError):
+    """What somebody has used cannot be added to what lies in its place; it is kept for later."""
+
+    def __init__(self, owners: Sequence[str]) -> None:
+        super().__init__(f"something else lies where the usage of {', '.join(owners)} is to be")
 
 
 class PromptNotFound(StoreError):

@@ -30,7 +30,7 @@ GROUP = "group:"
 # KEYS: meta, deleting, usage, batch, spending, presumed, generation. ARGV: the batch's number,
 # seconds to remember it for, the generation that is meant, how many reservations of a budget it
 # takes the place of, these, and each field with its increment. A batch that is here already (its
-# answer was lost) is not added again.
+# answer was lost) is not added again; one that cannot be added to what stands there is not at all.
 _ADD = Script(
     LIVES
     + HOLDS
@@ -38,6 +38,12 @@ _ADD = Script(
 if not lives({KEYS[1], KEYS[2]}, KEYS[7], ARGV[3]) then return end
 if tonumber(redis.call('GET', KEYS[4]) or 0) >= tonumber(ARGV[1]) then return end
 local last = 4 + tonumber(ARGV[4])
+for index = last + 1, #ARGV, 2 do
+  local there = redis.call('HGET', KEYS[3], ARGV[index]) or '0'
+  if #there > 18 or not string.match(there, '^-?%d+$') then
+    return redis.error_reply('ERR no count: ' .. ARGV[index])
+  end
+end
 for index = 5, last do release(KEYS[5], KEYS[3], KEYS[6], ARGV[index]) end
 for index = last + 1, #ARGV, 2 do
   redis.call('HINCRBY', KEYS[3], ARGV[index], ARGV[index + 1])
@@ -137,12 +143,12 @@ async def settle_group(redis: GuardedRedis, group: str, number: int) -> None:
     await hand_in(redis, calls)
 
 
-async def hand_in(redis: GuardedRedis, calls: Sequence[Call]) -> None:
+async def hand_in(redis: GuardedRedis, calls: Sequence[Call]) -> list[int]:
     """Add each batch that is not here yet. Raises `StoreUnavailable`: any of them may be here.
 
-    One that cannot be added to what stands there is in the log alone.
+    Returns which of them cannot be added to what stands there: nothing of these is.
     """
-    await redis.run_script_on_each(_ADD, calls)
+    return await redis.run_script_on_each(_ADD, calls)
 
 
 async def generations(redis: GuardedRedis, owners: Sequence[str]) -> dict[str, str]:

@@ -26,7 +26,9 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Redis has all that was sealed."""
+    """Redis has all that was sealed, but for the batches that it has refused."""
+
+    refused: list[int] = []
 
 
 class State(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -83,7 +85,8 @@ class Ledger:
             case Sealed():
                 self._seal()
             case Taken():
-                self.sealed = []
+                sealed, self.sealed = self.sealed, []
+                self._add(one.entry for one in sealed if one.number in record.refused)
             case State():
                 self._batches, self._counted = record.batches, {}
                 self.sealed, self.last_request = record.sealed, record.last_request

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 
 from tenants import usage
 from tenants.connection import GuardedRedis
-from tenants.errors import InvalidField, StoreUnavailable
+from tenants.errors import InvalidField, StoreUnavailable, UsageRefused
 from tenants.generations import ANY
 from tenants.metering.journal import Journal, Slot
 from tenants.metering.ledger import Booked, Ledger, Record, Sealed, Taken
@@ -20,6 +20,7 @@ from tenants.usage import GROUP, DayUsage, Entry, adding
 
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS = 1.0
+_COMPLAINT_SECONDS = 60.0
 
 
 class UsageMeter:
@@ -45,6 +46,7 @@ class UsageMeter:
         self._pending: list[Entry] = []
         self._collects = False
         self._is_behind = False
+        self._complained_at = -_COMPLAINT_SECONDS
         self._flushing = asyncio.Lock()
 
     def left(self) -> Iterator[UsageMeter]:
@@ -154,30 +156,40 @@ class UsageMeter:
         self._journal.append(record, self._ledger)
 
     async def run(self) -> None:
-        """Hand in what was used, every second until cancelled, and then what is left."""
+        """Hand in what was used, every second until cancelled, and then what is left.
+
+        Raises `UsageRefused` now and then while there is something that cannot be handed in.
+        """
         try:
             while True:
                 await asyncio.sleep(self._flush_seconds)
-                await self.flush()
+                refused = await self.flush()
+                if refused and time.monotonic() - self._complained_at > _COMPLAINT_SECONDS:
+                    self._complained_at = time.monotonic()
+                    raise UsageRefused(refused)
         finally:
             await self.flush()
 
-    async def flush(self) -> None:
-        """Hand in what was used until now; what Redis does not take is kept for the next time."""
+    async def flush(self) -> list[str]:
+        """Hand in what was used until now; what Redis does not take is kept for the next time.
+
+        Returns whose usage it has refused, as something else lies where that is to be.
+        """
         try:
             async with self._flushing:
                 await self._hand_in()  # what it may have taken of before
                 if not self._ledger.is_empty:
                     self._note(Sealed())
-                await self._hand_in()
+                refused = await self._hand_in()
         except StoreUnavailable as error:
             if not self._is_behind:
                 _log.warning("usage is kept here until the store takes it: %s", error)
             self._is_behind = True
-            return
+            return []
         if self._is_behind:
             _log.info("the store has all usage again")
         self._is_behind = False
+        return refused
 
     async def read(self, tenant_id: str, since: date, until: date) -> list[DayUsage]:
         """The days from `since` to `until`, both included, on which a tenant used anything.
@@ -207,9 +219,12 @@ class UsageMeter:
         else:
             self._journal.close()
 
-    async def _hand_in(self) -> None:
-        if not self._ledger.sealed:
-            return
-        meter = self._journal.meter_id
-        await usage.hand_in(self._redis, [adding(meter, one) for one in self._ledger.sealed])
-        self._note(Taken())
+    async def _hand_in(self) -> list[str]:
+        """Hand in what is sealed; whose was refused."""
+        batches, meter = self._ledger.sealed, self._journal.meter_id
+        if not batches:
+            return []
+        places = await usage.hand_in(self._redis, [adding(meter, one) for one in batches])
+        refused = [batches[place] for place in places]
+        self._note(Taken([one.number for one in refused]))
+        return [one.entry.owner for one in refused]
