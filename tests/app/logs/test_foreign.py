@@ -13,6 +13,7 @@ import pytest
 from app.logs.foreign import log_replica, take_over_ray
 from app.logs.setup import log_to
 from engine.config import EngineConfig
+from engine.logs import OURS
 
 NAMES = ("ray", "ray.serve")
 
@@ -22,7 +23,8 @@ def _as_before() -> Iterator[None]:
     """Loggers are as Ray makes them while it is imported, and nobody else's afterwards."""
     pytest.importorskip("ray.serve", reason="needs the extra partywall[cluster]")
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, loggers = list(root.handlers), [root, *map(logging.getLogger, OURS)]
+    levels = [one.level for one in loggers]
     for name in NAMES:
         logger = logging.getLogger(name)
         logger.handlers[:] = [logging.StreamHandler(sys.stderr)]
@@ -31,7 +33,8 @@ def _as_before() -> Iterator[None]:
     yield
     take_over_ray()
     root.handlers[:] = handlers
-    root.setLevel(level)
+    for one, level in zip(loggers, levels, strict=True):
+        one.setLevel(level)
 
 
 def speak() -> None:
