@@ -198,7 +198,7 @@ async def test_who_is_held_to_a_tenant_sees_it_and_chats_as_it(
     await details.get_by_role("button", name="Save").click()
     await expect(details.get_by_role("alert").first).to_contain_text("tenant acme")
     await page.get_by_role("link", name="Chat").click()
-    assert await page.get_by_label("Tenant").inner_text() == "acme"
+    await expect(page.locator("#view-chat").get_by_label("Tenant")).to_have_text("acme")
     await page.get_by_role("button", name="Make a key").click()
     await expect(page.get_by_role("status")).to_contain_text("Connected")
     await expect(page.locator("datalist option")).to_have_attribute("value", "desk")
