@@ -30,9 +30,14 @@ class HeadWatch:
     async def run(self, address: str) -> None:
         """Watch the one at `address` until cancelled."""
         while True:
-            # A channel of its own each time: one that was refused takes ever longer to try again.
-            async with _channel(address) as channel:
-                self._take(answered=await _answers(channel))
+            try:
+                # One of its own each time: what was refused takes ever longer to try again.
+                async with _channel(address) as channel:
+                    answered = await _answers(channel)
+            except (KeyError, OSError) as error:  # its certificates may just be replaced
+                _log.error("Ray's head cannot be asked: %r", error)
+                answered = False
+            self._take(answered=answered)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _take(self, *, answered: bool) -> None:

@@ -60,3 +60,19 @@ async def test_a_head_that_does_not_answer_is_lost_until_it_does(
     async with head(serving, port):
         await eventually(lambda: not watch.is_lost)
     running.cancel()
+
+
+async def test_a_head_that_cannot_be_asked_for_want_of_certificates_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_CA_CERT", "/nowhere")
+    watch = HeadWatch()
+    async with head(serving) as port:
+        watching = asyncio.create_task(watch.run(f"127.0.0.1:{port}"))
+        await eventually(lambda: watch.is_lost)
+        monkeypatch.delenv("RAY_USE_TLS")
+        await eventually(lambda: not watch.is_lost)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
