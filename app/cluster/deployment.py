@@ -124,9 +124,10 @@ class Cluster:
         wanted = self._wanted
         if wanted.address is not None:
             ray.init(wanted.address, configure_logging=False, log_to_driver=False)
-            return
-        cpus = max(os.cpu_count() or 1, int(wanted.most_replicas * wanted.cpus))
-        self._local = LocalRay(cpus)
+        else:
+            cpus = max(os.cpu_count() or 1, int(wanted.most_replicas * wanted.cpus))
+            self._local = LocalRay(cpus)
+        _end_listener()
 
     def _number(self) -> dict[str, Any]:
         """How many replicas there are to be, as Serve is told."""
@@ -179,3 +180,12 @@ def _told() -> Iterator[None]:
         yield
     except (ConnectionError, RuntimeError, ValueError, RayError, RayServeException) as error:
         raise EngineError(f"the cluster: {error}") from error
+
+
+def _end_listener() -> None:
+    """Have a thread of Ray's end where the head is lost, which prints what others have failed of.
+
+    It asks a lost head again and again without a pause, for which it takes a core, and the time of
+    all streams. Ray has no public way to do without it.
+    """
+    ray._private.worker.global_worker.threads_stopped.set()

@@ -162,3 +162,16 @@ def test_nothing_of_ray_outlives_a_door_that_ends(model: Path) -> None:
     assert door.process.returncode == 0
     assert door.remains() == []
     temporary.rmdir()
+
+
+def test_a_door_takes_no_time_for_a_head_that_is_lost(model: Path) -> None:
+    door = Door(model, Path(tempfile.mkdtemp()))
+    [head] = door.named("gcs_server")
+    head.kill()
+    time.sleep(1)
+    process = psutil.Process(door.process.pid)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(4)
+    assert sum(process.cpu_times()[:2]) - before < 2, "of four seconds"
+    door.process.kill()
+    assert door.remains() == []
