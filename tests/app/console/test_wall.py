@@ -157,6 +157,7 @@ async def test_a_request_tells_its_chain_where_it_broke_and_who_evicted_it(
 ) -> None:
     await sign_in(page, world.admin_url)
     await expect(page.locator(".told")).to_contain_text("No request is there")
+    await expect(page.locator(".legend")).to_contain_text("free 160")  # from now on it is watched
     await ask(world)
     await engine.clear()
     await ask(world)
