@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.admin.write_rate import WriteRate
+from app.background.lease_booking import LeaseBooking
+from app.background.left_usage import LeftUsage
+from app.background.supervisor import Supervisor
+from app.background.warming import Warmer
 from app.chat.stored import StoredCompletions
-from app.conversations.store import ConversationStore
-from app.generate.admission import Gate
-from app.generate.begin import Generations, ModelNames
+from app.generation.begin import Generations, ModelNames
+from app.late_writes import LateWrites
+from app.limits.admission import Gate
+from app.limits.connections import Connections
+from app.limits.draining import Draining
+from app.observe.metrics import Metrics
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
 from app.prompt.template import ChatTemplate
+from app.responses.conversations.store import ConversationStore
 from app.responses.registry import Responses
 from app.stores import Stores
+from app.transport.bodies import Bodies
 from app.transport.bounds import Bounds
 from app.transport.intake import Intake
-from app.upkeep.connections import Connections
-from app.upkeep.draining import Draining
-from app.upkeep.late_writes import LateWrites
-from app.upkeep.lease_booking import LeaseBooking
-from app.upkeep.left_usage import LeftUsage
-from app.upkeep.metrics import Metrics
-from app.upkeep.supervision import Supervisor
-from app.upkeep.warming import Warmer
-from app.upkeep.workers import Workers
+from app.workers import Workers
 from engine.client import EngineClient
-from tenants.prices import Prices
+from tenants.usage.prices import Prices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """Built once by `app.service.create_app`."""
+    """Built once by `app.assembly.service.create_app`."""
 
     engine: EngineClient
     stores: Stores
@@ -52,9 +52,9 @@ class Service:
     warmer: Warmer
     lease_booking: LeaseBooking
     left_usage: LeftUsage
-    write_rate: WriteRate
     workers: Workers
     intake: Intake
+    bodies: Bodies
     draining: Draining
     bounds: Bounds
     metrics: Metrics

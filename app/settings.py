@@ -15,8 +15,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.generate.reasoning_formats.formats import ReasoningSetting
-from app.generate.tool_formats.formats import ToolFormat
+from app.formats.reasoning.formats import ReasoningSetting
+from app.formats.tools.formats import ToolFormat
 from app.setting_kinds import (
     LAST_PORT,
     AutoCount,

@@ -12,32 +12,32 @@ from pathlib import Path
 
 from app.setting_kinds import paths
 from app.settings import Settings
-from tenants import slots
-from tenants.at_rest.keyring import Keyring
-from tenants.at_rest.rotation import Rotation
-from tenants.at_rest.sealing import Sealing
-from tenants.audit import MAX_ENTRIES, UNTRIMMED, Audit
-from tenants.audit_keeping import AuditKeeper
-from tenants.backup import Backup
-from tenants.connection import GuardedRedis, open_redis
-from tenants.embedded import EmbeddedStore, attach_or_start
+from tenants.at_rest.pepper import Peppers, load_peppers
+from tenants.backup.backup import Backup
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
 from tenants.idempotency import Idempotency
+from tenants.keyring.keyring import Keyring
+from tenants.keys.operator_tokens import OperatorTokens
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import NO_LIMITS, Limiter
-from tenants.metering.journal import FileJournal, Journal
-from tenants.metering.meter import UsageMeter
-from tenants.operator_tokens import OperatorTokens
-from tenants.outbox import Outbox
-from tenants.pepper import Peppers, load_peppers
+from tenants.prompts.system_prompts import SystemPrompts
 from tenants.records import Principal, TenantLimits
-from tenants.running import RunningResponses
-from tenants.schema import check_schema
+from tenants.rotation.rotation import Rotation
+from tenants.rotation.sealing import Sealing
+from tenants.storage import slots
+from tenants.storage.connection import GuardedRedis, open_redis
+from tenants.storage.embedded import EmbeddedStore, attach_or_start
+from tenants.storage.outbox import Outbox
+from tenants.storage.schema import check_schema
 from tenants.store import TenantStore
-from tenants.stored_objects import EditedObjects, StoredObjects
-from tenants.suspended import SuspendedResponses
-from tenants.system_prompts import SystemPrompts
+from tenants.stored.objects import EditedObjects, StoredObjects
+from tenants.stored.running import RunningResponses
+from tenants.stored.suspended import SuspendedResponses
+from tenants.usage.journal import FileJournal, Journal
+from tenants.usage.meter import UsageMeter
+from tenants.writes.audit import MAX_ENTRIES, UNTRIMMED, Audit
+from tenants.writes.audit_keeping import AuditKeeper
 
 DEMO_TENANT = "demo"
 _PATIENCE_SECONDS = 30.0

@@ -17,7 +17,7 @@ from engine.api import (
     Roll,
     TokenDelta,
 )
-from engine.figures import FleetFigures
+from engine.replicas import FleetFigures
 
 __all__ = ["EngineClient", "EngineError", "EngineUnavailable", "RequestRefused"]
 

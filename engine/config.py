@@ -88,7 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_token_price: float = 2.0
     """What a generated token adds; more than 0."""
     threads: int | None = None
-    """CPU threads of the compute kernels; `None`: see `engine.run.threads.compute_threads`."""
+    """CPU threads of the compute kernels; `None`: see `engine.system.threads.compute_threads`."""
     tensor_parallel: int = 1
     """Processes on this machine's CPU that compute the model together, each a part of every layer.
     They share the `threads`; `kv_memory_bytes` and `host_memory_bytes` are theirs together."""

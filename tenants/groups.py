@@ -16,14 +16,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, redis_keys, slots, usage
+from tenants import redis_keys
+from tenants.at_rest.pepper import Peppers
 from tenants.at_rest.records import SealedRecords, unless_altered
-from tenants.commits import absent, holds
-from tenants.connection import GuardedRedis
 from tenants.errors import GroupExists, GroupNotFound, SealBroken, StoreConflict
-from tenants.generations import keeping
-from tenants.owners import clear_slot, list_records
-from tenants.pepper import Peppers
 from tenants.records import (
     SECRET_BYTES,
     Change,
@@ -33,7 +29,14 @@ from tenants.records import (
     is_id,
     with_new_secret,
 )
-from tenants.writes import Writes, until_committed
+from tenants.storage import slots
+from tenants.storage.commits import absent, holds
+from tenants.storage.connection import GuardedRedis
+from tenants.storage.generations import keeping
+from tenants.storage.owners import clear_slot, list_records
+from tenants.usage import usage
+from tenants.writes import audit
+from tenants.writes.writes import Writes, until_committed
 
 _log = logging.getLogger(__name__)
 

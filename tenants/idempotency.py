@@ -17,10 +17,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tenants import redis_keys
-from tenants.connection import GuardedRedis, Script
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import InvalidField, SealBroken, StoreConflict
-from tenants.pepper import Peppers
-from tenants.writes import guarding
+from tenants.storage.connection import GuardedRedis, Script
+from tenants.writes.writes import guarding
 
 KEPT_SECONDS = 24 * 3600
 """How long an answer is found again, and that a write was made whose answer was lost."""

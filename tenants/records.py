@@ -196,7 +196,7 @@ TokenRole = Literal["admin", "read"]
 
 
 class OperatorToken(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's token as the store knows it, see `tenants.operator_tokens`.
+    """An operator's token as the store knows it, see `tenants.keys.operator_tokens`.
 
     Its holder may do everything, or only read; where there is a `tenant`, of that one alone, and
     of none that has its id later: `generation` is that of the tenant.

@@ -5,7 +5,7 @@ one of them lies in one slot of a cluster, and scripts on the way of a request s
 
 An operator's write is the exception. It puts its line into the one audit stream, and with it the
 list of tenants and the look-up of keys are written. On one server that is one script; over several
-it is a step for each slot, see `tenants.slots`.
+it is a step for each slot, see `tenants.storage.slots`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PEPPER = "pw:pepper"
 """String: fingerprints of the peppers that are in use, 32 bytes each, the newest first."""
 
 SCHEMA = "pw:schema"
-"""String: which form all records have, see `tenants.schema`."""
+"""String: which form all records have, see `tenants.storage.schema`."""
 
 CHANGES = "pw:changes"
 
@@ -32,10 +32,10 @@ GROUPS = "pw:groups"
 """Sorted set, all scores 0: ids of the share groups there are."""
 
 AUDIT = "pw:audit"
-"""Stream: every write of an operator, see `tenants.audit`."""
+"""Stream: every write of an operator, see `tenants.writes.audit`."""
 
 AUDIT_WRITTEN = "pw:audit-written"
-"""String: id of the last entry that is in a file, see `tenants.audit_keeping`."""
+"""String: id of the last entry that is in a file, see `tenants.writes.audit_keeping`."""
 
 AUDIT_KEEPER = "pw:audit-keeper"
 """String with expiry: which process keeps the audit."""
@@ -191,12 +191,12 @@ def spending(tenant_id: str) -> str:
 
 
 def presumed(tenant_id: str) -> str:
-    """Hash with expiry: reservation to the day it was booked to unseen, see `tenants.holds`."""
+    """Hash with expiry: reservation to the day it was booked to unseen (`tenants.usage.holds`)."""
     return f"pw:{{{tenant_id}}}:presumed"
 
 
 def generation(owner: str) -> str:
-    """String: which of several tenants or groups of one id this is, see `tenants.generations`."""
+    """String: which of several owners of one id this is, see `tenants.storage.generations`."""
     return f"pw:{{{owner}}}:generation"
 
 

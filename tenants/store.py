@@ -1,4 +1,4 @@
-"""Tenants: made, changed and deleted by an operator; their keys are in `tenants.key_store`."""
+"""Tenants: made, changed and deleted by an operator; their keys are in `tenants.keys.key_store`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 from msgspec.structs import replace
 
-from tenants import audit, changes, redis_keys, slots, usage
+from tenants import redis_keys
+from tenants.at_rest.pepper import Peppers
 from tenants.at_rest.records import unless_altered
-from tenants.commits import Check, absent, exists, holds
-from tenants.connection import Command, GuardedRedis
 from tenants.errors import (
     InvalidField,
     SealBroken,
@@ -23,16 +22,9 @@ from tenants.errors import (
     TenantExists,
     TenantNotFound,
 )
-from tenants.generations import keeping
-from tenants.key_lists import lookup_commands
-from tenants.key_store import (
-    CACHE_SECONDS,
-    STALE_SECONDS,
-    KeyStore,
-)
-from tenants.operator_tokens import OperatorTokens
-from tenants.owners import clear_slot, list_records
-from tenants.pepper import Peppers
+from tenants.keys.key_lists import lookup_commands
+from tenants.keys.key_store import CACHE_SECONDS, STALE_SECONDS, KeyStore
+from tenants.keys.operator_tokens import OperatorTokens
 from tenants.records import (
     SECRET_BYTES,
     ApiKey,
@@ -42,8 +34,15 @@ from tenants.records import (
     is_id,
     with_new_secret,
 )
-from tenants.usage import DayUsage
-from tenants.writes import until_committed
+from tenants.storage import changes, slots
+from tenants.storage.commits import Check, absent, exists, holds
+from tenants.storage.connection import Command, GuardedRedis
+from tenants.storage.generations import keeping
+from tenants.storage.owners import clear_slot, list_records
+from tenants.usage import usage
+from tenants.usage.usage import DayUsage
+from tenants.writes import audit
+from tenants.writes.writes import until_committed
 
 __all__ = ["CACHE_SECONDS", "STALE_SECONDS", "StoreUnavailable", "TenantStore"]
 
@@ -198,7 +197,7 @@ class TenantStore(KeyStore):
         return used
 
     def changes(self) -> AsyncGenerator[Change, None]:
-        """Every change from now on, see `tenants.changes.listen`.
+        """Every change from now on, see `tenants.storage.changes.listen`.
 
         While somebody iterates, copies kept here are dropped the moment they are out of date.
         """

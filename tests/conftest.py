@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.run.threads import thread_environment
+from engine.system.threads import thread_environment
 from tests.effort import register_profiles
 
 # One thread for the references computed here: the engines under test need the cores.

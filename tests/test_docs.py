@@ -62,7 +62,7 @@ def codes_given(*, by_admin: bool) -> set[str]:
     modules = [
         path
         for path in (PROJECT / "app").rglob("*.py")
-        if path.is_relative_to(ADMIN) == by_admin and "commands" not in path.parts
+        if path.is_relative_to(ADMIN) == by_admin and "cli" not in path.parts
     ]
     trees = (ast.parse(path.read_text()) for path in modules)
     return {code for tree in trees for node in ast.walk(tree) for code in codes_in(node)}

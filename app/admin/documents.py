@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from tenants.audit import AuditEntry
-from tenants.prices import shown
 from tenants.records import (
     DEFAULTED,
     ID_PATTERN,
@@ -31,7 +29,9 @@ from tenants.records import (
     TenantLimits,
     TokenRole,
 )
-from tenants.usage import DayUsage
+from tenants.usage.prices import shown
+from tenants.usage.usage import DayUsage
+from tenants.writes.audit import AuditEntry
 
 _ETAG_BYTES = 12
 YEAR_SECONDS = 366 * 24 * 3600

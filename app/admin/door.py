@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from app.admin.issuer import IssuerUnavailable
-from app.admin.people import People, is_jwt
+from app.admin.oidc import People, is_jwt
 from app.admin.problems import Problem, unauthorized
 from app.admin.token import AdminToken, Operator
-from app.auth import bearer_token
+from app.limits.auth import bearer_token
 from tenants.errors import StoreUnavailable
-from tenants.operator_tokens import OperatorTokens
+from tenants.keys.operator_tokens import OperatorTokens
 from tenants.records import OperatorToken
 
 _ACTOR_PREFIX = "token:"

@@ -23,8 +23,8 @@ from starlette.responses import Response
 from app.admin.documents import Versioned
 from app.admin.door import Door, bearer
 from app.admin.headers import IF_MATCH, idempotency_key, if_match
+from app.admin.oidc import People
 from app.admin.openapi import Operation
-from app.admin.people import People
 from app.admin.problems import (
     Complaint,
     Problem,
@@ -36,8 +36,10 @@ from app.admin.problems import (
     invalid,
 )
 from app.admin.token import Operator
+from app.admin.write_rate import WriteRate
 from app.context import Service
-from app.transport.http import json_response, read_body, require_json
+from app.transport.bodies import read_body, require_json
+from app.transport.http import json_response
 from tenants.errors import InvalidField, StoreUnavailable
 
 _log = logging.getLogger(__name__)
@@ -101,10 +103,12 @@ class Endpoint:
     status: HTTPStatus
     body: TypeAdapter[Any] | None
 
-    async def answer(self, service: Service, door: Door, request: Request) -> Response:
+    async def answer(
+        self, service: Service, door: Door, rate: WriteRate, request: Request
+    ) -> Response:
         """The answer to a request, errors included."""
         try:
-            return await self._answer(service, door, request)
+            return await self._answer(service, door, rate, request)
         except Exception as error:  # noqa: BLE001 - the last resort turns bugs into a logged 500
             problem = as_problem(error)
             if problem is None:
@@ -112,12 +116,14 @@ class Endpoint:
                 problem = internal_problem()
             return problem.response()
 
-    async def _answer(self, service: Service, door: Door, request: Request) -> Response:
+    async def _answer(
+        self, service: Service, door: Door, rate: WriteRate, request: Request
+    ) -> Response:
         method = self.operation.method
         operator = await self._operator(door, request)
         is_write = method != "GET"
         if is_write and self.operation.needs_token:
-            service.write_rate.count(operator.identity)
+            rate.count(operator.identity)
         body = await read_body(request, service.bounds.max_body_bytes) if is_write else b""
         if is_write and operator.tenant is not None:
             # Who writes slowly may be held to a tenant that is another's by now.

@@ -28,6 +28,7 @@ from app.admin.routes import (
     usage,
     wall,
 )
+from app.admin.write_rate import WriteRate
 from app.context import Service
 
 __all__ = ["ENDPOINTS", "admin_routes"]
@@ -53,12 +54,13 @@ _DOCUMENT = admin_document(PREFIX, [one.operation for one in ENDPOINTS])
 
 def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
     """Everything under `/admin`, for whom the door lets in."""
+    rate = WriteRate(service.bounds.admin_writes_per_minute)
     by_path: dict[str, dict[str, Endpoint]] = {}
     for one in ENDPOINTS:
         by_path.setdefault(one.operation.path, {})[one.operation.method] = one
     routes = [
         *docs_routes(_DOCUMENT),
-        *(_route(path, endpoints, service, door) for path, endpoints in by_path.items()),
+        *(_route(path, endpoints, service, door, rate) for path, endpoints in by_path.items()),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
     app.router.redirect_slashes = False
@@ -68,13 +70,15 @@ def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
     return [mount]
 
 
-def _route(path: str, endpoints: dict[str, Endpoint], service: Service, door: Door) -> Route:
+def _route(
+    path: str, endpoints: dict[str, Endpoint], service: Service, door: Door, rate: WriteRate
+) -> Route:
     """One path with all its methods, so that a 405 names them all."""
 
     async def answer(request: Request) -> Response:
         # Whatever Starlette lets through besides is the HEAD of a GET.
         chosen = endpoints.get(request.method) or endpoints["GET"]
-        return await chosen.answer(service, door, request)
+        return await chosen.answer(service, door, rate, request)
 
     return Route(path, answer, methods=list(endpoints))
 

@@ -13,9 +13,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from app.admin.door import Door, bearer
+from app.admin.ops import metrics
 from app.admin.problems import as_problem, forbidden
 from app.admin.token import MIN_CHARACTERS, AdminToken
-from app.routes.ops import metrics
 from app.transport.http import answering
 
 _PATH = "/metrics"

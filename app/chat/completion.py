@@ -11,11 +11,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from app.generate.generation import Generation
-from app.generate.lines import Line, Piece
-from app.generate.request import Candidates
+from app.generation.generation import Generation
+from app.generation.lines import Line, Piece
+from app.observe.metrics import Metrics
+from app.request.request import Candidates
 from app.transport.server_sent_events import SSE_DONE, sse_event
-from app.upkeep.metrics import Metrics
 from app.wire.chat import (
     AnswerMessage,
     ChatBody,

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from app.upkeep.late_writes import LateWrites
-from app.upkeep.workers import Workers
+from app.late_writes import LateWrites
 from app.wire.chat import ChatBody, ChatCompletion, ChatMessage
 from app.wire.errors import completion_not_found, invalid_request
 from app.wire.events import encode_json
+from app.workers import Workers
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
-from tenants.stored_objects import REVISION_BYTES, EditedObjects
+from tenants.stored.objects import REVISION_BYTES, EditedObjects
 
 _log = logging.getLogger(__name__)
 _READ_AT_ONCE = 16

@@ -10,7 +10,7 @@ from msgspec import structs
 from app.settings import Settings
 from engine.api import EngineError
 from engine.config import EngineConfig
-from engine.run.threads import compute_threads
+from engine.system.threads import compute_threads
 
 if TYPE_CHECKING:
     from engine.client import EngineClient
@@ -43,9 +43,9 @@ def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
     if settings.ray_address is None:
         os.environ |= LOCAL_ENVIRONMENT
     try:
-        from app.cluster.client import ClusterEngine
-        from app.cluster.deployment import Cluster, Deployment
-        from app.cluster.replica import ReplicaOptions
+        from app.cluster.door.client import ClusterEngine
+        from app.cluster.node.deployment import Cluster, Deployment
+        from app.cluster.node.replica import ReplicaOptions
     except ModuleNotFoundError as error:
         raise EngineError(
             f"cluster: {error.name} is not installed: pip install 'partywall[cluster]'"

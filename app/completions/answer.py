@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.chat.completion import best
-from app.generate.generation import Generation
-from app.generate.lines import Piece
-from app.generate.request import Candidates
+from app.generation.generation import Generation
+from app.generation.lines import Piece
+from app.request.request import Candidates
 from app.wire.completions import CompletionBody, CompletionChoice, CompletionLogprobs
 from app.wire.errors import internal_error
 from app.wire.events import EncodedLogprob, PromptLogprob, TokenLogprob, encode_json

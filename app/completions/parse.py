@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from app.chat.parse import sampled
-from app.generate.request import FieldNames, GenerationRequest
+from app.request.request import FieldNames, GenerationRequest
 from app.wire.completions import CompletionBody
 from app.wire.errors import invalid_request
 

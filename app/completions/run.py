@@ -12,9 +12,9 @@ from msgspec import UNSET
 from app.completions.answer import Answer
 from app.completions.parse import generation_requests
 from app.context import Service
-from app.generate.begin import Ready
-from app.generate.engine_request import MAX_LOGPROBS
-from app.generate.request import GenerationRequest
+from app.generation.begin import Ready
+from app.generation.engine_request import MAX_LOGPROBS
+from app.request.request import GenerationRequest
 from app.transport.server_sent_events import SSE_DONE, sse_event
 from app.wire.chat import ChatUsage, PromptTokensDetails
 from app.wire.completions import Completion, CompletionBody, CompletionChoice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.models.sizes import BESIDE_BYTES, stored_bytes
 from app.settings import Settings, option_name
 from engine.model.kernel_paths import described

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.settings import Settings, option_name
 from engine.model.weights import DEFAULT_MODEL, ModelUnavailable, find_model
 

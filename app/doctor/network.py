@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.doctor.check import Check
-from app.server import CannotListen, bind, url_host
+from app.assembly.check import Check
+from app.assembly.server import CannotListen, bind, url_host
 from app.settings import Settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.settings import Settings
 
 _PART = "sign-in"

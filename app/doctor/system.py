@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.settings import ENV_PREFIX, Settings, env_name
 
 _OTHER_VARIABLES = {

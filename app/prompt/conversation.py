@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from app.generate.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
 from app.prompt.asides import Aside, without_asides
-from app.prompt.breakpoints import moved
 from app.prompt.history import Turn
 from app.prompt.reasoning_style import Opened
 from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.template import ChatTemplate
-from app.prompt.tools import FunctionCall, Message, check_results
 from app.prompt.truncation import without_middle_ids
-from app.prompt.variables import Variables
-from app.prompt_cache.segments import Segments, digest
+from app.request.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
+from app.request.segments import Segments, digest
+from app.request.template_options import Variables
+from app.wire.breakpoints import moved
 from app.wire.errors import ContextExceeded, invalid_request
+from app.wire.functions import FunctionCall, Message, check_results
 from tenants.records import Principal, Tenant
 
 _TRUNCATIONS = 8

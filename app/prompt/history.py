@@ -14,13 +14,13 @@ import msgspec
 
 from app.prompt.asides import Aside
 from app.prompt.sealing import PromptOrigin
-from app.prompt.tools import FunctionCall
-from app.prompt_cache.segments import Segments
+from app.request.segments import Segments
 from app.wire.errors import ApiError
+from app.wire.functions import FunctionCall
 from tenants.at_rest.contents import decoded
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Change, Tenant
-from tenants.stored_objects import StoredObjects
+from tenants.stored.objects import StoredObjects
 
 _log = logging.getLogger(__name__)
 _TOKEN_BYTES = 4

@@ -11,15 +11,11 @@ from jinja2 import Environment, TemplateError, meta
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
-from app.generate.reasoning_formats.format import ReasoningFormat
-from app.generate.reasoning_formats.formats import (
-    REASONING_FORMATS,
-    ReasoningName,
-    ReasoningSetting,
-)
-from app.generate.sifter import Sifter
+from app.formats.reasoning.format import ReasoningFormat
+from app.formats.reasoning.formats import REASONING_FORMATS, ReasoningName, ReasoningSetting
+from app.formats.sifter import Sifter
 from app.prompt.markers import control_tokens
-from app.prompt.variables import SWITCHES
+from app.request.template_options import SWITCHES
 from app.wire.common import Effort, Wire
 from engine.api import Grammar
 from engine.grammar.lark import literal, token

@@ -11,10 +11,10 @@ from app.prompt.sealing import PromptOrigin
 from app.prompt.template import ChatTemplate, common_prefix
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
+from tenants.prompts.system_prompts import SystemPrompts
+from tenants.prompts.variables import render, rendered_length, static_prefix, variables
 from tenants.records import Principal, SystemPrompt
 from tenants.store import StoreUnavailable
-from tenants.system_prompts import SystemPrompts
-from tenants.templates import render, rendered_length, static_prefix, variables
 
 _log = logging.getLogger(__name__)
 _CACHED_PREFIXES = 1024

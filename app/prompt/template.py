@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from app.generate.reasoning_formats.formats import ReasoningSetting
-from app.generate.tool_formats.formats import ToolFormat
-from app.prompt.breakpoints import rendered_before
+from app.formats.reasoning.formats import ReasoningSetting
+from app.formats.tools.formats import ToolFormat
 from app.prompt.markers import control_tokens
 from app.prompt.plain_text import PlainText, TooManyTokens
 from app.prompt.reasoning_style import ReasoningStyle
 from app.prompt.tool_style import REFUSALS, ToolStyle, marked, marked_json, tool_style
-from app.prompt.tools import Function, FunctionCall, Message, Tools, num_characters
 from app.prompt.truncation import without_middle
-from app.prompt.variables import Variables
-from app.upkeep.workers import Workers
+from app.request.template_options import Variables
+from app.wire.breakpoints import rendered_before
 from app.wire.common import Effort
 from app.wire.errors import ApiError, ContextExceeded, invalid_request
+from app.wire.functions import Function, FunctionCall, Message, Tools, num_characters
+from app.workers import Workers
 
 _INLINE_CHARACTERS = 4096
 _INLINE_MESSAGES = 32

@@ -16,13 +16,13 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from app.generate.answer_reader import AnswerReader
-from app.generate.tool_formats.format import Format
-from app.generate.tool_formats.formats import FORMATS, ToolFormat
-from app.generate.tool_formats.json_calls import Call
-from app.prompt.tools import Function, FunctionCall, Message, Tools, is_too_deep
+from app.formats.answer_reader import AnswerReader
+from app.formats.tools.format import Format
+from app.formats.tools.formats import FORMATS, ToolFormat
+from app.formats.tools.json_calls import Call
 from app.wire.common import decode_json
 from app.wire.errors import ApiError, invalid_request
+from app.wire.functions import Function, FunctionCall, Message, Tools, is_too_deep
 
 REFUSALS = (TemplateError, TypeError, ValueError, KeyError)
 """What templates raise for messages that they were not written for."""

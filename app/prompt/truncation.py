@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.prompt.tools import Message
+    from app.wire.functions import Message
 
 _PARTS = 4
 """A cut makes room for such a part of the context."""

@@ -12,9 +12,9 @@ import time
 from contextlib import aclosing
 from typing import Literal
 
-from app.generate.generation import Generation
-from app.generate.request import FieldNames, GenerationRequest
+from app.generation.generation import Generation
 from app.prompt.sealing import Summary, seal
+from app.request.request import FieldNames, GenerationRequest
 from app.responses.parse import conversation, wish_of
 from app.responses.render import usage_of
 from app.wire.common import SamplingFields

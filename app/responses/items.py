@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from app.conversations.conversation import without_logprobs
-from app.generate.request import Item, ItemName, item_characters
 from app.prompt.history import History, SocketHistory, Turn
+from app.request.request import GenerationRequest, Item, ItemName, item_characters
+from app.responses.conversations.conversation import without_logprobs
+from app.responses.conversations.earlier import EarlierItems
 from app.responses.parse import conversation
-from app.upkeep.workers import Workers
 from app.wire.common import parse
 from app.wire.errors import ApiError, invalid_request
 from app.wire.items import InputItem, ItemReference, MessageItem, ReasoningItem, ResolvedInput
 from app.wire.responses import CreateBody
+from app.workers import Workers
 
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io][0-9]+")
 _MAX_NAMED_RESPONSES = 64
@@ -116,22 +117,35 @@ class NamedItems:
     stand in it again and again.
     """
 
-    def __init__(self, history: History, workers: Workers, max_characters: int) -> None:
+    def __init__(
+        self, history: History, conversations: EarlierItems, workers: Workers, max_characters: int
+    ) -> None:
         self._history = history
+        self._conversations = conversations
         self._workers = workers
         self._max_characters = max_characters
 
-    async def resolved(
+    async def resolve(
+        self, request: GenerationRequest, tenant_id: str, on_socket: SocketHistory | None
+    ) -> tuple[GenerationRequest, dict[str, bytes]]:
+        """A request with what was said before it, and as JSON by id what its names stand for.
+
+        Raises `ApiError` for a name that nothing of this tenant's has, and `StoreUnavailable`.
+        """
+        earlier = request.earlier
+        if request.conversation_id is not None:
+            earlier = await self._conversations.load(tenant_id, request.conversation_id)
+        found = await self._found(request.items, tenant_id, on_socket, earlier.kept)
+        return replace(request, items=found.items, earlier=earlier), found.named
+
+    async def _found(
         self,
         items: Sequence[Item | ItemName],
         tenant_id: str,
         on_socket: SocketHistory | None,
         said: Mapping[str, bytes],
     ) -> Resolved:
-        """`items`, with what is named in the place of names; what was `said` before stays there.
-
-        Raises `ApiError` for a name that nothing of this tenant's has, and `StoreUnavailable`.
-        """
+        """`items`, with what is named in the place of names; what was `said` before stays there."""
         turns: dict[str, Turn | None] = {}
         for index, item in enumerate(items):
             if not isinstance(item, ItemName) or item.id in said:

@@ -10,9 +10,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from app.generate.constraint import asked_constraint, constraint_of
-from app.generate.engine_request import or_default
-from app.generate.request import (
+from app.generation.engine_request import or_default
+from app.request.cache_wish import CacheWish, cache_wish, lease_seconds
+from app.request.constraint import asked_constraint, constraint_of
+from app.request.request import (
     FieldNames,
     GenerationRequest,
     Item,
@@ -20,12 +21,11 @@ from app.generate.request import (
     SealedSummary,
     Thought,
 )
-from app.prompt.breakpoints import with_breakpoint
-from app.prompt.tools import FunctionCall, Message
-from app.prompt.variables import Variables
-from app.prompt_cache.wish import CacheWish, cache_wish, lease_seconds
+from app.request.template_options import Variables
+from app.wire.breakpoints import with_breakpoint
 from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
+from app.wire.functions import FunctionCall, Message
 from app.wire.items import (
     CompactionItem,
     ItemReference,

@@ -7,21 +7,21 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from app.generate.begin import Generations
-from app.generate.generation import Generation
+from app.generation.begin import Generations
+from app.generation.generation import Generation
+from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
 from app.prompt.sealing import encrypt_thought
 from app.responses.items import is_short, listed_input, with_named
-from app.responses.kept_streams import KeptStreams
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
+from app.responses.resumable_streams import KeptStreams
 from app.responses.run import ResponseRun, check_position
 from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
-from app.upkeep.metrics import Metrics
-from app.upkeep.workers import Workers
 from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
+from app.workers import Workers
 from engine.api import EngineError
 from engine.client import EngineClient
 from tenants.errors import StoreUnavailable

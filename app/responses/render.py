@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.generate.generation import Generation, Outcome
-from app.generate.lines import Output, OutputKind, Piece
+from app.generation.generation import Generation, Outcome
+from app.generation.lines import Output, OutputKind, Piece
 from app.responses.items import output_item_id
 from app.wire.events import (
     ArgumentsDelta,

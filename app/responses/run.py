@@ -8,13 +8,13 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from app.generate.generation import Generation
+from app.generation.generation import Generation
+from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
 from app.responses.event_log import EventLog, EventsGone, Reader
-from app.responses.kept_streams import KeptStreams
 from app.responses.render import ResponseRenderer
+from app.responses.resumable_streams import KeptStreams
 from app.responses.store import ResponseStore
-from app.upkeep.metrics import Metrics
 from app.wire.errors import ApiError, internal_error, invalid_request, response_not_found
 from app.wire.events import Event, ResponseResource, encode_json
 from tenants.records import Tenant

@@ -10,15 +10,14 @@ from functools import partial
 
 import msgspec
 
-from app.conversations.conversation import kept_items
-from app.conversations.store import ConversationStore
-from app.generate.generation import Generation
+from app.generation.generation import Generation
 from app.prompt.asides import asides_of
 from app.prompt.history import History, SocketHistory, Turn, pack_ids
+from app.responses.conversations.conversation import kept_items
+from app.responses.conversations.store import ConversationStore
 from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
 from app.transport.bounds import INLINE_BYTES
-from app.upkeep.workers import Workers
 from app.wire.errors import (
     ApiError,
     conversation_locked,
@@ -29,11 +28,12 @@ from app.wire.errors import (
     response_runs_elsewhere,
 )
 from app.wire.events import ResponseFailure, ResponseResource, Status, encode_json
+from app.workers import Workers
 from tenants.errors import StoreUnavailable, TooLargeToStore
 from tenants.records import Tenant
-from tenants.running import RunningResponses
-from tenants.stored_objects import is_object_id
-from tenants.suspended import SuspendedResponses
+from tenants.stored.objects import is_object_id
+from tenants.stored.running import RunningResponses
+from tenants.stored.suspended import SuspendedResponses
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02

@@ -7,12 +7,12 @@ from functools import partial
 
 import msgspec
 
-from app.generate.generation import Asked, Generation
+from app.generation.generation import Asked, Generation
 from app.prompt.conversation import Prompt
 from app.prompt.sealing import encrypt_thought
-from app.prompt.tools import Tools
 from app.responses.render import ResponseRenderer
 from app.wire.events import EncodedLogprob, ResponseResource
+from app.wire.functions import Tools
 from engine.api import EngineRequest
 from tenants.at_rest.contents import decoded
 from tenants.records import Tenant

@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.chat.completion import Completion
 from app.chat.parse import generation_request
 from app.context import Service
-from app.transport.http import json_response, read_message, unless_gone
+from app.limits.auth import authenticate
+from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import EventStream
 from app.wire.chat import ChatBody
 
@@ -18,7 +18,7 @@ async def create_completion(request: Request) -> ASGIApp:
     """Answer the last message of a conversation."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, ChatBody, service, principal)
+    body = await service.bodies.read(request, ChatBody, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))
     keep = service.completions.keeping(principal.tenant, body) if body.store else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.context import Service
+from app.limits.auth import authenticate
 from app.responses.compaction import compacted, generation_request
-from app.transport.http import json_response, read_message, unless_gone
+from app.transport.http import json_response, unless_gone
 from app.wire.events import encode_json
 from app.wire.responses import CompactBody
 
@@ -17,7 +17,7 @@ async def compact_conversation(request: Request) -> ASGIApp:
     """Replace a conversation by its summary."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, CompactBody, service, principal)
+    body = await service.bodies.read(request, CompactBody, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))
     try:

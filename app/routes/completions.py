@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.completions.run import CompletionRun
 from app.context import Service
-from app.transport.http import json_response, read_message, unless_gone
+from app.limits.auth import authenticate
+from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import EventStream
 from app.wire.completions import CompletionBody
 
@@ -17,7 +17,7 @@ async def complete_text(request: Request) -> ASGIApp:
     """Continue texts as they are."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, CompletionBody, service, principal)
+    body = await service.bodies.read(request, CompletionBody, principal)
     run = CompletionRun(service, principal, body)
     if not body.stream:
         return json_response(await unless_gone(request, run.whole()), headers=run.headers)

@@ -9,13 +9,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.context import Service
-from app.conversations.conversation import Conversation, KeptItem, kept_items
+from app.limits.auth import authenticate
+from app.responses.conversations.conversation import Conversation, KeptItem, kept_items
 from app.responses.items import listed_items
 from app.responses.parse import conversation as said_in
-from app.routes.queries import page, refuse_others, take_include, take_page
-from app.transport.http import json_response, read_message
+from app.routes.list_queries import page, refuse_others, take_include, take_page
+from app.transport.http import json_response
 from app.wire.common import MAX_ITEMS
 from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
 from app.wire.errors import ApiError, invalid_request
@@ -27,7 +27,7 @@ async def create_conversation(request: Request) -> ASGIApp:
     """`POST /v1/conversations`: a conversation, perhaps with its first items."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, ConversationBody, service, principal)
+    body = await service.bodies.read(request, ConversationBody, principal)
     async with service.generations.counted(principal):
         items = await _kept(service, principal, body.items or [])
         Conversation(created_at=0).check_results(items)
@@ -47,7 +47,7 @@ async def update_conversation(request: Request) -> ASGIApp:
     """`POST /v1/conversations/{conversation_id}`: with other metadata from now on."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, MetadataBody, service, principal)
+    body = await service.bodies.read(request, MetadataBody, principal)
     conversation_id = request.path_params["conversation_id"]
     async with service.generations.counted(principal):
         changed = await service.conversations.edit(
@@ -73,7 +73,7 @@ async def add_items(request: Request) -> ASGIApp:
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
     refuse_others(take_include(request.query_params.multi_items()))
-    body = await read_message(request, ItemsBody, service, principal)
+    body = await service.bodies.read(request, ItemsBody, principal)
     conversation_id = request.path_params["conversation_id"]
     async with service.generations.counted(principal):
         items = await _kept(service, principal, body.items)

@@ -7,8 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.context import Service
+from app.limits.auth import authenticate
 from app.transport.http import json_response
 from app.wire.errors import ApiError
 

@@ -7,13 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.context import Service
-from app.routes.queries import first_of, take_page
+from app.limits.auth import authenticate
+from app.routes.list_queries import first_of, take_page
 from app.transport.http import json_response
 from app.wire.errors import invalid_request
+from tenants.prompts.variables import variables
 from tenants.records import SystemPrompt
-from tenants.templates import variables
 
 
 async def list_prompts(request: Request) -> ASGIApp:

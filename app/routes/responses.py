@@ -10,12 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.context import Service
+from app.limits.auth import authenticate
 from app.responses.run import ResponseRun
-from app.routes.queries import page, take_include, take_page
+from app.routes.list_queries import page, take_include, take_page
 from app.transport.bounds import INLINE_BYTES
-from app.transport.http import json_response, read_message, unless_gone
+from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
 from app.wire.events import event_type
@@ -29,7 +29,7 @@ async def create_response(request: Request) -> ASGIApp:
     """`POST /v1/responses`. A stream outlives its reader for a while; a whole answer does not."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, CreateBody, service, principal)
+    body = await service.bodies.read(request, CreateBody, principal)
     run = await unless_gone(request, service.responses.start(principal, body))
     if body.stream:
         return _stream(service, run, -1)

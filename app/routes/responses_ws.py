@@ -29,14 +29,14 @@ from typing import cast
 
 from starlette.websockets import WebSocket
 
-from app.auth import authenticate, select_subprotocol
 from app.context import Service
-from app.logs.request import note_error
+from app.limits.auth import authenticate, select_subprotocol
+from app.limits.connections import POLICY_VIOLATION
+from app.observe.request_fields import note_error
+from app.responses.socket.socket import OpenSocket
 from app.transport.http import error_response
 from app.transport.intake import IncomingBody
 from app.transport.origins import check_origin
-from app.transport.socket import OpenSocket
-from app.upkeep.connections import POLICY_VIOLATION
 from app.wire.errors import as_api_error
 
 Outlived = Callable[[], Awaitable[str]]

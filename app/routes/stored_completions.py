@@ -8,11 +8,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.chat.stored import Wanted
 from app.context import Service
-from app.routes.queries import not_listed, page, take_page
-from app.transport.http import json_response, read_message
+from app.limits.auth import authenticate
+from app.routes.list_queries import not_listed, page, take_page
+from app.transport.http import json_response
 from app.wire.conversations import MetadataBody
 
 _METADATA = re.compile(r"metadata\[(.+)\]", re.DOTALL)
@@ -57,7 +57,7 @@ async def update_completion(request: Request) -> ASGIApp:
     """`POST /v1/chat/completions/{completion_id}`: with other metadata from now on."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, MetadataBody, service, principal)
+    body = await service.bodies.read(request, MetadataBody, principal)
     completion_id = request.path_params["completion_id"]
     async with service.generations.counted(principal):
         kept = await service.completions.update(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from app.routes import conversations, models, ops, prompts, responses, stored_completions, tokens
+from app.admin import ops
+from app.routes import conversations, models, prompts, responses, stored_completions, tokens
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text

@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.auth import authenticate
 from app.chat.parse import message_item
 from app.context import Service
-from app.prompt.variables import Variables
-from app.transport.http import json_response, read_message, unless_gone
+from app.limits.auth import authenticate
+from app.request.template_options import Variables
+from app.transport.http import json_response, unless_gone
 from app.wire.responses import CreateBody
 from app.wire.tokens import DetokenizeBody, TokenizeBody
 
@@ -18,7 +18,7 @@ async def count_input(request: Request) -> ASGIApp:
     """`POST /v1/responses/input_tokens`: the prompt's length, were a response created so."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, CreateBody, service, principal)
+    body = await service.bodies.read(request, CreateBody, principal)
     count = await unless_gone(request, service.responses.count_input(principal, body))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
@@ -27,7 +27,7 @@ async def tokenize(request: Request) -> ASGIApp:
     """`POST /tokenize`."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, TokenizeBody, service, principal)
+    body = await service.bodies.read(request, TokenizeBody, principal)
     service.names.check(body.model)
     async with service.generations.counted(principal):
         if body.messages is not None:
@@ -60,7 +60,7 @@ async def detokenize(request: Request) -> ASGIApp:
     """`POST /detokenize`."""
     service: Service = request.app.state.service
     principal = await authenticate(service.stores.tenants, request)
-    body = await read_message(request, DetokenizeBody, service, principal)
+    body = await service.bodies.read(request, DetokenizeBody, principal)
     service.names.check(body.model)
     async with service.generations.counted(principal):
         text = await service.template.text_of(principal.tenant.id, body.tokens, "tokens")

@@ -1,4 +1,4 @@
-"""Reading requests and writing answers over HTTP, errors included."""
+"""Writing answers over HTTP, errors included."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import Service
-from app.logs.request import note_error
-from app.transport.bounds import INLINE_BYTES
-from app.transport.refusals import body_too_large
+from app.observe.metrics import Metrics
+from app.observe.request_fields import note_error
 from app.transport.server_sent_events import until_gone
-from app.wire.common import Model, decode_json, parse
 from app.wire.errors import ApiError, as_api_error, internal_error, shortened
-from tenants.records import Principal
 
 _log = logging.getLogger(__name__)
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
@@ -46,62 +42,6 @@ def json_response(
 def error_response(error: ApiError) -> Response:
     """An error in the shape of HTTP."""
     return json_response(error.body(), error.status, error.headers)
-
-
-async def read_message(
-    request: Request, model: type[Model], service: Service, principal: Principal
-) -> Model:
-    """The request's JSON body; the answer will name its fields that nothing comes of.
-
-    Raises `ApiError` 400, 413, 415 or 429.
-    """
-    require_json(request)
-    tenant_id = principal.tenant.id
-    with service.intake.body(tenant_id) as incoming:
-        body = await read_body(request, service.bounds.max_body_bytes, incoming.grow)
-
-        def work() -> tuple[Model, list[str]]:
-            ignores = service.bounds.ignores_unknown_fields
-            message = parse(model, decode_json(body), ignores_unknown=ignores)
-            return message, message.ignored_fields
-
-        short = len(body) <= INLINE_BYTES
-        message, ignored = work() if short else await service.workers.run(tenant_id, work)
-        request.state.ignored = [*ignored, *service.template.reasoning.unheeded(message)]
-        return message
-
-
-def require_json(request: Request) -> None:
-    """Raises `ApiError` 415 for a body that says it is anything but JSON, as it is."""
-    for coding in ",".join(request.headers.getlist("content-encoding")).split(","):
-        if coding.strip().lower() not in ("", "identity"):
-            message = f"Send the body as it is, not with Content-Encoding '{coding.strip()}'."
-            # What would do (RFC 9110, section 15.5.16).
-            headers = {"accept-encoding": "identity"}
-            raise ApiError(415, message, code="unsupported_media_type", headers=headers)
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "Send JSON (application/json).", code="unsupported_media_type")
-
-
-async def read_body(
-    request: Request, max_body_bytes: int, grow: Callable[[int], None] | None = None
-) -> bytes:
-    """The request's body; `grow` is told of every piece, and may raise.
-
-    Raises `ApiError` 413, before anything is read where it can be told then.
-    """
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > max_body_bytes:
-        raise body_too_large(max_body_bytes)
-    body = bytearray()
-    async for piece in request.stream():
-        if len(body) + len(piece) > max_body_bytes:
-            raise body_too_large(max_body_bytes)
-        if grow is not None:
-            grow(len(piece))
-        body += piece
-    return bytes(body)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -170,8 +110,8 @@ def _refusal(request: Request, route: str, error: Exception) -> Response:
     if known is None:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         known = internal_error()
-    service: Service = request.app.state.service
-    service.metrics.count_refused(route, known.status)
+    metrics: Metrics = request.app.state.metrics
+    metrics.count_refused(route, known.status)
     note_error(known.code)
     return error_response(known)
 

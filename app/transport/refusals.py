@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.logs.lines import log_refusal
-from app.logs.request import new_request_id
+from app.observe.log_lines import log_refusal
+from app.observe.request_fields import new_request_id
 from app.wire.errors import ApiError
 
 

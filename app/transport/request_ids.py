@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.logs.lines import log_answer, log_socket
-from app.logs.request import CLIENT_ID_HEADERS, RequestContext, begin_request
+from app.observe.log_lines import log_answer, log_socket
+from app.observe.request_fields import CLIENT_ID_HEADERS, RequestContext, begin_request
 
 HEADER = "x-request-id"
 CLIENT_HEADER = CLIENT_ID_HEADERS[0]

@@ -23,7 +23,7 @@ from app.wire.common import (
 from app.wire.formats import StructuredOutputs, TextFormat
 from app.wire.items import CompactInput, Input, InputItem, MessageItem, ResolvedItem
 from app.wire.prompt_cache import CacheOptions, ResponseCacheOptions, Retention
-from app.wire.template import TemplateKwargs
+from app.wire.template_options import TemplateKwargs
 from app.wire.tools import Functions, ToolChoice
 
 LOGPROBS = "message.output_text.logprobs"

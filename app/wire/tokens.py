@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app.wire.chat import ChatMessage
 from app.wire.common import MAX_ITEMS, Identifier, Wire, declining
-from app.wire.template import TemplateKwargs
+from app.wire.template_options import TemplateKwargs
 
 
 class TokenizeBody(Wire):

@@ -33,10 +33,10 @@ from bench.common.figures import percentile
 from bench.common.machine import warn_if_busy
 from bench.registry import BenchError, Result, parameters
 from engine.api import NOTHING_CACHED, EngineRequest, Namespaces, SamplingParams
+from engine.assembly.process import ProcessEngine
 from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.serve.process import ProcessEngine
 
 Way = Literal["both", "apart"]
 WAYS: Final[tuple[Way, ...]] = ("both", "apart")

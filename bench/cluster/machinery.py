@@ -127,7 +127,7 @@ class Machinery:
         }
 
     def _engines(self) -> list[psutil.Process]:
-        return self._below("node", "engine.serve.process")
+        return self._below("node", "engine.assembly.process")
 
     def _below(self, name: str, part: str) -> list[psutil.Process]:
         """Processes that one has started, by a part of their command lines."""

@@ -26,11 +26,11 @@ from bench.cluster import chaos
 from bench.common.machine import warn_if_busy
 from bench.registry import BenchError, Result, parameters
 from engine.api import EngineRequest, Namespaces, SamplingParams, TokenDelta
+from engine.assembly.process import ProcessEngine
 from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.threads import compute_threads
-from engine.serve.process import ProcessEngine
+from engine.system.threads import compute_threads
 
 SIZES: Final = (1, 2, 4)
 FIGURES: Final = chaos.FIGURES | {
@@ -128,8 +128,8 @@ class _Bed:
     @asynccontextmanager
     async def _engines(self) -> AsyncIterator[dict[str, Sequence[_Engine]]]:
         try:
-            from app.cluster.client import ClusterEngine
-            from app.cluster.deployment import Cluster
+            from app.cluster.door.client import ClusterEngine
+            from app.cluster.node.deployment import Cluster
         except ModuleNotFoundError as error:
             raise BenchError(f"needs the extra partywall[cluster]: {error}") from error
         cluster = ClusterEngine(Cluster(self._deployment()), _READY_SECONDS)
@@ -145,8 +145,8 @@ class _Bed:
             await asyncio.gather(cluster.close(), *(engine.close() for engine in plain))
 
     def _deployment(self) -> Any:
-        from app.cluster.deployment import Deployment
-        from app.cluster.replica import ReplicaOptions
+        from app.cluster.node.deployment import Deployment
+        from app.cluster.node.replica import ReplicaOptions
 
         options = ReplicaOptions(
             engine=self._config(self._threads),

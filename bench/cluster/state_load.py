@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from app.cluster.ledger import LeaseLedger
+from app.cluster.door.fairness import Turns
+from app.cluster.door.ledger import LeaseLedger
 from app.cluster.messages import State, decode_to_door, state_since
-from app.cluster.pulse import BEAT_SECONDS
-from app.cluster.turns import Turns
+from app.cluster.node.pulse import BEAT_SECONDS
 from engine.api import EngineStats, TenantStats
 
 _REPLICAS: Final = 4
@@ -98,7 +98,7 @@ def _measure(lives: list[list[EngineStats]], *, changes: bool) -> tuple[Told, fl
 
 
 def _take(ledger: LeaseLedger, turns: Turns, replica: int, message: bytes) -> None:
-    """As `app.cluster.fleet` does."""
+    """As `app.cluster.door.fleet` does."""
     state = decode_to_door(message)
     assert isinstance(state, State)
     ledger.observe(replica, state.stats.tenants, state.gone, books=state.books)

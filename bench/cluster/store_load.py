@@ -20,9 +20,9 @@ from bench.common.service import Service, running_service, served_model, variabl
 from bench.registry import BenchError
 from bench.service.null_engine import LOG_VARIABLE
 from engine.model.weights import DEFAULT_MODEL
-from tenants.connection import open_redis
-from tenants.embedded import EmbeddedStore
-from tenants.pepper import Peppers
+from tenants.at_rest.pepper import Peppers
+from tenants.storage.connection import open_redis
+from tenants.storage.embedded import EmbeddedStore
 from tenants.store import TenantStore
 
 _AT_ONCE: Final = 8

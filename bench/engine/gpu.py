@@ -26,8 +26,8 @@ from bench.common.device_rates import copy_rate, matmul_rate
 from bench.engine.gpu_loop import Case, Loop, Mode
 from bench.engine.gpu_models import SHAPES, Shape, write_model
 from bench.registry import BenchError, Result, parameters
+from engine.assembly.assemble import Parts, load_parts
 from engine.config import EngineConfig
-from engine.run.assemble import Parts, load_parts
 
 _BATCHES: Final = (1, 8, 64, 256)
 _ON_A_GPU: Final = {

@@ -10,11 +10,11 @@ from typing import Final
 
 from bench.registry import BenchError
 from engine.api import NOTHING_CACHED, CachePolicy, EngineRequest, Namespaces, SamplingParams
+from engine.assembly.assemble import Parts, make_graphs, make_pieces
 from engine.blocks.hashing import KEY_BYTES
-from engine.run.assemble import Parts, make_graphs, make_pieces
 from engine.run.runner import AheadRunner, LaunchedStep, ModelRunner
 from engine.run.stopwatch import Stopwatch
-from engine.schedule.plan import StepPlan
+from engine.sequences.plan import StepPlan
 from engine.serve.core import EngineCore
 
 _WARM_UP_STEPS: Final = 8

@@ -27,12 +27,12 @@ from app.prompt.tokenizer import load_tokenizer
 from bench.common.mt_bench import DEFAULT_QUESTIONS
 from bench.common.stopwatch import replaced
 from bench.registry import BenchError, Result, parameters
+from engine.batch.batch import pack
 from engine.config import EngineConfig, Quantization
-from engine.model import fused_layers as decoder
+from engine.model.layers import fused as decoder
+from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
-from engine.model.paged_model import PagedModel
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.batch import pack
 from kernels.kv_format import KvDtype
 from kernels.types import Linear
 

@@ -24,10 +24,10 @@ from rich.table import Table
 from bench.common.machine import warn_if_busy
 from bench.registry import BenchError, Result, parameters
 from engine.api import CachePolicy, EngineRequest, Namespaces, SamplingParams
+from engine.assembly.process import ProcessEngine
 from engine.blocks.hashing import derive_key
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.serve.process import ProcessEngine
 
 FIGURES: Final = {
     "ttft_ms_cold": "time to the first token of a conversation that nobody has seen, ms, median",

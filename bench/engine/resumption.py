@@ -14,15 +14,15 @@ import msgspec
 
 from bench.registry import BenchError
 from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.assembly.assemble import Parts, load_parts
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate
 from engine.model.load import load_model
-from engine.run.assemble import Parts, load_parts
 from engine.run.runner import ModelRunner
-from engine.schedule.group import SequenceGroup
-from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.swap_or_recompute import Policy, Way
+from engine.sequences.group import SequenceGroup
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 OUTPUT: Final = 3

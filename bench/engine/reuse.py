@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from app.prompt.template import ChatTemplate, common_prefix
 from app.prompt.tokenizer import load_tokenizer
-from app.prompt.tools import Message
-from app.upkeep.workers import Workers
+from app.wire.functions import Message
+from app.workers import Workers
 from bench.common.mt_bench import DEFAULT_QUESTIONS, Conversation, conversations
 from bench.common.workload import passage
 from bench.engine.scripted import scripted_core
@@ -30,7 +30,7 @@ from bench.registry import BenchError, Result, parameters
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.hashing import derive_key
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 FIGURES: Final = {

@@ -26,7 +26,7 @@ from bench.common.mt_bench import DEFAULT_QUESTIONS, conversations
 from bench.registry import Result, parameters
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.threads import thread_environment
+from engine.system.threads import thread_environment
 
 LOADS: Final = {
     "edit": "texts to correct, one at a time",

@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 from bench.common.mt_bench import Conversation
 from bench.common.workload import system_prompt
 from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.assembly.assemble import Parts, load_parts, make_drafter, make_runner
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_rows
-from engine.model.paged_model import PagedModel
-from engine.run.assemble import Parts, load_parts, make_drafter, make_runner
+from engine.model.layers.paged_model import PagedModel
 from engine.serve.core import EngineCore
 
 _KV_TOKENS: Final = 1 << 16

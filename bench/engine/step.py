@@ -33,7 +33,7 @@ from bench.common.machine import warn_if_busy
 from bench.registry import BenchError, Result, parameters
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.threads import thread_environment
+from engine.system.threads import thread_environment
 
 if TYPE_CHECKING:
     from bench.engine.step_cases import StepBench

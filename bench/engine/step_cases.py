@@ -17,21 +17,21 @@ import zmq
 from bench.common.stopwatch import PartTimes, replaced
 from bench.registry import BenchError
 from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.assembly.assemble import load_parts
+from engine.batch.batch import BatchBuilder
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
-from engine.model import eager_layers as eager
-from engine.model import fused_layers as fused
-from engine.model.eager_layers import EagerDecoder
-from engine.model.fused_layers import FusedDecoder
-from engine.model.paged_model import PagedModel
+from engine.model.layers import eager as eager
+from engine.model.layers import fused as fused
+from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.fused import FusedDecoder
+from engine.model.layers.paged_model import PagedModel
 from engine.run import runner as engine_runner
-from engine.run.assemble import load_parts
-from engine.run.batch import BatchBuilder
 from engine.run.runner import ModelRunner
 from engine.run.sampler import Draws
-from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Sampled, StepPlan
+from engine.sequences.sequence import Sequence
 from engine.serve import core as engine_core
 from engine.serve.core import EngineCore
 from kernels.kv_format import KvDtype

@@ -13,8 +13,8 @@ from rich.table import Table
 from bench.engine.step_cases import WARM_UP_STEPS, StepBench
 from engine.config import EngineConfig
 from engine.model.kernel_paths import choose_kernel_paths, use_choice
-from engine.run.threads import threads_of_rank
 from engine.serve.core import EngineCore
+from engine.system.threads import threads_of_rank
 
 
 class ParallelBench:

@@ -26,7 +26,7 @@ from bench.registry import Result, parameters
 from bench.service.hostile_formats import attack
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.threads import thread_environment
+from engine.system.threads import thread_environment
 
 if TYPE_CHECKING:  # it imports torch, which is to come after its environment
     from bench.engine.structured_cases import StructuredBench

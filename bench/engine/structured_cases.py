@@ -13,11 +13,11 @@ import numpy as np
 from bench.common.stopwatch import replaced
 from bench.engine.structured_schemas import NUM_KINDS, Found, grammar_of
 from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.assembly.assemble import load_parts, make_core
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
-from engine.grammar.follower import Follower
+from engine.constraint.follower import Follower
 from engine.grammar.grammars import Grammars
-from engine.run.assemble import load_parts, make_core
 
 _PROMPT_TOKENS: Final = 64
 

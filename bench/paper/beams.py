@@ -24,7 +24,7 @@ from bench.paper.workloads import Workload
 from engine.api import BeamParams, EngineRequest, SamplingParams
 from engine.run.runner import ModelRunner
 from engine.run.steps import Runner
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 Scores = list[list[float]]

@@ -11,7 +11,7 @@ from bench.paper.baselines.server import Step, TracedRequest
 from bench.paper.cost_model import StepShape
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.run.steps import Runner
-from engine.schedule.plan import Sampled, ScheduledChunk, StepPlan
+from engine.sequences.plan import Sampled, ScheduledChunk, StepPlan
 
 _INDEX_STRIDE = 2**28
 """Between the tokens of a request's sequences, which all differ."""

@@ -21,8 +21,8 @@ from bench.paper.paged import Paged
 from bench.paper.simulation import simulate
 from bench.paper.small_model import load_small_model
 from bench.paper.systems import ORACLE, PARTYWALL
-from engine.model.paged_model import PagedModel
-from engine.run.batch import pack
+from engine.batch.batch import pack
+from engine.model.layers.paged_model import PagedModel
 from engine.run.runner import ModelRunner
 
 BLOCK_SIZE = 8

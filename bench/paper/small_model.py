@@ -6,8 +6,8 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from engine.config import EngineConfig
+from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
-from engine.model.paged_model import PagedModel
 
 
 def load_small_model(path: str, block_size: int) -> PagedModel:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Final, cast
 
 from rich.table import Table
 
-from app.generate.booking import Bill, Booking, Used
-from app.upkeep.metrics import Metrics
+from app.limits.booking import Bill, Booking, Used
+from app.observe.metrics import Metrics
 from bench.common.machine import warn_if_busy
 from bench.registry import Result, parameters
 from engine.api import EngineStats
-from tenants.metering.journal import FileJournal
-from tenants.metering.meter import UsageMeter
-from tenants.prices import Prices
+from tenants.usage.journal import FileJournal
+from tenants.usage.meter import UsageMeter
+from tenants.usage.prices import Prices
 
 if TYPE_CHECKING:
-    from tenants.connection import GuardedRedis
+    from tenants.storage.connection import GuardedRedis
 
 FIGURES: Final = {
     "metrics_core_percent": "of a core at 10,000 deltas a second, without scrapes, median, %",

@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from engine.api import EngineInfo, EngineRequest, EngineStats, TokenDelta
+from engine.assembly.process import ProcessEngine, die_with
 from engine.config import EngineConfig
 from engine.serve.messages import (
     Abort,
@@ -34,7 +35,6 @@ from engine.serve.messages import (
     decode_to_engine,
     encode,
 )
-from engine.serve.process import ProcessEngine, die_with
 
 LOG_VARIABLE = "NULL_ENGINE_LOG"
 _CONTEXT_TOKENS = 1_000_000
@@ -152,7 +152,7 @@ def _info(config: EngineConfig, vocab_size: int) -> EngineInfo:
 
 
 def _child(address: str, parent_pid: str, config_json: str) -> None:
-    """What `engine.serve.process` does, without an engine."""
+    """What `engine.assembly.process` does, without an engine."""
     from app.prompt.tokenizer import load_tokenizer
 
     die_with(int(parent_pid))
@@ -172,7 +172,7 @@ def main() -> None:
     if sys.argv[1].startswith("ipc:"):
         _child(*sys.argv[1:])
         return
-    from app import cli
+    from app.cli import __main__ as cli
 
     ProcessEngine.program = "bench.service.null_engine"
     cli.main()

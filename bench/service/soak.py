@@ -226,7 +226,7 @@ class _Crowd:
         await asyncio.sleep(self._kill_seconds * self._draw.uniform(0.5, 1.5))
         for child in psutil.Process(self._service.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if "engine.serve.process" in child.cmdline():
+                if "engine.assembly.process" in child.cmdline():
                     os.kill(child.pid, signal.SIGKILL)
                     self.seen.counts["engine_kills"] += 1
 

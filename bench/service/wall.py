@@ -27,7 +27,7 @@ from bench.registry import BenchError, Result, parameters
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.blocks.pool import BlockPool
 from engine.blocks.wall import PARTIAL
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 

@@ -53,7 +53,7 @@ def _watched(app: Starlette) -> Starlette:
 def main() -> None:
     """The service's command line, or the engine's process that it starts."""
     if not sys.argv[1].startswith("ipc:"):
-        from app import service
+        from app.assembly import service
 
         create_app = service.create_app
         service.create_app = lambda *given: _watched(create_app(*given))

@@ -10,8 +10,8 @@ from typing import Final
 from bench.registry import BenchError
 from bench.tenants.leased_load import LEASE, draw_prompt, finish, flood, request
 from engine.api import CachePolicy, EngineRequest
+from engine.assembly.assemble import load_core
 from engine.config import EngineConfig
-from engine.run.assemble import load_core
 
 _QUESTION_TOKENS: Final = 16
 _SYSTEM_TOKENS: Final = 512

@@ -27,8 +27,8 @@ from bench.tenants.leased_load import LEASE, draw_prompt, finish, flood, request
 from engine.api import CachePolicy
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from engine.run.threads import thread_environment
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
+from engine.system.threads import thread_environment
 
 FIGURES: Final = {
     "leased_found": "trials in which all of a leased prompt was found behind the flood",

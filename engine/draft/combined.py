@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 from typing import Final
 
 from engine.draft.drafter import Draft, Drafter
-from engine.schedule.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 _SURE: Final = 0.6
 """Of the prior of a draft's first guess: then the other drafter is not asked."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.schedule.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

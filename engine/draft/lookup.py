@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.draft.drafter import NO_DRAFT, Draft
 from engine.draft.history import BORDER, NOTHING, AnswerHistory, Tokens
-from engine.schedule.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 _WINDOW = 1 << 15
 """Tokens of a conversation that are searched, the newest."""

@@ -17,8 +17,8 @@ from msgspec import structs
 
 from engine.api import EngineRequest, Grammar
 from engine.grammar.compiled import CompiledGrammar, GrammarError
-from engine.grammar.lanes import Lanes
 from engine.grammar.vocabulary import Vocabulary
+from engine.system.fair_threads import Lanes
 
 _THREADS = 2
 _MOST_KEPT = 64

@@ -10,10 +10,10 @@ from time import perf_counter
 
 import torch
 
+from engine.batch.batch import pack
 from engine.draft.worth import RowCosts
-from engine.model.paged_model import PagedModel
+from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import CPU_STEP, cpu_tokens
-from engine.run.batch import pack
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 
 _PASS_TOKENS = 64

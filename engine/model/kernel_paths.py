@@ -23,7 +23,7 @@ from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.draft.worth import RowCosts
-from engine.run.threads import thread_counts
+from engine.system.threads import thread_counts
 from kernels.native import library, measuring, paths
 from kernels.native.paths import TileSize
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from engine.api import EngineError
-from engine.run.control_groups import available_memory
+from engine.system.control_groups import available_memory
 
 _log = logging.getLogger(__name__)
 

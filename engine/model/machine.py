@@ -13,8 +13,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.kernel_paths import Choice, known_choice, measured_choice
-from engine.run.control_groups import available_memory, cpu_quotas
-from engine.run.threads import physical_cores
+from engine.system.control_groups import available_memory, cpu_quotas
+from engine.system.threads import physical_cores
 from kernels.native import library
 
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from engine.api import EngineError
 from engine.model.weights import ModelUnavailable, in_a_line
-from engine.run.memory_errors import lacks_memory
+from engine.system.memory_errors import lacks_memory
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.blocks.transfers import Transfers
-from engine.model.paged_model import PagedModel
+from engine.model.layers.paged_model import PagedModel
 from engine.run.stopwatch import Stopwatch
 from engine.schedule.swap_or_recompute import CostModel
 

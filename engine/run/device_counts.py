@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.batch.staging import Array, upload
 from engine.run.penalties import Entries, TokenCounts, Tokens, biases, has_penalties, penalised
-from engine.run.staging import Array, upload
-from engine.schedule.plan import Draw
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 from kernels.penalties import penalise
 
 _FEWEST_PLACES = 8

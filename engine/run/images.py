@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.paged_model import PagedModel
+from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Event
 from kernels.huge_pages import populate
 
@@ -23,7 +23,7 @@ have memory mapped, as each large buffer has.
 
 @dataclass(frozen=True, slots=True)
 class FetchedImages:
-    """See `engine.kept.memory.Fetched`."""
+    """See `engine.disk.memory.Fetched`."""
 
     _rows: Tensor
     """[num_blocks, block_bytes], in the host's memory."""
@@ -42,7 +42,7 @@ class FetchedImages:
 
 @dataclass(frozen=True, slots=True)
 class DirectLanding:
-    """See `engine.kept.memory.Landing`: of blocks in the host's memory."""
+    """See `engine.disk.memory.Landing`: of blocks in the host's memory."""
 
     targets: list[memoryview]
 
@@ -52,7 +52,7 @@ class DirectLanding:
 
 @dataclass(frozen=True, slots=True)
 class StagedLanding:
-    """See `engine.kept.memory.Landing`: of blocks on a device."""
+    """See `engine.disk.memory.Landing`: of blocks on a device."""
 
     _copies: BlockCopies
     _rows: Tensor
@@ -89,21 +89,21 @@ class BlockImages:
         return f"{list(memory.shape[1:])} {memory.dtype}".encode()
 
     def make_ready(self, num_blocks: int) -> None:
-        """See `engine.kept.memory.BlockMemory`."""
+        """See `engine.disk.memory.BlockMemory`."""
         if self._model.device.type == "cpu":
             count = max(1, _READY_BYTES // self.block_bytes)
             for first in range(0, num_blocks, count):
                 populate(self._model.rows[first : min(first + count, num_blocks)])
 
     def fetch(self, blocks: list[int]) -> FetchedImages:
-        """See `engine.kept.memory.BlockMemory`."""
+        """See `engine.disk.memory.BlockMemory`."""
         if len(self._staged) < len(blocks):
             self._staged = self._staging(len(blocks))
         rows = self._staged[: len(blocks)]
         return FetchedImages(rows, self._copies.fetch(blocks, rows))
 
     def landing(self, blocks: list[int]) -> DirectLanding | StagedLanding:
-        """See `engine.kept.memory.BlockMemory`."""
+        """See `engine.disk.memory.BlockMemory`."""
         if self._model.device.type == "cpu":
             rows = self._model.rows.numpy()  # whose rows are views sooner than a tensor's
             return DirectLanding([memoryview(rows[block]) for block in blocks])

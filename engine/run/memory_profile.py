@@ -16,18 +16,18 @@ import numpy as np
 import torch
 
 from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.batch.batch import pack
 from engine.blocks.hashing import KEY_BYTES
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
+from engine.constraint.masks import RowMasks
 from engine.model.kv_memory import Needs
-from engine.model.paged_model import PagedModel
+from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import StepSize
-from engine.run.batch import pack
 from engine.run.graphs.padding import no_groups, tensors_of, with_tensors
-from engine.run.masks import RowMasks
 from engine.run.sampler import sample
-from engine.schedule.plan import Draw
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 
 _LOGPROBS = 20
 """As many alternatives as a request may ask for."""

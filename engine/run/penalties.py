@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from engine.api import SamplingParams
-from engine.run.staging import Array, upload
-from engine.schedule.plan import Draw
-from engine.schedule.sequence import Sequence
+from engine.batch.staging import Array, upload
+from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 
 Tokens = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float32]

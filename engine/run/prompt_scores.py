@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.api import PromptLogprobs
-from engine.run.staging import Download, upload
-from engine.schedule.plan import ScheduledChunk
+from engine.batch.staging import Download, upload
+from engine.sequences.plan import ScheduledChunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,25 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.batch.batch import Batch, BatchBuilder, first_rows
+from engine.batch.staging import upload
 from engine.blocks.transfers import Transfers
-from engine.model.paged_model import PagedModel
-from engine.run.batch import Batch, BatchBuilder, first_rows
+from engine.constraint.masks import Masks, RowMasks
+from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Blocks, Queues
 from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.images import BlockImages, DirectLanding, FetchedImages, StagedLanding
-from engine.run.masks import Masks, RowMasks
-from engine.run.memory_errors import attempt
 from engine.run.penalties import Counts
 from engine.run.prompt_scores import PromptScores, score
 from engine.run.sampler import Draws, sample
-from engine.run.staging import upload
 from engine.run.stopwatch import Stopwatch
-from engine.schedule.plan import Draw, Sampled, StepPlan
-from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import CostModel
+from engine.sequences.plan import Draw, Sampled, StepPlan
+from engine.sequences.sequence import Sequence
+from engine.system.memory_errors import attempt
 from kernels.prefix_groups import rule_for
 
 _HOST = torch.device("cpu")
@@ -106,7 +106,7 @@ class ModelRunner:
 
     @property
     def block_bytes(self) -> int:
-        """See `engine.kept.memory.BlockMemory`, as for those that follow."""
+        """See `engine.disk.memory.BlockMemory`, as for those that follow."""
         return self._images.block_bytes
 
     @property

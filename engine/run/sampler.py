@@ -1,7 +1,7 @@
 """Choosing the next token of every row at once, on the device of the logits, without waiting.
 
 The order is: logit bias, repetition, presence and frequency penalties; what a grammar does not
-allow is out (`engine.run.masks`); greedy rows take the maximum; the others divide by the
+allow is out (`engine.constraint.masks`); greedy rows take the maximum; the others divide by the
 temperature, keep the tokens that top_k, top_p and min_p allow, and draw (`kernels.sampling`). A
 draw depends on (seed, position) only, never on batch-mates: every token has Gumbel noise from a
 counter-based generator, and the largest sum of score and noise wins. Other batch-mates also round
@@ -23,12 +23,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.api import SamplingParams, TokenLogprobs
+from engine.batch.staging import Download, upload
+from engine.constraint.masks import RowMasks
 from engine.run.device_counts import token_counts
-from engine.run.masks import RowMasks
 from engine.run.penalties import Counts
-from engine.run.staging import Download, upload
-from engine.schedule.beam import Candidate, num_candidates
-from engine.schedule.plan import Draw, Sampled
+from engine.sequences.beam import Candidate, num_candidates
+from engine.sequences.plan import Draw, Sampled
 from kernels import sampling
 from kernels.masking import Masks
 from kernels.noise import noise_states

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 
-from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Sampled, StepPlan
+from engine.sequences.sequence import Sequence
 
 
 class Runner(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.api import TenantShare
-from engine.schedule.group import SequenceGroup
+from engine.sequences.group import SequenceGroup
 
 _IDLE_ACCOUNTS = 1024
 """Idle tenants whose counters are remembered; forgetting one forgives what it owes, no more."""

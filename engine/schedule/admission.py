@@ -7,9 +7,9 @@ from typing import Protocol
 
 from engine.blocks.partial_hits import PartialHit
 from engine.blocks.tiers import Tiers
-from engine.schedule.group import SequenceGroup
-from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import SwapOrRecompute
+from engine.sequences.group import SequenceGroup
+from engine.sequences.sequence import Sequence
 
 
 class Admission(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.preemption import victim_of_growth
-from engine.schedule.sequence import Sequence
+from engine.sequences.group import SequenceGroup
+from engine.sequences.sequence import Sequence
 
 Turns = Callable[[list[Sequence]], list[Sequence]]
 """Of the sequences that may decode, those that are to in the next step, in the same order."""

@@ -17,7 +17,7 @@ run. So a short prompt does not wait for a long one, nor a tenant that runs litt
 runs much, and yet none is overtaken for ever.
 
 A step is kept short for those who wait for its end, streams that decode and whoever comes next
-(`engine.schedule.pace`). How short depends on who asks for more than it gets, which is a tenant
+(`engine.sequences.pace`). How short depends on who asks for more than it gets, which is a tenant
 with more in its queue than the prompt that is next. Others compute their prompts as fast as they
 can beside streams of such tenants alone. And prompts of such tenants, beside a stream of one that
 has nothing in its queue, wait while prompts have had more of the time than decoding.
@@ -53,7 +53,7 @@ from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.schedule.accounts import Account
-from engine.schedule.group import SequenceGroup
+from engine.sequences.group import SequenceGroup
 
 _MOST_AHEAD = 16_384.0
 """How far beyond the virtual time what other engines do may put a counter."""

@@ -6,7 +6,7 @@ admitted, and other tenants' groups go first.
 
 from __future__ import annotations
 
-from engine.schedule.group import SequenceGroup
+from engine.sequences.group import SequenceGroup
 
 _MOST_BLOCKS = 2048
 """In one step, all groups together: one or two milliseconds."""

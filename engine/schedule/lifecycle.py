@@ -13,9 +13,9 @@ from engine.schedule import swapping
 from engine.schedule.accounts import Account, Accounts
 from engine.schedule.admission import Admission, ComputeAdmission, compute_admission
 from engine.schedule.fairness import Fairness, Prices
-from engine.schedule.group import Saved, SequenceGroup
-from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import SwapOrRecompute
+from engine.sequences.group import Saved, SequenceGroup
+from engine.sequences.sequence import Sequence
 
 
 class Lifecycle:

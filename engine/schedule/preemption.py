@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from engine.schedule.admission import Admission
-from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
+from engine.sequences.group import SequenceGroup
 
 
 def victim_of_growth(groups: Iterable[SequenceGroup], lifecycle: Lifecycle) -> SequenceGroup:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from engine.blocks.pins import Pins
 from engine.schedule.admission import Admission, ComputeAdmission
 from engine.schedule.empty_ahead import EmptyAllowance
-from engine.schedule.group import SequenceGroup
 from engine.schedule.hash_ahead import HashAllowance
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.pace import Pace
-from engine.schedule.plan import ScheduledChunk
 from engine.schedule.preemption import victims_of_admission
 from engine.schedule.room import Room
-from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
+from engine.sequences.group import SequenceGroup
+from engine.sequences.pace import Pace
+from engine.sequences.plan import ScheduledChunk
+from engine.sequences.sequence import Sequence
 
 
 @dataclass(slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from engine.blocks.pins import Pins
-from engine.schedule.beam import BeamSearch, Candidate
-from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.plan import News, Sampled, ScheduledChunk, StepPlan
-from engine.schedule.sequence import Sequence
 from engine.schedule.speculation import Speculation
+from engine.sequences.beam import BeamSearch, Candidate
+from engine.sequences.group import SequenceGroup
+from engine.sequences.plan import News, Sampled, ScheduledChunk, StepPlan
+from engine.sequences.sequence import Sequence
 
 
 class Results:

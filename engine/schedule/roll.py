@@ -14,8 +14,8 @@ from typing import Final, Literal, NamedTuple
 from msgspec import structs
 
 from engine.api import ChainBreak, ChainPlace, RequestState, Roll
-from engine.schedule.group import Saved, SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
+from engine.sequences.group import Saved, SequenceGroup
 
 _MOST_LIVE: Final = 64
 _MOST_ENDED: Final = 32

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 from engine.schedule.accounts import Account
-from engine.schedule.group import SequenceGroup
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.pace import Pace
-from engine.schedule.plan import ScheduledChunk
-from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
+from engine.sequences.group import SequenceGroup
+from engine.sequences.pace import Pace
+from engine.sequences.plan import ScheduledChunk
+from engine.sequences.sequence import Sequence
 
 _FEWEST_ROWS = 16
 

@@ -1,6 +1,6 @@
 """Which sequences verify drafts in a step, and how many tokens of them.
 
-A drafted token is a row more of a step (`engine.schedule.plan`). It takes what is left when all
+A drafted token is a row more of a step (`engine.sequences.plan`). It takes what is left when all
 others have what they need: rows of the batch, tokens of the budget, and blocks for which nobody is
 preempted; what is not needed for tokens that were right is given back when the step is taken over
 (`engine.schedule.results`). `engine.draft.worth` decides how many rows pay, by what they have cost
@@ -24,9 +24,9 @@ from engine.draft.drafter import Draft, Drafter
 from engine.draft.times import StepTimes
 from engine.draft.worth import Market, RowCosts
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.plan import ScheduledChunk, StepPlan
-from engine.schedule.sequence import Sequence
 from engine.schedule.step_budget import StepBudget
+from engine.sequences.plan import ScheduledChunk, StepPlan
+from engine.sequences.sequence import Sequence
 
 _WORTH_WAITING = 0.5
 """Tokens that drafts must be expected to gain, for each sequence that decodes, if the pipeline is

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.blocks.tiers import Tiers
-from engine.schedule.group import Saved, SequenceGroup
-from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import Loss, Span
+from engine.sequences.group import Saved, SequenceGroup
+from engine.sequences.sequence import Sequence
 
 
 def contents(group: SequenceGroup, block_size: int) -> list[int]:

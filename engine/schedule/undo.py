@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.plan import StepPlan
+from engine.sequences.plan import StepPlan
 
 
 def undo(plans: list[StepPlan], lifecycle: Lifecycle, keep: Collection[int]) -> None:

@@ -31,20 +31,20 @@ from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.tiers import Tiers
 from engine.blocks.wall import Wall
 from engine.config import EngineConfig
+from engine.disk.keeper import Keeper
+from engine.disk.memory import BlockMemory
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.grammars import Grammars
-from engine.kept.keeper import Keeper
-from engine.kept.memory import BlockMemory
 from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.decode import Turns
-from engine.schedule.plan import News, Sampled, StepPlan
 from engine.schedule.roll import RollKeeper
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
+from engine.sequences.plan import News, Sampled, StepPlan
+from engine.sequences.sequence import Sequence
 from engine.serve.messages import (
     Abort,
     AskChains,

@@ -13,7 +13,7 @@ import zmq
 from engine.api import EngineBroken
 from engine.serve.core import EngineCore, serve
 from engine.serve.kv_events import KVEventPublisher, make_publisher
-from engine.serve.remote import RemoteEngine, RunningEngine
+from engine.serve.supervisor import RemoteEngine, RunningEngine
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from tenants import redis_keys
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import PepperMismatch, SealBroken, SealError, SealUnknown
-from tenants.pepper import Peppers
 from tenants.records import ApiKey, ShareGroup, Tenant
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 The truth is the usage that is booked; beside it stands what running requests have reserved, at the
 most that they can cost. One's reservation goes in the very step that books its cost, see
-`tenants.usage`; where its lease ends before, it is booked as it stands, see `tenants.holds`.
+`tenants.usage.usage`; where its lease ends before, it is booked as it stands, see
+`tenants.usage.holds`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from typing import Literal
 
 import msgspec
 
-from tenants import redis_keys, usage
-from tenants.connection import Argument, GuardedRedis, Script
+from tenants import redis_keys
 from tenants.errors import StoreUnavailable
-from tenants.generations import LIVES
-from tenants.holds import HOLDS
 from tenants.limits.limiter import LEASE_SECONDS, Limiter
 from tenants.limits.verdict import LimitExceeded
-from tenants.outbox import Outbox
-from tenants.prices import NANOS_PER_MICRO, Prices, shown
 from tenants.records import Change, Tenant
+from tenants.storage.connection import Argument, GuardedRedis, Script
+from tenants.storage.generations import LIVES
+from tenants.storage.outbox import Outbox
+from tenants.usage import usage
+from tenants.usage.holds import HOLDS
+from tenants.usage.prices import NANOS_PER_MICRO, Prices, shown
 
 _log = logging.getLogger(__name__)
 Threshold = Literal["soft", "hard"]

@@ -16,10 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from tenants import changes, redis_keys
-from tenants.connection import GuardedRedis
+from tenants import redis_keys
 from tenants.errors import StoreUnavailable
-from tenants.generations import ANY
 from tenants.limits.local_estimate import LocalEstimate
 from tenants.limits.scripts import (
     ADMIT,
@@ -32,6 +30,9 @@ from tenants.limits.scripts import (
 )
 from tenants.limits.verdict import LimitExceeded, Quota, Verdict
 from tenants.records import Tenant, TenantLimits
+from tenants.storage import changes
+from tenants.storage.connection import GuardedRedis
+from tenants.storage.generations import ANY
 
 __all__ = ["Admission", "LimitExceeded", "Limiter", "Quota"]
 

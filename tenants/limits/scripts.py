@@ -9,9 +9,9 @@ Otherwise a reservation that outlives its refill would come back twice, by time 
 
 from __future__ import annotations
 
-from tenants.connection import Script
-from tenants.generations import LIVES
 from tenants.limits.verdict import DAY, MINUTE
+from tenants.storage.connection import Script
+from tenants.storage.generations import LIVES
 
 
 def request_name(unique: str, streams: int = 1) -> str:

@@ -21,27 +21,27 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.admin.door import Door
 from app.admin.token import AdminToken
+from app.assembly.server import Listener, Server, bind
+from app.assembly.service import create_admin_app, create_app
+from app.background.webhooks import Webhook
 from app.prompt.template import ChatTemplate
-from app.server import Listener, Server, bind
-from app.service import create_admin_app, create_app
 from app.settings import Settings, load_settings
 from app.stores import Stores
 from app.transport.bounds import Bounds
 from app.transport.connection_bounds import ConnectionBounds
-from app.upkeep.webhooks import Webhook
-from app.upkeep.workers import Workers
-from tenants.connection import GuardedRedis, open_redis
-from tenants.embedded import EmbeddedStore
-from tenants.pepper import Peppers
-from tenants.prices import FREE, Prices
+from app.workers import Workers
+from tenants.at_rest.pepper import Peppers
+from tenants.prompts.system_prompts import SystemPrompts
 from tenants.records import SystemPrompt, Tenant, TenantLimits
+from tenants.storage.connection import GuardedRedis, open_redis
+from tenants.storage.embedded import EmbeddedStore
 from tenants.store import CACHE_SECONDS, FLUSH_GRACE_SECONDS, TenantStore
-from tenants.system_prompts import SystemPrompts
-from tenants.usage import DayUsage
+from tenants.usage.prices import FREE, Prices
+from tenants.usage.usage import DayUsage
 from tests.app.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
-    from app.upkeep.tracing import Tracing
+    from app.generation.tracing import Tracing
 
 MODEL = "acme/Scripted-1"
 ADMIN_TOKEN = "pwadmin_for-tests-only"

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.api import EngineRequest, TokenDelta
 from engine.config import EngineConfig
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tests.engine.simulation import EOS, SimulatedRunner, simulated_core

@@ -10,10 +10,10 @@ import asyncio
 import subprocess
 import sys
 
-from app.service import create_app
+from app.assembly.service import create_app
 from app.stores import Stores
 from app.transport.bounds import Bounds
-from tenants.connection import open_redis
+from tenants.storage.connection import open_redis
 from tests.app.conftest import MODEL, PEPPER, byte_tokenizer, serving
 from tests.app.scripted_engine import ScriptedEngine
 

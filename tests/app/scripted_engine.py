@@ -24,7 +24,7 @@ from engine.api import (
 )
 from engine.blocks.hashing import block_hashes
 from engine.client import EngineUnavailable
-from engine.figures import FleetFigures
+from engine.replicas import FleetFigures
 from engine.validation import check_request
 
 BLOCK_SIZE = 16

@@ -17,15 +17,15 @@ from transformers import PreTrainedTokenizerBase
 
 from app.stores import Stores
 from app.transport.bounds import Bounds
-from tenants.at_rest import rotation
 from tenants.at_rest.sealer import Sealer, is_sealed
-from tenants.connection import open_redis
-from tenants.embedded import EmbeddedStore
+from tenants.rotation import rotation
+from tenants.storage.connection import open_redis
+from tenants.storage.embedded import EmbeddedStore
+from tests.app.background.restarts import AT_ONCE, another, draining
 from tests.app.conftest import ADMIN_TOKEN, MODEL, PEPPER, World, eventually, living
 from tests.app.responses.test_responses_ws import socket
 from tests.app.responses.test_tools import TOOL
 from tests.app.scripted_engine import ScriptedEngine
-from tests.app.upkeep.restarts import AT_ONCE, another, draining
 from tests.tenants.conftest import everything
 
 CANARIES = {

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.commands.options import default_text
-from app.main import (
+from app.assembly.main import (
     _model_id,
     connection_bounds,
     engine_config,
@@ -17,6 +16,7 @@ from app.main import (
     service_prices,
     service_webhook,
 )
+from app.cli.options import default_text
 from app.settings import (
     Settings,
     SettingsError,
@@ -30,8 +30,8 @@ from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
 from tenants.errors import TooLargeToStore
 from tenants.limits.limiter import LimitExceeded
-from tenants.prices import FREE
 from tenants.records import DEFAULTED, TenantLimits
+from tenants.usage.prices import FREE
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 from bench import __main__ as cli
 from bench.engine import quantize
 from bench.registry import BenchError
-from engine.model import fused_layers as decoder
+from engine.model.layers import fused as decoder
 from tests.engine.model.checkpoints import packers
 
 

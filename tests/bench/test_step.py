@@ -11,8 +11,8 @@ import pytest
 from bench import __main__ as cli
 from bench.common.stopwatch import PartTimes
 from bench.engine import step
-from engine.model import fused_layers as decoder
-from engine.run.batch import BatchBuilder
+from engine.batch.batch import BatchBuilder
+from engine.model.layers import fused as decoder
 from engine.serve import core
 from tests.engine.model.test_model import save_model
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.upkeep.metrics import Metrics
-from engine.figures import ROUTED_BY, FleetFigures, ReplicaFigures
+from app.observe.metrics import Metrics
+from engine.replicas import ROUTED_BY, FleetFigures, ReplicaFigures
 from tests.deploy.conftest import ROOT, Compose
 from tests.engine.simulation import simulated_core
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from engine.api import BeamParams, SamplingParams, TokenDelta
+from engine.assembly.assemble import load_core
 from engine.config import EngineConfig
-from engine.run.assemble import load_core
 from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.end_to_end.conftest import BLOCK_SIZE, FP32_BLOCK_BYTES

@@ -19,7 +19,7 @@ LONG = {"ignore_eos": True, "max_output_tokens": 400}
 
 def engine_process(service: Service) -> psutil.Process:
     children = psutil.Process(service.pid).children(recursive=True)
-    return next(child for child in children if "engine.serve.process" in child.cmdline())
+    return next(child for child in children if "engine.assembly.process" in child.cmdline())
 
 
 def is_idle(service: Service) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 
 

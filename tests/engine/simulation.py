@@ -31,10 +31,10 @@ from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig, Speculation
 from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts
-from engine.schedule.beam import BeamSearch, Candidate, Hypothesis, num_candidates
-from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.sequence import Sequence
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, Policy
+from engine.sequences.beam import BeamSearch, Candidate, Hypothesis, num_candidates
+from engine.sequences.plan import Sampled, StepPlan
+from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
 
 VOCAB = 997
@@ -99,7 +99,7 @@ class Work(NamedTuple):
 
 
 class SimulatedImages:
-    """An `engine.kept.memory.Fetched`, and a `Landing`."""
+    """An `engine.disk.memory.Fetched`, and a `Landing`."""
 
     def __init__(
         self, rows: np.ndarray, is_there: bool = False, on_land: Callable[[], None] = lambda: None

@@ -21,7 +21,7 @@ def modules() -> list[str]:
         if path.relative_to(ROOT).parts[1] not in ("model", "run") and path.name != "__init__.py"
     ]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    return [*sorted(names), "engine.run.steps", "engine.run.threads"]
+    return [*sorted(names), "engine.run.steps", "engine.system.threads"]
 
 
 def test_policy_runs_without_torch() -> None:

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import msgspec
 
-from app import cli
-from app.generate.begin import Generations
-from app.generate.constraint import Constraint
-from app.generate.generation import Generation
-from app.generate.request import GenerationRequest
+from app.cli import __main__ as cli
+from app.generation.begin import Generations
+from app.generation.generation import Generation
+from app.request.constraint import Constraint
+from app.request.request import GenerationRequest
 from engine.api import Grammar
 
 _LONGEST_STRING = 24

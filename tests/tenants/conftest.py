@@ -14,17 +14,17 @@ import redis
 from msgspec.structs import replace
 from redis.cluster import RedisCluster
 
-from tenants.at_rest.keyring import Keyring
-from tenants.audit import Audit
-from tenants.connection import GuardedRedis, open_redis
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreUnavailable
 from tenants.groups import ShareGroups
+from tenants.keyring.keyring import Keyring
 from tenants.limits.limiter import Admission, Limiter
-from tenants.pepper import Peppers
+from tenants.prompts.system_prompts import SystemPrompts
 from tenants.records import ApiKey, Change, ShareGroup, Tenant
+from tenants.storage.connection import GuardedRedis, open_redis
 from tenants.store import TenantStore
-from tenants.stored_objects import StoredObjects
-from tenants.system_prompts import SystemPrompts
+from tenants.stored.objects import StoredObjects
+from tenants.writes.audit import Audit
 from tests.tenants.server import Server
 
 TIMEOUT_SECONDS = 10.0

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from tenants import redis_keys
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import PepperMismatch
-from tenants.pepper import Peppers
-from tenants.running import RunningResponses
-from tenants.stored_objects import EditedObjects
-from tenants.suspended import SuspendedResponses
+from tenants.stored.objects import EditedObjects
+from tenants.stored.running import RunningResponses
+from tenants.stored.suspended import SuspendedResponses
 from tests.tenants.conftest import OpenRoom, Room, everything
 
 TEXT = "You keep the secret of the blue lagoon."

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from tenants import changes
+from tenants.storage import changes
 from tests.tenants.conftest import Room
 
 MOMENTS = 12

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from app.doctor.store import check_store
 from app.settings import Settings
-from tenants import redis_keys, slots
-from tenants.connection import Script, open_redis
+from tenants import redis_keys
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import (
     GroupExists,
     InvalidField,
@@ -26,8 +26,9 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.idempotency import Attempt, Idempotency
-from tenants.operator_tokens import OperatorTokens
-from tenants.pepper import Peppers
+from tenants.keys.operator_tokens import OperatorTokens
+from tenants.storage import slots
+from tenants.storage.connection import Script, open_redis
 from tests.tenants.cluster_servers import NUM_SERVERS, ClusterServers
 from tests.tenants.conftest import OpenRoom, Room, cut_off, eventually, everything, listening
 

@@ -9,10 +9,10 @@ import pytest
 import redis
 from msgspec.structs import replace
 
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import TenantNotFound
-from tenants.operator_tokens import OperatorTokens
-from tenants.pepper import Peppers
-from tenants.writes import Writes
+from tenants.keys.operator_tokens import OperatorTokens
+from tenants.writes.writes import Writes
 from tests.tenants.conftest import OpenRoom, Room
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tenants import redis_keys
 from tenants.errors import TooLargeToStore
-from tenants.stored_objects import REVISION_BYTES, EditedObjects
+from tenants.stored.objects import REVISION_BYTES, EditedObjects
 from tests.tenants.conftest import Room
 
 

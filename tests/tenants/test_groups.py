@@ -18,8 +18,8 @@ from tenants.errors import (
     StoreConflict,
 )
 from tenants.groups import ShareGroups
-from tenants.metering.meter import UsageMeter
 from tenants.records import ShareGroup, Tenant
+from tenants.usage.meter import UsageMeter
 from tests.tenants.conftest import OpenRoom, Room, cut_off, everything, listening, named
 
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 import redis
 
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import InvalidField, SealBroken, StoreConflict
 from tenants.idempotency import Attempt, Idempotency
-from tenants.pepper import Peppers
 from tests.tenants.conftest import Room, everything
 
 WRITE, OTHER_WRITE = b"w" * 32, b"o" * 32

@@ -9,14 +9,15 @@ import pytest
 import redis
 from msgspec.structs import replace
 
-from tenants import changes, connection, key_format
+from tenants import key_format
+from tenants.at_rest.pepper import Peppers
 from tenants.errors import StoreReadOnly, StoreUnavailable
 from tenants.idempotency import Idempotency
 from tenants.limits.limiter import Limiter, LimitExceeded
-from tenants.metering.meter import UsageMeter
-from tenants.pepper import Peppers
 from tenants.records import Change, TenantLimits
-from tenants.suspended import SuspendedResponses
+from tenants.storage import changes, connection
+from tenants.stored.suspended import SuspendedResponses
+from tenants.usage.meter import UsageMeter
 from tests.tenants.conftest import (
     TIMEOUT_SECONDS,
     OpenRoom,

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from tenants import pepper_record, redis_keys
-from tenants.at_rest import rotation
-from tenants.at_rest.rotation import Left, Rotation
-from tenants.connection import GuardedRedis
+from tenants import redis_keys
+from tenants.at_rest import pepper_record
+from tenants.at_rest.pepper import Peppers, load_peppers
 from tenants.errors import InvalidField, PepperMismatch, StoreConflict, StoreUnavailable
 from tenants.idempotency import Attempt, Idempotency
 from tenants.key_format import fingerprint
-from tenants.pepper import Peppers, load_peppers
 from tenants.records import MAX_FORMER_SECRETS
-from tenants.running import RunningResponses
-from tenants.stored_objects import REVISION_BYTES, EditedObjects
+from tenants.rotation import rotation
+from tenants.rotation.rotation import Left, Rotation
+from tenants.storage.connection import GuardedRedis
+from tenants.stored.objects import REVISION_BYTES, EditedObjects
+from tenants.stored.running import RunningResponses
 from tests.tenants.conftest import Room, cut_off, everything, who
 
 OLD, NEW = b"o" * 32, b"n" * 32

@@ -12,19 +12,20 @@ import msgspec
 import pytest
 import redis
 
-from tenants import redis_keys, schema
+from tenants import redis_keys
+from tenants.at_rest.pepper import Peppers
 from tenants.at_rest.sealer import Sealer
-from tenants.at_rest.sealing import Sealed, Sealing
-from tenants.connection import open_redis
-from tenants.embedded import EmbeddedStore
 from tenants.errors import SealMissing, StoreUnsupported
-from tenants.operator_tokens import OperatorTokens
-from tenants.pepper import Peppers
+from tenants.keys.operator_tokens import OperatorTokens
 from tenants.records import ShareGroup, Tenant
-from tenants.running import Found, RunningResponses
-from tenants.schema import check_schema
-from tenants.stored_objects import REVISION_BYTES, EditedObjects
-from tenants.suspended import SuspendedResponses
+from tenants.rotation.sealing import Sealed, Sealing
+from tenants.storage import schema
+from tenants.storage.connection import open_redis
+from tenants.storage.embedded import EmbeddedStore
+from tenants.storage.schema import check_schema
+from tenants.stored.objects import REVISION_BYTES, EditedObjects
+from tenants.stored.running import Found, RunningResponses
+from tenants.stored.suspended import SuspendedResponses
 from tests.tenants.conftest import OpenRoom, Room, everything, who
 
 TEXT = "You keep the secret of the blue lagoon."

@@ -15,9 +15,9 @@ from app.admin.endpoint import Call
 from app.admin.lists import Next, PageSize, Query, page
 from app.context import Service
 from engine.api import ChainState
-from tenants.prompt_index import engine_fingerprint
+from tenants.prompts.index import engine_fingerprint
 from tenants.records import Tenant
-from tenants.usage import DayUsage
+from tenants.usage.usage import DayUsage
 
 _DAYS: Final = 31
 

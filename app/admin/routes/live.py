@@ -13,9 +13,9 @@ from app.admin.declaration import endpoint
 from app.admin.documents import Document
 from app.admin.endpoint import Call
 from app.context import Service
-from app.upkeep.connections import Connected
+from app.limits.connections import Connected
 from engine.api import EngineStats, EngineUnavailable, TenantStats
-from engine.figures import FleetFigures, ReplicaFigures
+from engine.replicas import FleetFigures, ReplicaFigures
 
 _NOBODY = Connected(sockets=0, streams=0)
 _IDLE = TenantStats(

@@ -25,8 +25,8 @@ from app.admin.lists import Next, PageSize, Query, page
 from app.admin.problems import clash, complaint
 from engine.api import EngineError
 from tenants.errors import InvalidField, PromptNotFound
+from tenants.prompts.system_prompts import MAX_TEXT_BYTES
 from tenants.records import SystemPrompt
-from tenants.system_prompts import MAX_TEXT_BYTES
 
 _TAGS = {"tenant": "System prompts", "group": "Group prompts"}
 _MAX_BYTES_A_CHARACTER = 4

@@ -15,7 +15,7 @@ from app.admin.declaration import endpoint
 from app.admin.documents import Document, UsageDay, usage_csv
 from app.admin.endpoint import Call
 from app.admin.lists import Query
-from tenants.prices import TOKENS_PRICED, shown
+from tenants.usage.prices import TOKENS_PRICED, shown
 
 _CSV = "text/csv"
 

@@ -1,7 +1,7 @@
 """A linear layer whose weights stay in the checkpoint's codes.
 
 It reads them whenever it computes, so that a model of such layers takes no memory for them until
-`engine.model.fused_layers` packs them, one product after the other.
+`engine.model.layers.fused` packs them, one product after the other.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError
 from engine.config import EngineConfig
-from engine.core_dumps import forbid_core_dumps
 from engine.logs import log_process
 from engine.model.kernel_paths import Choice, use_choice
+from engine.model.layers.paged_model import PagedModel
+from engine.model.layers.shard import Shard, join, leave
 from engine.model.load import load_shard
-from engine.model.paged_model import PagedModel
-from engine.model.parallel.shard import Shard, join, leave
+from engine.system.core_dumps import forbid_core_dumps
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from engine.api import EngineError
 from engine.config import EngineConfig
 from engine.model.kernel_paths import Choice
+from engine.model.layers.leader import Followers
+from engine.model.layers.shard import Shard, join
 from engine.model.load import choose_device
 from engine.model.parallel.follower import follow
-from engine.model.parallel.leader import Followers
-from engine.model.parallel.shard import Shard, join
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from engine.run.batch import Batch
+from engine.batch.batch import Batch
 from engine.run.graphs.inputs import GraphInputs
 from engine.run.graphs.padding import Padder
 from engine.run.graphs.recording import CudaRecorder, Record, Recording, record_sizes

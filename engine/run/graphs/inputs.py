@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.run.batch import Batch
+from engine.batch.batch import Batch
+from engine.batch.staging import Array, num_bytes, refill, views
 from engine.run.graphs.padding import Padder, tensors_of, with_tensors
-from engine.run.staging import Array, num_bytes, refill, views
 
 
 class GraphInputs:

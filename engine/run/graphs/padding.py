@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.run.batch import Batch, pack
+from engine.batch.batch import Batch, pack
 from kernels.types import PrefixGroups
 
 _MEMBERSHIPS_OF_A_ROW = 2

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.fused_layers import FusedDecoder
-from engine.model.paged_model import PagedModel
-from engine.run.batch import Batch
+from engine.batch.batch import Batch
+from engine.batch.staging import Array, num_bytes, refill, upload, views
+from engine.model.layers.fused import FusedDecoder
+from engine.model.layers.paged_model import PagedModel
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.recording import CudaRecorder, Record, Recording, record_sizes
-from engine.run.staging import Array, num_bytes, refill, upload, views
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from engine.run.memory_errors import lacks_memory
+from engine.system.memory_errors import lacks_memory
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from app.commands.errors import CommandError
-from app.commands.program import app
-from tenants.metering.meter import UsageMeter
+from app.cli.errors import CommandError
+from app.cli.program import app
+from tenants.usage.meter import UsageMeter
 from tests.app.admin.problem import fields
 from tests.app.conftest import ADMIN_TOKEN, MODEL, World
 from tests.app.pooled_engine import BLOCK_SIZE, PooledEngine

@@ -10,9 +10,9 @@ import jwt
 import pytest
 
 from app.admin.issuer import Issuer
-from app.admin.people import People
+from app.admin.oidc import People
 from app.admin.problems import Problem
-from app.main import service_people
+from app.assembly.main import service_people
 from app.settings import load_settings
 from tests.app.admin.provider import AUDIENCE, Provider, providing
 

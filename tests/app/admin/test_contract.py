@@ -14,8 +14,8 @@ import pytest
 
 from app.admin.documents import TenantDocument
 from app.transport.bounds import Bounds
-from tenants.embedded import EmbeddedStore
 from tenants.records import Tenant
+from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import ADMIN_TOKEN, World, living
 from tests.app.scripted_engine import ScriptedEngine
 from tests.effort import scaled

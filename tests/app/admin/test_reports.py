@@ -10,8 +10,8 @@ import httpx
 import websockets
 from msgspec import structs
 
-from engine.figures import FleetFigures, ReplicaFigures
-from tenants.metering.meter import UsageMeter
+from engine.replicas import FleetFigures, ReplicaFigures
+from tenants.usage.meter import UsageMeter
 from tests.app.admin.problem import fields
 from tests.app.conftest import MODEL, World, eventually
 

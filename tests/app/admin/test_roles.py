@@ -10,7 +10,7 @@ import pytest
 
 from app.admin.door import Door
 from app.admin.token import load_admin_token
-from app.service import create_admin_app
+from app.assembly.service import create_admin_app
 from tests.app.conftest import World
 
 ANN, BOB = "correct-horse-battery", "staple-donkey-monday"

@@ -12,7 +12,7 @@ import pytest
 from app.admin.door import Door
 from app.admin.scraping import Scraping, read_scraping
 from app.admin.token import load_admin_token
-from app.service import create_admin_app
+from app.assembly.service import create_admin_app
 from app.settings import SettingsError, load_settings
 from tests.app.conftest import ADMIN_TOKEN, World, serving
 

@@ -15,10 +15,10 @@ import pytest
 
 from app.admin.door import Door
 from app.admin.issuer import Issuer, usable
-from app.admin.people import People
+from app.admin.oidc import People
 from app.admin.token import AdminToken
-from app.main import service_people
-from app.service import create_admin_app
+from app.assembly.main import service_people
+from app.assembly.service import create_admin_app
 from app.settings import SettingsError, load_settings
 from tests.app.admin.problem import problem
 from tests.app.admin.provider import (

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from app.admin.mount import ENDPOINTS
-from tenants import commits
-from tenants.connection import Script
 from tenants.errors import StoreUnavailable
+from tenants.storage import commits
+from tenants.storage.connection import Script
 from tests.app.admin.problem import fields, problem
 from tests.app.conftest import World
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from tenants.embedded import EmbeddedStore
+from tenants.storage.embedded import EmbeddedStore
 from tests.app.chat.test_tools import CALL, TOOLS
 from tests.app.conftest import MODEL, World
 from tests.app.reasoning import SWITCHED, reasoning_world

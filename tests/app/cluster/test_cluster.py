@@ -19,16 +19,16 @@ from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
 from engine.api import EngineError, EngineRequest, TokenDelta
+from engine.assembly.process import ProcessEngine
 from engine.blocks.wall import PINNED
 from engine.config import EngineConfig
-from engine.serve.process import ProcessEngine
 from tests.engine.blocks.watching import Cell, decode
 from tests.engine.model.test_model import save_model
 from tests.engine.simulation import make_request
 
 if TYPE_CHECKING:
-    from app.cluster.client import ClusterEngine
-    from app.cluster.deployment import Deployment
+    from app.cluster.door.client import ClusterEngine
+    from app.cluster.node.deployment import Deployment
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -42,8 +42,8 @@ CONFIG = {"device": "cpu", "dtype": "float32", "kv_memory_bytes": 8 << 20, "thre
 
 def wanted(folder: Path, address: str | None = None) -> Deployment:
     """Three replicas of a model."""
-    from app.cluster.deployment import Deployment
-    from app.cluster.replica import ReplicaOptions
+    from app.cluster.node.deployment import Deployment
+    from app.cluster.node.replica import ReplicaOptions
 
     options = ReplicaOptions(
         engine=EngineConfig(model_path=str(folder), **CONFIG),  # type: ignore[arg-type]
@@ -76,8 +76,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def engine(model: Path) -> AsyncIterator[ClusterEngine]:
     os.environ |= ENVIRONMENT
     pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
-    from app.cluster.client import ClusterEngine
-    from app.cluster.deployment import Cluster
+    from app.cluster.door.client import ClusterEngine
+    from app.cluster.node.deployment import Cluster
 
     engine = ClusterEngine(Cluster(wanted(model)), ready_seconds=300)
     await engine.start()
@@ -220,7 +220,7 @@ async def test_streams_do_not_wait_for_what_stands_still(
 async def test_an_update_rolls_through_under_streams(
     engine: ClusterEngine, model: Path, undisturbed: list[Outputs]
 ) -> None:
-    from app.cluster.deployment import Cluster
+    from app.cluster.node.deployment import Cluster
 
     before = wanted(model)
     options = structs.replace(before.options, rebuild_seconds=61)
@@ -298,8 +298,8 @@ async def test_what_is_pinned_is_at_all_replicas_until_it_is_unpinned(
 
 
 async def test_a_second_door_joins_what_is_there(engine: ClusterEngine, model: Path) -> None:
-    from app.cluster.client import ClusterEngine
-    from app.cluster.deployment import Cluster
+    from app.cluster.door.client import ClusterEngine
+    from app.cluster.node.deployment import Cluster
 
     before = {one.pid for one in processes("partywall-replica-")}
     update = wanted(model)
@@ -326,8 +326,8 @@ async def test_replicas_come_and_go_by_need_under_streams(
     undisturbed: list[Outputs],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from app.cluster import deployment
-    from app.cluster.deployment import Cluster
+    from app.cluster.node import deployment
+    from app.cluster.node.deployment import Cluster
 
     monkeypatch.setattr(deployment, "_RISE_SECONDS", 2.0)
     hurried = replace(wanted(model), num_replicas=1, queue_seconds=1e-4)
@@ -352,7 +352,7 @@ async def test_doors_that_start_serve_at_the_same_time_share_it(
     from ray.serve._private import api
     from ray.serve.exceptions import RayServeException
 
-    from app.cluster.deployment import Cluster
+    from app.cluster.node.deployment import Cluster
 
     looks = []
 
@@ -371,8 +371,8 @@ DOOR = """
 import asyncio, sys
 from pathlib import Path
 
-from app.cluster.client import ClusterEngine
-from app.cluster.deployment import Cluster
+from app.cluster.door.client import ClusterEngine
+from app.cluster.node.deployment import Cluster
 from tests.app.cluster.test_cluster import wanted
 from tests.engine.simulation import make_request
 
@@ -395,7 +395,7 @@ asyncio.run(main())
 async def test_a_door_that_dies_leaves_no_blocks_behind(engine: ClusterEngine, model: Path) -> None:
     import ray
 
-    from app.cluster.local import _TOKEN
+    from app.cluster.node.local import _TOKEN
 
     address = ray.get_runtime_context().gcs_address
     await is_empty(engine)

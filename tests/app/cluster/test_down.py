@@ -15,16 +15,16 @@ from msgspec import structs
 
 from app.cluster.launch import ENVIRONMENT
 from app.cluster.messages import Beat
-from app.cluster.pulse import Pulse
+from app.cluster.node.pulse import Pulse
 from engine.api import EngineInfo, EngineStats, EngineUnavailable, TokenDelta
 from engine.serve.entrance import Entrance
 from engine.serve.messages import Abort, Deltas, Down, Ready, Submit
 from engine.serve.running_stream import RunningStream
-from tests.app.cluster.test_fleet import INFO, Place, Told, eventually
+from tests.app.cluster.door.test_fleet import INFO, Place, Told, eventually
 from tests.engine.simulation import make_request, simulated_core
 
 if TYPE_CHECKING:
-    from app.cluster.client import ClusterEngine
+    from app.cluster.door.client import ClusterEngine
 
 REBUILD_SECONDS = 0.3
 
@@ -72,7 +72,7 @@ class Doored:
 async def door() -> AsyncIterator[Doored]:
     os.environ |= ENVIRONMENT
     pytest.importorskip("ray", reason="needs the extra partywall[cluster]")
-    from app.cluster.client import ClusterEngine
+    from app.cluster.door.client import ClusterEngine
 
     place = Place()
     engine = ClusterEngine(place, ready_seconds=10, rebuild_seconds=REBUILD_SECONDS)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ async def test_who_has_ended_two_engines_waits_for_a_new_one_and_spares_the_thir
 async def test_a_replica_that_says_nothing_for_six_beats_is_lost(
     door: Doored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.cluster import link
+    from app.cluster.door import link
 
     monkeypatch.setattr(link, "BEAT_SECONDS", 0.05)
     (one,) = await door.join("one")
@@ -193,7 +193,7 @@ async def test_a_replica_s_death_may_be_its_requests_doing_and_its_silence_is_no
 ) -> None:
     from ray.exceptions import RayError
 
-    from app.cluster import link
+    from app.cluster.door import link
 
     (one,) = await door.join("one")
     door.ask("r")
@@ -215,7 +215,7 @@ async def test_a_replica_s_death_may_be_its_requests_doing_and_its_silence_is_no
 async def test_a_door_that_stood_still_itself_takes_no_replica_for_dead(
     door: Doored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.cluster import link
+    from app.cluster.door import link
 
     monkeypatch.setattr(link, "BEAT_SECONDS", 0.05)
     (one,) = await door.join("one")
@@ -251,7 +251,7 @@ class Engine:
 async def watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[Engine, Pulse, list[Down | Ready]]]:
-    monkeypatch.setattr("app.cluster.pulse.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("app.cluster.node.pulse.BEAT_SECONDS", 0.01)
     engine, told = Engine(), list[Down | Ready]()
     pulse = Pulse(engine, told.append)
     running = asyncio.create_task(pulse.run())

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import structs
 
-from app.cluster.ledger import LeaseLedger
+from app.cluster.door.fairness import Turns
+from app.cluster.door.ledger import LeaseLedger
 from app.cluster.messages import State, decode_to_door, state_since
-from app.cluster.turns import Turns
 from engine.api import EngineStats, TenantStats
 from engine.serve.messages import encode
 from tests.engine.simulation import simulated_core

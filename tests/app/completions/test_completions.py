@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from app.completions import run
-from app.generate import engine_request
+from app.generation import engine_request
 from app.wire.events import encode_json
 from tests.app.conftest import MODEL, World, eventually
 

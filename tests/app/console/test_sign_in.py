@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from app.admin.door import Door
 from app.admin.issuer import Issuer
-from app.admin.people import People
+from app.admin.oidc import People
 from app.admin.token import AdminToken
-from app.service import create_admin_app
+from app.assembly.service import create_admin_app
 from tests.app.admin.provider import AUDIENCE, Provider, providing
 from tests.app.conftest import ADMIN_TOKEN, World, serving
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.doctor.machine import check_machine
 from app.settings import Settings
 from engine.model.kernel_paths import Choice

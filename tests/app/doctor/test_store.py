@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from app.doctor.check import Check
+from app.assembly.check import Check
 from app.doctor.store import StoreState, check_store, judge
 from app.settings import Settings
-from tenants import pepper_record, redis_keys
-from tenants.connection import open_redis
-from tenants.embedded import EmbeddedStore
-from tenants.pepper import load_peppers, pepper_path
-from tenants.schema import SCHEMA
+from tenants import redis_keys
+from tenants.at_rest import pepper_record
+from tenants.at_rest.pepper import load_peppers, pepper_path
+from tenants.storage.connection import open_redis
+from tenants.storage.embedded import EmbeddedStore
+from tenants.storage.schema import SCHEMA
 from tests.tenants.server import Server
 
 GOOD = {"server_name": "valkey", "valkey_version": "9.0.0", "role": "master", "aof_enabled": 1}

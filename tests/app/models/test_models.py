@@ -11,9 +11,9 @@ from huggingface_hub import constants
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from app.commands import models as command
-from app.commands.models import stronger_models
-from app.commands.program import app
+from app.cli import models as command
+from app.cli.models import stronger_models
+from app.cli.program import app
 from app.models import inventory
 from app.models.catalogue import KNOWN, best_kind, fitting
 from app.models.inventory import models_at_hand

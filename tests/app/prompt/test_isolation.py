@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from app.transport.bounds import Bounds
 from engine.api import TenantShare
-from tenants.embedded import EmbeddedStore
 from tenants.records import TenantLimits
+from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import MODEL, World, eventually, living
 from tests.app.pooled_engine import PooledEngine
 

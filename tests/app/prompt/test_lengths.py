@@ -15,8 +15,8 @@ import websockets
 from app.prompt.plain_text import PlainText, TooManyTokens
 from app.prompt.template import ChatTemplate
 from app.transport.bounds import Bounds
-from app.upkeep.workers import Workers
 from app.wire.errors import ApiError
+from app.workers import Workers
 from tests.app.conftest import World, byte_tokenizer
 
 

@@ -23,8 +23,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.prompt.plain_text import MARK, PlainText
 from app.prompt.template import ChatTemplate
-from app.prompt.tools import Message
-from app.prompt.variables import Variables
+from app.request.template_options import Variables
+from app.wire.functions import Message
 from tests.app.conftest import CHATML, World, byte_tokenizer, chat_template
 from tests.effort import scaled
 

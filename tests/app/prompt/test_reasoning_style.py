@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from app.generate.reasoning_formats.formats import REASONING_FORMATS
+from app.formats.reasoning.formats import REASONING_FORMATS
 from app.prompt.asides import asides_of, without_asides
 from app.prompt.reasoning_style import Opened, ReasoningStyle
 from engine.api import Grammar

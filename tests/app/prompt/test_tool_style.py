@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from app.generate.lines import Line
-from app.generate.tool_formats.formats import FORMATS
+from app.formats.tools.formats import FORMATS
+from app.generation.lines import Line
 from app.prompt.tool_style import ToolStyle, tool_style
-from app.prompt.tools import Function, FunctionCall, Message, Tools
 from app.wire.errors import ApiError
+from app.wire.functions import Function, FunctionCall, Message, Tools
 from engine.api import SamplingParams, TokenDelta
 from tests.app.conftest import CHATML, byte_tokenizer, chat_template
 

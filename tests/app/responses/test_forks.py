@@ -14,7 +14,7 @@ from app.transport.bounds import Bounds
 from engine.api import TokenDelta
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
-from tenants.embedded import EmbeddedStore
+from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import MODEL, World, living
 from tests.engine.simulation import simulated_core
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenants.embedded import EmbeddedStore
+from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import MODEL, World
 from tests.app.reasoning import HARMONY, reasoning_world
 from tests.app.responses.test_tools import TOOL, result_of

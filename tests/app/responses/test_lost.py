@@ -7,8 +7,8 @@ import json
 import pytest
 from httpx import AsyncClient
 
-from tenants import running
-from tenants.running import RunningResponses
+from tenants.stored import running
+from tenants.stored.running import RunningResponses
 from tests.app.conftest import World
 from tests.app.responses.test_responses_ws import socket
 from tests.app.responses.test_resume import http, rest_by_socket

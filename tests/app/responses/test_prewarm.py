@@ -10,8 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from tests.app.conftest import MODEL, World
-from tests.app.conversations.test_api import texts
 from tests.app.pooled_engine import PooledEngine
+from tests.app.responses.conversations.test_api import texts
 from tests.app.responses.test_responses_ws import socket
 
 BOOK = "It was the best of times, it was the worst of times. " * 3

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tenants.embedded import EmbeddedStore
+from tenants.storage.embedded import EmbeddedStore
+from tests.app.background.restarts import another, http_of
 from tests.app.conftest import CHATML, MODEL, World, eventually
 from tests.app.reasoning import KEPT, OPENED, SWITCHED, reasoning_world
 from tests.app.responses.test_responses_ws import socket
 from tests.app.responses.test_resume import rest_by_sse
 from tests.app.responses.test_tools import CALL, TOOL, result_of
-from tests.app.upkeep.restarts import another, http_of
 
 ANSWER = "<think>\nIs it?\n</think>\n\nIt is."
 START, END = "<|im_start|>", "<|im_end|>\n"

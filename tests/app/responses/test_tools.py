@@ -12,13 +12,13 @@ import openai
 import pytest
 
 from app.transport.bounds import Bounds
-from tenants.embedded import EmbeddedStore
+from tenants.storage.embedded import EmbeddedStore
+from tests.app.background.restarts import another, http_of
 from tests.app.conftest import MODEL, World, byte_tokenizer, eventually, living
 from tests.app.prompt.test_tool_style import CALLS, END, START
 from tests.app.responses.test_responses_ws import socket
 from tests.app.responses.test_resume import rest_by_sse
 from tests.app.scripted_engine import ScriptedEngine
-from tests.app.upkeep.restarts import another, http_of
 
 TOOL = {
     "type": "function",

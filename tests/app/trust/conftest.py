@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.transport.bounds import Bounds
 from tenants import key_format, redis_keys
-from tenants.embedded import EmbeddedStore
+from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import ADMIN_TOKEN, MODEL, PEPPER, World, living
 from tests.app.scripted_engine import ScriptedEngine
 

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from tenants import redis_keys
-from tenants.backup import Without
-from tenants.backup_file import Record, Writer, _pieces
+from tenants.at_rest.pepper import Peppers
+from tenants.backup.backup import Without
+from tenants.backup.file import Record, Writer, _pieces
 from tenants.errors import BackupUnusable, PepperMismatch
-from tenants.pepper import Peppers
 from tests.app.conftest import PEPPER, World
 from tests.app.trust.conftest import KNOWN, SAID, ask, status_of
 from tests.tenants.conftest import everything

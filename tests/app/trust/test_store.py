@@ -16,11 +16,11 @@ import pytest
 import redis
 
 from tenants import redis_keys
-from tenants.changes import encode
 from tenants.errors import PepperMismatch, StoreUnsupported
-from tenants.operator_tokens import OperatorTokens
+from tenants.keys.operator_tokens import OperatorTokens
 from tenants.records import ApiKey, Change, FormerSecret, OperatorToken
-from tenants.schema import check_schema
+from tenants.storage.changes import encode
+from tenants.storage.schema import check_schema
 from tests.app.conftest import MODEL, PEPPER, World
 from tests.app.responses.test_responses_ws import socket
 from tests.app.trust.conftest import KNOWN, SAID, ask, lookup, status_of, taken

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence as Ordered
 
 from engine.draft.drafter import Draft
-from engine.schedule.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from tests.engine.simulation import VOCAB, next_token
 
 

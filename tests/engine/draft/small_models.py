@@ -9,9 +9,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from engine.api import TokenLogprobs
-from engine.draft.draft_model import DraftModel
 from engine.draft.worth import RowCosts
-from engine.schedule.plan import Sampled, StepPlan
+from engine.draft_model.drafter import DraftModel
+from engine.sequences.plan import Sampled, StepPlan
 from tests.engine.simulation import VOCAB, SimulatedRunner, simulated_core
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.draft.drafter import Draft
 from engine.draft.history import AnswerHistory
 from engine.draft.lookup import PromptLookup, longest_match
-from engine.schedule.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (
     expected_output,

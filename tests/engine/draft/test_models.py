@@ -13,8 +13,8 @@ from engine.api import EngineRequest, TokenLogprobs
 from engine.draft.drafter import Draft
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.sampler import sample
-from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Sampled, StepPlan
+from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_batch_invariance import sampled_requests

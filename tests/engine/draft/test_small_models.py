@@ -12,10 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.api import EngineError
-from engine.config import EngineConfig
-from engine.draft.combined import LookupFirst
-from engine.draft.draft_model import DraftModel
-from engine.run.assemble import (
+from engine.assembly.assemble import (
     Parts,
     load_core,
     load_parts,
@@ -23,6 +20,9 @@ from engine.run.assemble import (
     make_drafter,
     make_runner,
 )
+from engine.config import EngineConfig
+from engine.draft.combined import LookupFirst
+from engine.draft_model.drafter import DraftModel
 from engine.serve.core import EngineCore
 from tests.engine.draft.test_models import answers
 from tests.engine.model.test_model import generate, make_config, save_model

@@ -14,8 +14,8 @@ from engine.draft.drafter import Draft, Drafter
 from engine.draft.history import AnswerHistory
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import RowCosts
-from engine.schedule.plan import Sampled, StepPlan
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Sampled, StepPlan
+from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.engine.clock import Clock, with_clock

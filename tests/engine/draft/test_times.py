@@ -10,7 +10,7 @@ import pytest
 from engine.draft.balance import Balances
 from engine.draft.times import StepTimes
 from engine.draft.worth import RowCosts
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.engine.draft.guesses import Seer
 from tests.engine.run.test_steps import prompt_that_goes_on

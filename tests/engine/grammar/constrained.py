@@ -14,16 +14,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
 from engine.api import EngineRequest, Grammar
+from engine.assembly.assemble import Parts
+from engine.constraint.follower import Followers
+from engine.constraint.held_drafts import Held
+from engine.constraint.mask_turns import Turns
+from engine.constraint.masks import Masks
 from engine.draft.drafter import Drafter
-from engine.draft.held import Held
 from engine.draft.lookup import PromptLookup
-from engine.grammar.follower import Followers
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import serialized
-from engine.grammar.turns import Turns
 from engine.grammar.vocabulary import Vocabulary
-from engine.run.assemble import Parts
-from engine.run.masks import Masks
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import save_model

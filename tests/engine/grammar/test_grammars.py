@@ -11,15 +11,15 @@ import pytest
 from msgspec import structs
 
 from engine.api import BeamParams, EngineRequest, Grammar, RequestRefused, TokenDelta
+from engine.assembly.assemble import Parts
+from engine.constraint.masks import Masks
 from engine.grammar import grammars as module
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import problem_of
 from engine.grammar.vocabulary import load_vocabulary
-from engine.run.assemble import Parts
-from engine.run.masks import Masks
-from engine.schedule.plan import Draw
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
 from engine.validation import MAX_DEFINITIONS, MAX_GRAMMAR_BYTES, check_request
 from tests.engine.grammar.constrained import PICK, constraining, save, start
@@ -76,7 +76,7 @@ def test_a_grammar_that_needs_a_control_token_fails_where_it_does(parts: Parts) 
 def test_too_much_work_for_a_mask_ends_its_own_request(
     parts: Parts, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.grammar.follower._MOST_UNUSUAL_SECONDS", -1.0)
+    monkeypatch.setattr("engine.constraint.follower._MOST_UNUSUAL_SECONDS", -1.0)
     core = constraining(parts, runs_ahead=runs_ahead)
     start(core, [constrained("bad", PICK), make_request("good", [5, 6, 7])])
     deltas = to_end(core)

@@ -5,8 +5,8 @@ from msgspec import structs
 
 from bench.engine.hostile_grammars import hostile_grammars
 from engine.api import EngineRequest, SamplingParams
+from engine.assembly.assemble import Parts
 from engine.grammar.source import problem_of
-from engine.run.assemble import Parts
 from engine.validation import excess_of
 from tests.engine.grammar.constrained import PICK, constraining, save
 from tests.engine.run.test_graphs import load

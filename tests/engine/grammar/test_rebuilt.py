@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from engine.api import EngineRequest
+from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
-from engine.serve.process import ProcessEngine
 from tests.engine.grammar.constrained import GRAMMARS, save
 from tests.engine.simulation import make_request, random_prompt
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from engine.api import EngineRequest, Grammar, SamplingParams
+from engine.assembly.assemble import Parts
 from engine.grammar.source import problem_of
-from engine.run.assemble import Parts
 from tests.engine.grammar.constrained import constraining, save, start, text
 from tests.engine.grammar.random_schemas import random_schema
 from tests.engine.run.test_graphs import load

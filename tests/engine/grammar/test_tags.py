@@ -11,7 +11,7 @@ import pytest
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.source import problem_of
 from engine.grammar.tags import Tag, tag_grammar
-from tests.app.generate.walks import new_tokenizer, vocabulary_of, walk
+from tests.app.generation.walks import new_tokenizer, vocabulary_of, walk
 
 FLAT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 TAGS = [

@@ -14,13 +14,13 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.api import EngineBroken, SamplingParams
+from engine.assembly.assemble import Parts, load_parts, make_core
 from engine.config import EngineConfig
+from engine.model.layers.leader import LeadingModel, packed
+from engine.model.layers.shard import Shard
 from engine.model.load import load_model
-from engine.model.parallel.leader import LeadingModel, packed
-from engine.model.parallel.shard import Shard
-from engine.run.assemble import Parts, load_parts, make_core
 from engine.serve.core import EngineCore
-from tests.engine.model.test_fused_layers import Variant, make_model
+from tests.engine.model.layers.test_fused import Variant, make_model
 from tests.engine.model.test_model import generate
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end, run_to_end
 

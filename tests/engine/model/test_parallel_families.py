@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from engine.api import EngineError
-from engine.run.assemble import load_parts, make_core
-from engine.serve.process import ProcessEngine
-from tests.engine.model.test_fused_layers import VARIANTS
+from engine.assembly.assemble import load_parts, make_core
+from engine.assembly.process import ProcessEngine
+from tests.engine.model.layers.test_fused import VARIANTS
 from tests.engine.model.test_model import SMALL, generate, save_model
 from tests.engine.model.test_parallel import check_generated, config_of, leading, save, with_room
 from tests.engine.simulation import make_request, random_prompt, run_to_end

@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.api import CachePolicy, EngineRequest
+from engine.assembly.assemble import load_core, load_parts
+from engine.batch.batch import pack
 from engine.config import EngineConfig
+from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
-from engine.model.paged_model import PagedModel
-from engine.run.assemble import load_core, load_parts
-from engine.run.batch import pack
 from engine.run.runner import AheadRunner
 from engine.schedule.swap_or_recompute import Policy
 from engine.serve.core import EngineCore

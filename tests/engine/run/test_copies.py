@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.assembly.assemble import Parts
+from engine.batch.batch import Batch
 from engine.blocks.transfers import Transfers
-from engine.run.assemble import Parts
-from engine.run.batch import Batch
 from engine.run.copies import BlockCopies
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel

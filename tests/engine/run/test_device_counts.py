@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 import torch
 
+from engine.batch.staging import Array
 from engine.run import device_counts
 from engine.run.device_counts import DeviceCounts, token_counts
 from engine.run.penalties import TokenCounts
-from engine.run.staging import Array
-from engine.schedule.plan import Draw
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 from tests.engine.run.test_sampler import VOCAB, logits, sequence
 
 CPU = torch.device("cpu")

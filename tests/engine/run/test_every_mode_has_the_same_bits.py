@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.api import EngineRequest
+from engine.assembly.assemble import load_parts, make_runner
 from engine.config import EngineConfig
-from engine.run.assemble import load_parts, make_runner
 from engine.serve.core import EngineCore
 from kernels.native import library
 from tests.engine.draft.test_models import Hindsight

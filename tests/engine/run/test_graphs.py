@@ -13,16 +13,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.assembly.assemble import Parts, load_parts, make_graphs, make_pieces
+from engine.batch.batch import Batch, pack
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_replay
 from engine.model.load import load_model
-from engine.run.assemble import Parts, load_parts, make_graphs, make_pieces
-from engine.run.batch import Batch, pack
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.run.sampler import sample
-from engine.schedule.plan import Draw
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
+from engine.sequences.plan import Draw
 from engine.serve.core import EngineCore
 from kernels.prefix_groups import GroupFinder, GroupingRule, Integers
 from kernels.types import PrefixGroups

@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.api import EngineRequest, Namespaces, SamplingParams
+from engine.assembly.assemble import load_core
+from engine.batch.batch import Batch
 from engine.config import EngineConfig
 from engine.draft.drafter import Drafter
 from engine.model.load import load_model
-from engine.run.assemble import load_core
-from engine.run.batch import Batch
-from engine.schedule.plan import StepPlan
 from engine.schedule.swap_or_recompute import Policy
+from engine.sequences.plan import StepPlan
 from engine.serve.core import EngineCore
 from kernels.prefix_groups import GroupingRule
 from tests.engine.draft.test_models import Hindsight

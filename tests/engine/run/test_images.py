@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from engine.model.paged_model import PagedModel
+from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies
 from engine.run.images import BlockImages, DirectLanding, StagedLanding
 from tests.engine.model.test_model import make_core, save_model

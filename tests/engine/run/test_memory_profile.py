@@ -17,13 +17,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api import EngineError, EngineRequest
-from engine.model.paged_model import PagedModel
+from engine.assembly.assemble import Parts, profiled_kv_bytes
+from engine.batch.batch import Batch
+from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import StepSize
-from engine.run.assemble import Parts, profiled_kv_bytes
-from engine.run.batch import Batch
 from engine.run.memory_profile import compute_largest_step
 from engine.run.runner import AheadRunner
-from engine.schedule.plan import StepPlan
+from engine.sequences.plan import StepPlan
 from tests.engine.model.test_model import save_model
 from tests.engine.run.test_graphs import BLOCK, Again, core_of, load
 from tests.engine.simulation import make_request, random_prompt, run_all_to_end

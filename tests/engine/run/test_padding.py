@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.batch.staging import num_bytes, refill, upload, views
 from engine.run.graphs.padding import Padder, row_buckets, tensors_of, with_tensors
 from engine.run.graphs.recording import record_sizes
-from engine.run.staging import num_bytes, refill, upload, views
 from kernels.types import PrefixGroups
 from tests.engine.run.test_graphs import BLOCK, CPU, decode_batch
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from engine.run.penalties import Adjustments, TokenCounts
-from engine.schedule.plan import Draw
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 from kernels.noise import noise_states
 from kernels.sampling import draw
 from tests.engine.run.test_sampler import VOCAB, logits, sample, sequence

@@ -24,18 +24,18 @@ from transformers import AutoModelForCausalLM
 from triton.runtime import JITFunction
 
 import kernels.triton
-from engine.model import paged_model
-from engine.model.eager_layers import EagerDecoder
-from engine.model.fused_layers import fuse
+from engine.assembly.assemble import Parts, make_pieces
+from engine.batch.batch import Batch, pack
+from engine.model.layers import paged_model
+from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.fused import fuse
+from engine.model.layers.paged_model import PagedModel, Weights
 from engine.model.load import _layout
-from engine.model.paged_model import PagedModel, Weights
-from engine.run.assemble import Parts, make_pieces
-from engine.run.batch import Batch, pack
 from engine.run.device_counts import DeviceCounts
 from engine.run.graphs import pieces as graph_pieces
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.runner import AheadRunner, ModelRunner
-from engine.schedule.plan import StepPlan
+from engine.sequences.plan import StepPlan
 from engine.serve.core import EngineCore
 from kernels import attention as attention_door
 from kernels import backends, sampling

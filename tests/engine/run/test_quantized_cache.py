@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 
 from engine.api import SamplingParams
+from engine.assembly.assemble import load_core, make_runner
 from engine.config import EngineConfig
-from engine.run.assemble import load_core, make_runner
 from engine.serve.core import EngineCore
 from kernels.kv_format import dequantize, quantize
 from kernels.native import library

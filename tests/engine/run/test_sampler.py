@@ -19,8 +19,8 @@ from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 from engine.run.sampler import sample as launch
-from engine.schedule.plan import Draw, Sampled
-from engine.schedule.sequence import Sequence
+from engine.sequences.plan import Draw, Sampled
+from engine.sequences.sequence import Sequence
 from tests.effort import scaled
 
 VOCAB = 40

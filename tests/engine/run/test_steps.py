@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from engine.api import BeamParams, StepOutOfMemory
-from engine.schedule.plan import Sampled, StepPlan
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.engine.schedule.test_any_order import FailingStep, SchedulerMachine

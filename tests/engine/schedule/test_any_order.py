@@ -29,8 +29,8 @@ from engine.api import (
 from engine.blocks.eviction_policy import Eviction
 from engine.draft.drafter import Drafter
 from engine.run.steps import Runner
-from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
+from engine.sequences.plan import Sampled, StepPlan
 from engine.validation import check_request
 from tests.effort import scaled
 from tests.engine.simulation import (

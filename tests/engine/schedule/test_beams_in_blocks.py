@@ -20,13 +20,13 @@ from engine.api import (
     TokenDelta,
 )
 from engine.run.steps import Pending
-from engine.schedule.beam import Hypothesis
-from engine.schedule.plan import StepPlan
+from engine.sequences.beam import Hypothesis
+from engine.sequences.plan import StepPlan
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
 from tests.engine.model.test_model import make_core, save_model
-from tests.engine.schedule.test_beam import assert_equal, generate
+from tests.engine.sequences.test_beam import assert_equal, generate
 from tests.engine.simulation import (
     EOS,
     expected_hypotheses,

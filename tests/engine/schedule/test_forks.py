@@ -16,8 +16,8 @@ from engine.api import (
     TenantShare,
     TokenDelta,
 )
-from engine.model.paged_model import PagedModel
-from engine.schedule.sequence import sequence_seed
+from engine.model.layers.paged_model import PagedModel
+from engine.sequences.sequence import sequence_seed
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled

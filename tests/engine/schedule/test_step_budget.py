@@ -8,8 +8,8 @@ from msgspec import structs
 
 from engine.api import BeamParams, EngineBroken, StepOutOfMemory
 from engine.schedule import hash_ahead
-from engine.schedule.plan import Sampled, StepPlan
 from engine.schedule.step_budget import StepBudget
+from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (
     expected_hypotheses,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.api import BeamParams, EngineRequest
 from engine.schedule.admission import Admission
-from engine.schedule.group import SequenceGroup
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel, Policy
+from engine.sequences.group import SequenceGroup
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from engine.api import EngineRequest, TokenDelta
-from engine.schedule.plan import Sampled, StepPlan
-from engine.serve import remote
+from engine.sequences.plan import Sampled, StepPlan
+from engine.serve import supervisor as remote
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from tests.engine.simulation import at_a_models_pace, make_request, simulated_core

@@ -7,8 +7,8 @@ import time
 
 import zmq
 
+from engine.assembly.process import die_with
 from engine.serve.messages import Loading, encode
-from engine.serve.process import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from engine.assembly import process
 from engine.model import kv_memory
-from engine.serve import process
 
 if __name__ == "__main__":
     free = int(Path(os.environ["FREE_MEMORY_FILE"]).read_text())

@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 
 from engine.api import EngineRequest
-from engine.schedule.plan import StepPlan
-from engine.serve import entrance, remote
+from engine.sequences.plan import StepPlan
+from engine.serve import entrance
+from engine.serve import supervisor as remote
 from engine.serve.local import LocalEngine
 from tests.engine.serve.conftest import Fate, collect, request, several, tokens
 from tests.engine.simulation import expected_output

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from engine.api import BeamParams, PromptLogprobs, TokenDelta
 from engine.client import EngineUnavailable
-from engine.schedule.plan import StepPlan
-from engine.serve import remote
+from engine.sequences.plan import StepPlan
+from engine.serve import supervisor as remote
 from engine.serve.local import LocalEngine
 from tests.engine.serve.conftest import Fate, by_index, collect, request, several, tokens
 from tests.engine.simulation import (

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from engine.schedule.plan import StepPlan
-from engine.serve import remote
+from engine.sequences.plan import StepPlan
+from engine.serve import supervisor as remote
 from engine.serve.local import LocalEngine
 from tests.engine.serve.conftest import Fate, collect, request, tokens
 from tests.engine.simulation import expected_output

@@ -14,11 +14,11 @@ from tenants.limits import budgets as module
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Limiter
 from tenants.limits.verdict import LimitExceeded
-from tenants.metering.meter import UsageMeter
-from tenants.outbox import Outbox
-from tenants.prices import Prices
 from tenants.records import Tenant, TenantLimits
-from tenants.usage import DayUsage
+from tenants.storage.outbox import Outbox
+from tenants.usage.meter import UsageMeter
+from tenants.usage.prices import Prices
+from tenants.usage.usage import DayUsage
 from tests.tenants.clock import Clock
 from tests.tenants.conftest import OpenRoom, Room
 from tests.tenants.server import Server

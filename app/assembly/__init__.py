@@ -1,0 +1,1 @@
+"""A service put together from its settings, started and ended."""

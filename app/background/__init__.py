@@ -1,0 +1,1 @@
+"""What runs beside requests: warming, bookings, webhooks, sweeping, and who starts it again."""

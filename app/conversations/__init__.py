@@ -1,1 +1,0 @@
-"""Conversations: what was said in them, kept for the requests that name them."""

@@ -1,0 +1,1 @@
+"""How models write what they reason and the functions that they call, and how that is read."""

@@ -1,0 +1,1 @@
+"""How models write what they reason, a format a file."""

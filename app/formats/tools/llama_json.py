@@ -1,0 +1,71 @@
+"""Llama 3: an answer that is JSON, or what follows `<|python_tag|>`; several behind semicolons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from app.formats.tools.format import Format
+from app.formats.tools.grammar import Block, Blocks, Writer, json_call
+from app.formats.tools.json_calls import Call, leave, read_calls, written
+from app.formats.tools.source import Reading, Source
+from engine.grammar.lark import ANY_TEXT, BLANKS
+
+_TAG = "<|python_tag|>"
+_BEGUN = re.compile(rf'\s*[;,]?\s*(?:{re.escape(_TAG)})?\s*\[?\s*\{{\s*"name"\s*:\s*"?([\w.-]*)')
+
+
+def _read(source: Source) -> Reading[None]:
+    source.mark()
+    yield from source.skip_space()
+    yield from source.take(_TAG)
+    yield from _read_all(source)
+    while (yield from source.text_until(_TAG)):
+        yield from _read_all(source)
+
+
+def _read_all(source: Source) -> Reading[None]:
+    while (yield from read_calls(source)):
+        yield from leave(source)
+        source.mark()
+        yield from source.take(";", ",")
+    if source.is_cut and _begins_call(source):
+        source.drop()
+    else:
+        source.as_text()
+
+
+def _begins_call(source: Source) -> bool:
+    """Whether what is marked is as much of a call as the beginning of a function's name."""
+    found = _BEGUN.fullmatch(source.marked)
+    return found is not None and any(name.startswith(found[1]) for name in source.functions)
+
+
+def _write(calls: Sequence[Call]) -> str:
+    return "; ".join(written(call, "parameters") for call in calls)
+
+
+def _blocks(writer: Writer) -> Blocks:
+    """What begins like JSON is a call, unless an answer may be other JSON as well."""
+    calls = _calls_beside_json(writer) if writer.beside_json else _calls(writer)
+    starts_otherwise = rf"{ANY_TEXT} & ~/\s*(\[\s*)?\{{(?s:.*)/"
+    return Blocks([Block("", calls), Block(_TAG, calls)], starts_otherwise)
+
+
+def _calls(writer: Writer) -> str:
+    return writer.list(writer.some(lambda shape: json_call(shape, "parameters")), '"; "')
+
+
+def _calls_beside_json(writer: Writer) -> str:
+    """With the blanks that JSON has: else what comes first would decide which of the two it is."""
+    each = (
+        rf'"{{" "\"name\"" ":" "\"{shape.name}\"" "," "\"parameters\"" ":" {shape.json} "}}"'
+        for shape in writer.shapes
+    )
+    options = '%llguidance {"ignore_once": true}'
+    calls = writer.list("call", '";"')
+    rules = [options, f"%ignore {BLANKS}", f"start: {calls}", f"call: {' | '.join(each)}"]
+    return "%lark {\n" + "\n".join(rules) + "\n}"
+
+
+LLAMA = Format(_read, _write, (_TAG,), _blocks)

@@ -1,0 +1,146 @@
+"""What a request's answer is held to: its format, calls of its functions, or either."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from app.formats.tools.grammar import Shape, Unwritable
+from app.generation.call_grammar import call_grammar
+from app.prompt.template import ChatTemplate
+from app.request.request import GenerationRequest
+from app.wire.errors import invalid_request
+from engine.api import EngineInfo, Grammar
+from engine.grammar.schemas import bound_beyond
+from engine.validation import MAX_GRAMMAR_BYTES
+
+ProblemOf = Callable[[Grammar], Awaitable[str | None]]
+"""What is wrong with a grammar, if it cannot be used."""
+
+
+def check_held(request: GenerationRequest, info: EngineInfo) -> None:
+    """Raise `ApiError` naming the field that asks for a grammar where none can be used."""
+    if request.constraint is not None:
+        request.constraint.check(info)
+    field = request.tools.holding_field
+    if field is not None and not info.has_grammars:
+        message = f"'{field}': this model's answers cannot be held to calls."
+        raise invalid_request(message, field, "unsupported_value")
+
+
+async def answer_grammar(
+    request: GenerationRequest,
+    template: ChatTemplate,
+    asked: Grammar | None,
+    problem_of: ProblemOf,
+) -> Grammar | None:
+    """The grammar of the answer, if it has one; `asked` is that of its format.
+
+    Raises `ApiError` naming what cannot be held.
+    """
+    tools = request.tools
+    if not tools.names or (asked is None and tools.holding_field is None):
+        return asked
+    return await _Calls(request, template, asked, problem_of).grammar()
+
+
+_MOST_LOOSENED = 8
+"""Functions of a request that take their time to be found out as such that cannot be held."""
+
+
+class _Calls:
+    """Finds the grammar of calls, or of calls beside a format.
+
+    Functions that are not strict are held as far as it goes: to schemas without what cannot be
+    held or may cost too much, or to objects with these members.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        template: ChatTemplate,
+        beside: Grammar | None,
+        problem_of: ProblemOf,
+    ) -> None:
+        tools, form = request.tools, template.tools.form
+        field = tools.holding_field or "tools"
+        if form is None or form.grammar is None:
+            message = f"'{field}': this model's calls are in a format that it cannot be held to."
+            raise invalid_request(message, field, "unsupported_value")
+        self._write = partial(
+            call_grammar,
+            form,
+            template.marker_tokens,
+            parallel=tools.parallel,
+            required=tools.required,
+            beside=beside,
+        )
+        self._alone = partial(
+            call_grammar, form, template.marker_tokens, parallel=False, required=True
+        )
+        called = [(at, one) for at, one in enumerate(tools.functions) if one.name in tools.names]
+        self._fields = [request.names.parameters.format(at) for at, _ in called]
+        self._shapes = [Shape.of(one.name, one.parameters, one.strict) for _, one in called]
+        self._size = sum(one.size for _, one in called)
+        self._strict_size = sum(one.size for _, one in called if one.strict)
+        self._problem_of = problem_of
+
+    async def grammar(self) -> Grammar:
+        """Raises `ApiError` naming the function that cannot be held, or all of them together."""
+        shapes = self._shapes
+        if self._size <= MAX_GRAMMAR_BYTES:
+            self._check_bounds()
+            found, _ = await self._tried(self._write, shapes)
+            if found is None:
+                shapes = await self._each_held()
+                found, _ = await self._tried(self._write, shapes)
+            if found is not None:
+                return found
+        # What is too long for certain is not put together: that takes a while.
+        problem: str | None = f"those that are 'strict' may have {MAX_GRAMMAR_BYTES} bytes at most"
+        if self._strict_size <= MAX_GRAMMAR_BYTES:
+            shapes = [one if one.strict else one.loosened for one in shapes]
+            found, problem = await self._tried(self._write, shapes)
+            if found is not None:
+                return found
+        raise invalid_request(f"These 'tools' cannot be used together: {problem}.", "tools")
+
+    def _check_bounds(self) -> None:
+        for shape, field in zip(self._shapes, self._fields, strict=True):
+            if shape.strict and (bound := bound_beyond(shape.schema)):
+                message = f"'{field}' cannot be held: '{bound}' is beyond 64 bits."
+                raise invalid_request(message, field)
+
+    async def _each_held(self) -> list[Shape]:
+        """The shapes as far as each can be held by itself: some are found out, the rest assumed."""
+        shapes: list[Shape] = []
+        num_loosened = 0
+        for shape, field in zip(self._shapes, self._fields, strict=True):
+            if shape.strict or num_loosened < _MOST_LOOSENED:
+                shapes.append(await self._held(shape, field))
+                num_loosened += shapes[-1] is not shape
+            else:
+                shapes.append(shape.loosened)
+        return shapes
+
+    async def _held(self, shape: Shape, field: str) -> Shape:
+        """A shape that can be held by itself."""
+        problem = None
+        for tried in (shape,) if shape.strict else (shape, shape.cheap):
+            found, problem = await self._tried(self._alone, [tried])
+            if found is not None:
+                return tried
+        if shape.strict:
+            raise invalid_request(f"'{field}' cannot be held: {problem}.", field)
+        return shape.loosened
+
+    async def _tried(
+        self, write: Callable[[Sequence[Shape]], Grammar], shapes: Sequence[Shape]
+    ) -> tuple[Grammar | None, str | None]:
+        """The grammar, or why it cannot be used."""
+        try:
+            grammar = write(shapes)
+        except Unwritable as error:
+            return None, str(error)
+        problem = await self._problem_of(grammar)
+        return (grammar, None) if problem is None else (None, problem)

@@ -1,0 +1,356 @@
+"""The one way to start a generation, whichever API asks: check, admit, hand it to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+from msgspec import structs
+from transformers import PreTrainedTokenizerBase
+
+from app.formats.answer_reader import AnswerReader
+from app.generation.answer_grammar import answer_grammar, check_held
+from app.generation.comparison import Comparison, Comparisons
+from app.generation.engine_request import Defaults, engine_request, renewed
+from app.generation.generation import Asked, Generation
+from app.generation.logprob_room import LogprobRoom
+from app.limits.admission import Gate, Ticket
+from app.limits.booking import shared_head
+from app.limits.connections import Connections
+from app.observe.metrics import Metrics
+from app.prompt.conversation import Prompt, PromptBuilder
+from app.prompt.history import History, SocketHistory
+from app.prompt.template import ChatTemplate
+from app.request.constraint import GrammarCheck
+from app.request.request import GenerationRequest
+from app.request.segments import Segment, segments_of
+from app.wire.common import Wire
+from app.wire.diagnostics import CacheDiagnostics
+from app.wire.errors import ApiError
+from app.wire.functions import Tools
+from engine.api import EngineInfo, EngineRequest, TokenDelta
+from engine.client import EngineClient
+from engine.validation import check_request
+from tenants.records import Principal
+
+if TYPE_CHECKING:
+    from app.generation.tracing import Tracing
+
+
+Resolve = Callable[
+    [GenerationRequest, str, SocketHistory | None],
+    Awaitable[tuple[GenerationRequest, dict[str, bytes]]],
+]
+"""A tenant's request with what was said before it, and what its names of items stand for."""
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The served model's id, and its last path segment as a shorter name for it."""
+
+    model_id: str
+
+    def check(self, name: str | None) -> None:
+        """Raise `ApiError` 404 for another model's name."""
+        if name is not None and name not in (self.model_id, self.model_id.rsplit("/", 1)[-1]):
+            message = f"The model '{name}' does not exist; this service has '{self.model_id}'."
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that has all that it may use; to be started, or else released."""
+
+    _ticket: Ticket
+    _start: Callable[[], Generation]
+
+    async def start(self) -> Generation:
+        """Hand it to the engine; it is released where that fails."""
+        async with _released_unless_started([self._ticket]):
+            return self._start()
+
+    async def release(self) -> None:
+        """Give it back; harmless after its start has ended."""
+        await self._ticket.release()
+
+
+class Generations:
+    """Begins generations. Whoever has begun one must iterate its `pieces` or `close` it."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineClient,
+        tokenizer: PreTrainedTokenizerBase,
+        names: ModelNames,
+        template: ChatTemplate,
+        prompts: PromptBuilder,
+        history: History,
+        resolve: Resolve,
+        gate: Gate,
+        connections: Connections,
+        metrics: Metrics,
+        defaults: Defaults,
+        max_logprob_bytes: int,
+        grammars: GrammarCheck,
+        comparisons: Comparisons,
+        tracing: Tracing | None,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._names = names
+        self._template = template
+        self._prompts = prompts
+        self._history = history
+        self._resolve = resolve
+        self._gate = gate
+        self._connections = connections
+        self._metrics = metrics
+        self._defaults = defaults
+        self._logprob_room = LogprobRoom(max_logprob_bytes)
+        self._grammars = grammars
+        self._comparisons = comparisons
+        self._tracing = tracing
+
+    async def begin(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        on_socket: SocketHistory | None = None,
+    ) -> Generation:
+        """Start what a request asks for; `on_socket` holds turns that its socket alone knows.
+
+        Raises `ApiError`, `RequestRefused`, `EngineUnavailable` or `StoreUnavailable`: nothing runs
+        then, and the tenant has used up one request at most.
+        """
+        (ready,) = await self.prepare(principal, [request], on_socket)
+        return await ready.start()
+
+    async def prepare(
+        self,
+        principal: Principal,
+        requests: Sequence[GenerationRequest],
+        on_socket: SocketHistory | None = None,
+    ) -> list[Ready]:
+        """Have requests that belong together admitted, all or none, before any of them runs.
+
+        Each must be started or released. Raises what `begin` raises: nothing runs then, and the
+        tenant has used up as many requests at most.
+        """
+        asked_at = perf_counter()
+        self._gate.check()
+        info = self._engine.info
+        for request in requests:
+            self._names.check(request.model)
+            request.candidates.check(info.max_running_sequences)
+            check_held(request, info)
+        streams = [request.candidates.width for request in requests]
+        tickets = await self._gate.admit_all(principal, streams)
+        async with _released_unless_started(tickets):
+            found = [await self._asked(principal, one, on_socket, info) for one in requests]
+            heads = [
+                shared_head(asked.request, principal.group, info.block_size) for asked, _ in found
+            ]
+            requested = [asked.request for asked, _ in found]
+            await self._gate.reserve(tickets, list(zip(requested, heads, strict=True)))
+            return [
+                Ready(ticket, partial(self._start, principal, asked, ticket, asked_at, named))
+                for ticket, (asked, named) in zip(tickets, found, strict=True)
+            ]
+
+    async def _asked(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        on_socket: SocketHistory | None,
+        info: EngineInfo,
+    ) -> tuple[Asked, dict[str, bytes]]:
+        """What the engine is to be asked, and what names of items in the request stand for."""
+        request, named = await self._resolve(request, principal.tenant.id, on_socket)
+        prompt = await self._prompt(principal, request, on_socket)
+        asked_of = engine_request(principal, request, prompt, info, self._defaults)
+        prompt = self._described(principal, request, prompt, asked_of, info)
+        asked = Asked(
+            request=await self._held(request, asked_of, prompt, info),
+            prompt=prompt,
+            comparison=await self._compared(request, prompt, asked_of, on_socket),
+            stop=request.sampling.stop_strings,
+            engine_kind=info.hash_extras,
+            tools=request.tools,
+            grammar_field=request.constraint.field if request.constraint else "tools",
+        )
+        return asked, named
+
+    async def go_on(self, principal: Principal, interrupted: Asked) -> Generation:
+        """Go on with a generation that was suspended, in this process or another.
+
+        Raises what `begin` raises.
+        """
+        asked_at = perf_counter()
+        self._gate.check()
+        info = self._engine.info
+        again = renewed(interrupted.request, principal, interrupted.prompt, info)
+        (ticket,) = await self._gate.admit_all(principal, [again.num_lines])
+        async with _released_unless_started([ticket]):
+            asked = replace(interrupted, request=again)
+            head = shared_head(again, principal.group, info.block_size)
+            await ticket.reserve(again, head)
+            return self._start(principal, asked, ticket, asked_at)
+
+    def unheeded(self, message: Wire) -> list[str]:
+        """See `ReasoningStyle`."""
+        return self._template.reasoning.unheeded(message)
+
+    async def count(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        on_socket: SocketHistory | None = None,
+    ) -> int:
+        """The tokens of a request's prompt. Raises what `begin` raises, but for the engine's."""
+        self._names.check(request.model)
+        async with self.counted(principal):
+            request, _ = await self._resolve(request, principal.tenant.id, on_socket)
+            return len((await self._prompt(principal, request, on_socket)).ids)
+
+    @asynccontextmanager
+    async def counted(self, principal: Principal) -> AsyncIterator[None]:
+        """Have something done that counts as a request, but generates nothing. Raises `ApiError`
+        where the tenant may have no more requests.
+        """
+        self._gate.check()
+        ticket = await self._gate.admit(principal)
+        try:
+            yield
+        finally:
+            await ticket.release()
+
+    async def _prompt(
+        self, principal: Principal, request: GenerationRequest, on_socket: SocketHistory | None
+    ) -> Prompt:
+        if request.raw is not None:
+            return await self._prompts.raw(principal, request, request.raw)
+        if request.tools.names:
+            self._template.tools.check()
+        if request.previous_response_id is None:
+            prompt = await self._prompts.first_turn(principal, request)
+        else:
+            previous = await self._history.continued(
+                principal.tenant.id, request.previous_response_id, on_socket
+            )
+            prompt = await self._prompts.next_turn(principal, request, previous)
+        return replace(prompt, opened=self._template.reasoning.opened(prompt.ids))
+
+    def _described(
+        self,
+        principal: Principal,
+        request: GenerationRequest,
+        prompt: Prompt,
+        asked: EngineRequest,
+        info: EngineInfo,
+    ) -> Prompt:
+        """The prompt with what later ones are compared with."""
+        if request.raw is not None:
+            return prompt
+        frame = self._template.frame(request.variables)
+        constraint = request.constraint
+        made_of: dict[Segment, object] = {
+            "key": request.sampling.prompt_cache_key or None,
+            "end_user": prompt.end_user,
+            "tools": prompt.tools,
+            "text_format": None if constraint is None else constraint.grammar,
+            "effort": [request.variables.effort, request.variables.named],
+            "effort_text": frame.before,
+            "verbosity": request.verbosity or "medium",
+            "context": prompt.context,
+            "system": prompt.system,
+        }
+        said = len(prompt.ids) - frame.num_opening
+        segments = segments_of(principal.tenant, asked, info, said, made_of)
+        return replace(prompt, segments=segments)
+
+    async def _compared(
+        self,
+        request: GenerationRequest,
+        prompt: Prompt,
+        asked: EngineRequest,
+        on_socket: SocketHistory | None,
+    ) -> Comparison | CacheDiagnostics | None:
+        named = request.cache.compare_with
+        if named is None:
+            return None
+        return await self._comparisons.compare(named, prompt, asked, on_socket)
+
+    async def _held(
+        self, request: GenerationRequest, asked: EngineRequest, prompt: Prompt, info: EngineInfo
+    ) -> EngineRequest:
+        """What the engine is asked, with the grammar that the answer is held to."""
+        tenant, key = asked.tenant, asked.namespaces.private_key
+        beside = None
+        if request.constraint is not None:
+            constraint = request.constraint.of_model(self._template.tokens_in)
+            beside = await self._grammars.check(tenant, key, constraint)
+        problem_of = partial(self._grammars.problem_of, tenant, key)
+        grammar = await answer_grammar(request, self._template, beside, problem_of)
+        if grammar is None:
+            return asked
+        grammar = self._template.reasoning.before(grammar, prompt.opened)
+        held = structs.replace(asked, grammar=grammar)
+        check_request(held, info)
+        return held
+
+    def _start(
+        self,
+        principal: Principal,
+        asked: Asked,
+        ticket: Ticket,
+        asked_at: float,
+        named: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Generation:
+        """Hand it to the engine."""
+        # The protocol promises `aclose` in words; every engine implements it as a generator.
+        deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
+        generation = Generation(
+            self._engine,
+            self._tokenizer,
+            self._metrics,
+            asked,
+            ticket,
+            self._logprob_room,
+            deltas,
+            self._new_reader,
+            self._template.reasoning.sifter,
+        )
+        generation.timeline.asked = asked_at
+        generation.named = named
+        generation.end_with(self._connections.stream(principal, generation.fail))
+        if self._tracing is not None:
+            generation.end_with(self._tracing.following(generation))
+        return generation
+
+    def _new_reader(self, tools: Tools) -> AnswerReader | None:
+        """What finds the calls in one answer; `None` where there can be none."""
+        return self._template.tools.reader(tools) if tools.names else None
+
+
+@asynccontextmanager
+async def _released_unless_started(tickets: Sequence[Ticket]) -> AsyncIterator[None]:
+    """Give back what requests have taken that do not come to their start."""
+    try:
+        yield
+    except BaseException:
+        for ticket in tickets:
+            await ticket.release()
+        raise

@@ -1,0 +1,176 @@
+"""Token ids to text, as they arrive: whole characters only, and never part of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from app.formats.sifter import Sifter
+from app.generation.token_bytes import TokenBytes, token_bytes
+
+_INCOMPLETE = "�"
+_CONTEXT_TOKENS = 6
+"""Tokens decoded again before new ones: byte-fallback and space handling look back only a few."""
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Decodes one sequence incrementally.
+
+    Text is held back while it ends in an incomplete UTF-8 character or in what may become a stop
+    string. Special tokens (the end of a turn among them) are not part of the text, but those that
+    are to be `shown`. What the first `min_tokens` spell stops nothing. A `sifter` takes reasoning
+    out before stop strings are looked for.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        shown: tuple[str, ...] = (),
+        sifter: Sifter | None = None,
+    ) -> None:
+        self.stopped = False
+        """Whether a stop string was seen; neither it nor what follows is ever emitted."""
+        table = token_bytes(tokenizer, shown)
+        self._decoder: _Decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
+        self._sifter = sifter
+        self._stop = tuple(stop)
+        self._longest_stop = max((len(text) for text in stop), default=0)
+        self._unstopped_tokens = min_tokens
+        """Tokens to come before stop strings are looked for."""
+        self._emitted: list[str] = []
+        self._held = ""
+
+    @property
+    def text(self) -> str:
+        """Everything emitted so far."""
+        return "".join(self._emitted)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; returns the text that is safe to show now."""
+        if not self._stop:
+            text = self._decoded(token_ids)
+            self._emitted.append(text)
+            return text
+        return "".join(self._take(token_id) for token_id in token_ids if not self.stopped)
+
+    def finish(self, *, cut: bool = False) -> str:
+        """No more tokens will come, of an answer that may be `cut`; the text that was held back."""
+        if self.stopped:
+            return ""
+        rest = self._decoder.finish()
+        if self._sifter is not None:
+            rest = self._sifter.push(rest) + self._sifter.finish(cut=cut)
+        return self._release(rest, final=True)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        text = self._decoder.push(token_ids)
+        return text if self._sifter is None else self._sifter.push(text)
+
+    def _take(self, token_id: int) -> str:
+        new = self._decoded((token_id,))
+        if self._unstopped_tokens == 0:
+            return self._release(new, final=False)
+        self._unstopped_tokens -= 1
+        self._emitted.append(new)
+        return new
+
+    def _release(self, new: str, final: bool) -> str:
+        """Emit held-back text and `new` up to a stop string, or up to what may become one."""
+        self._held += new
+        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            ready, self._held = self._held[: min(found)], ""
+        elif final:
+            ready, self._held = self._held, ""
+        else:
+            keep = self._possible_stop_length()
+            ready = self._held[: len(self._held) - keep]
+            self._held = self._held[len(ready) :]
+        self._emitted.append(ready)
+        return ready
+
+    def _possible_stop_length(self) -> int:
+        """Length of the longest end of the held text that starts some stop string."""
+        for length in range(min(len(self._held), self._longest_stop - 1), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+class _Decoder(Protocol):
+    """Tokens in, text out, which ends with a whole character."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str:
+        """What was held back, its incomplete character replaced; "" when repeated."""
+        ...
+
+
+class _Bytes:
+    """For tokens that are bytes: each is looked up, none decoded twice."""
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+        self._decode = _new_utf8_decoder("replace").decode
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        table = self._table
+        return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+
+class _Window:
+    """For any tokenizer: decodes the new tokens together with a few before them.
+
+    What those decode to alone is dropped, since some tokenizers write a token differently at the
+    start of a text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = _hidden(tokenizer, shown) if shown else None
+        self._ids: list[int] = []
+        """The tokens before, and those not decoded yet."""
+        self._num_before = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        out: list[str] = []
+        for token_id in token_ids:
+            self._ids.append(token_id)
+            out.append(self._decode_new(final=False))
+        return "".join(out)
+
+    def finish(self) -> str:
+        return self._decode_new(final=True)
+
+    def _decode_new(self, final: bool) -> str:
+        """The text of the tokens not decoded yet, or "" while it ends inside a character."""
+        before = self._decode(self._ids[: self._num_before])
+        whole = self._decode(self._ids)
+        if len(whole) <= len(before) or (whole.endswith(_INCOMPLETE) and not final):
+            return ""
+        self._ids = self._ids[-_CONTEXT_TOKENS:]
+        self._num_before = len(self._ids)
+        return whole[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        if self._hidden is None:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        seen = [one for one in ids if one not in self._hidden]
+        return str(self._tokenizer.decode(seen, skip_special_tokens=False))
+
+
+def _hidden(tokenizer: PreTrainedTokenizerBase, shown: Sequence[str]) -> frozenset[int]:
+    """The special tokens that are not shown."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(one for one, token in added if token.special and token.content not in shown)

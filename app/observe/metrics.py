@@ -1,0 +1,92 @@
+"""What the service counts, for Prometheus; every label has few values."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from app.observe.engine_metrics import EngineMetrics
+from app.observe.fleet_metrics import FleetMetrics
+from app.observe.traffic import Traffic
+
+_RANK_SECONDS = 60.0
+"""Between two times at which tenants get series of their own, or lose them."""
+
+
+class Metrics:
+    """One service's own registry."""
+
+    def __init__(self, most_tenants: int = 20) -> None:
+        """Up to `most_tenants` have series of their own, and as many registered prompts."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "partywall_requests",
+            "Requests by route and outcome (an HTTP status, or how a response ended).",
+            ("route", "outcome"),
+            registry=self.registry,
+        )
+        self.limited = Counter(
+            "partywall_limited",
+            "Requests refused because their tenant has reached this limit.",
+            ("limit",),
+            registry=self.registry,
+        )
+        self.loop_failures = Counter(
+            "partywall_loop_failures",
+            "Failures of a background loop, which was then started again.",
+            ("loop",),
+            registry=self.registry,
+        )
+        self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
+        self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
+        self.store_up = self._gauge("store_up", "Whether the tenant store takes writes.")
+        self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
+        self.engine = EngineMetrics()
+        self.registry.register(self.engine)
+        self.fleet = FleetMetrics()
+        self.registry.register(self.fleet)
+        self.traffic = Traffic(most_tenants)
+        self.registry.register(self.traffic)
+        self._ranked_at = time.monotonic()
+
+    def count_refused(self, route: str, status: int) -> None:
+        """Account for a request that was answered with an error."""
+        self.requests.labels(route, str(status)).inc()
+
+    def count_answer(
+        self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
+    ) -> None:
+        """Account for more tokens of one answer, and why it ended if it has."""
+        series = self.traffic.tenants.did(tenant, prompt + output)
+        series.tokens["prompt_tokens"] += prompt
+        series.tokens["prompt_tokens_cached"] += cached
+        series.tokens["generation_tokens"] += output
+        if reason is not None:
+            series.finished[reason] += 1
+
+    def count_prompt(self, name: str, tokens: int, cached: int) -> None:
+        """Account for a request that began with a registered prompt."""
+        series = self.traffic.prompts.did(name, tokens)
+        series.requests += 1
+        series.tokens += tokens
+        series.cached += cached
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The registry in a format of Prometheus' that is accepted, and its media type.
+
+        To be called from the event loop.
+        """
+        self._tasks.set(len(asyncio.all_tasks()))
+        if time.monotonic() - self._ranked_at >= _RANK_SECONDS:
+            self._ranked_at = time.monotonic()
+            self.traffic.tenants.rank()
+            self.traffic.prompts.rank()
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"partywall_{name}", documentation, registry=self.registry)

@@ -1,0 +1,1 @@
+"""A request in words of no API."""

@@ -1,0 +1,1 @@
+"""Conversations that are kept for clients, under names of their own."""

@@ -1,0 +1,206 @@
+"""Where conversations are kept: in the tenant store, and in memory what that does not take yet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from app.late_writes import LateWrites
+from app.responses.conversations.conversation import Conversation, KeptItem
+from app.wire.errors import (
+    ApiError,
+    conversation_locked,
+    conversation_not_found,
+    invalid_request,
+)
+from tenants.at_rest.contents import decoded
+from tenants.errors import StoreConflict, StoreUnavailable, TooLargeToStore
+from tenants.records import Change, Tenant
+from tenants.stored.objects import REVISION_BYTES, EditedObjects
+
+_log = logging.getLogger(__name__)
+_REMEMBERED_BYTES = 32 * 1024 * 1024
+
+Edit = Callable[[Conversation], Conversation]
+Key = tuple[str, str]
+"""A tenant's id and a conversation's."""
+
+
+class _Known(NamedTuple):
+    revision: bytes
+    conversation: Conversation
+
+
+class ConversationStore:
+    """The conversations of all tenants, each kept for `ttl_seconds` after its last change.
+
+    While the store is down a conversation goes on from what this process has last seen of it, and
+    what is said is written later.
+    """
+
+    def __init__(self, stored: EditedObjects, late: LateWrites, ttl_seconds: int) -> None:
+        self._stored = stored
+        self._late = late
+        self._ttl_seconds = ttl_seconds
+        self._known: OrderedDict[Key, _Known] = OrderedDict()
+        self._known_bytes = 0
+
+    async def create(
+        self, tenant: Tenant, items: Sequence[KeptItem], metadata: dict[str, str]
+    ) -> tuple[str, Conversation]:
+        """A new conversation and its id. Raises `ApiError` 400, and `StoreUnavailable`."""
+        conversation_id = f"conv_{secrets.token_hex(16)}"
+        conversation = Conversation(created_at=int(time.time()), metadata=metadata)
+        conversation = conversation.with_items(items)
+        content, limit = msgspec.msgpack.encode(conversation), tenant.limits.stored_bytes
+        try:
+            revision = await self._stored.put(
+                tenant.id,
+                conversation_id,
+                content,
+                self._ttl_seconds,
+                limit,
+                generation=tenant.generation,
+            )
+        except TooLargeToStore as error:
+            raise invalid_request(str(error), "items") from error
+        self._remember((tenant.id, conversation_id), _Known(revision, conversation))
+        return conversation_id, conversation
+
+    async def load(self, tenant_id: str, conversation_id: str) -> Conversation:
+        """A tenant's conversation. Raises `ApiError` 404.
+
+        Raises `StoreUnavailable` for one that this process has not seen.
+        """
+        key = tenant_id, conversation_id
+        try:
+            await self._late.catch_up(key)
+            blob = await self._stored.load(tenant_id, conversation_id)
+        except StoreUnavailable:
+            if key not in self._known:
+                raise
+            return self._known[key].conversation
+        if blob is None:
+            self._forget(key)
+            raise conversation_not_found(conversation_id)
+        return self._seen(key, blob)
+
+    async def edit(
+        self, tenant: Tenant, conversation_id: str, change: Edit, field: str = "items"
+    ) -> Conversation:
+        """What `change` makes of a conversation, called again where others come in between.
+
+        It is what a request's `field` asks for. Raises `ApiError` 404, 400 for more than the
+        tenant may keep, and 409 where others do not stop; and `StoreUnavailable`.
+        """
+        key = tenant.id, conversation_id
+        await self._late.catch_up(key)
+        try:
+            return await self._edit(key, tenant, change)
+        except TooLargeToStore as error:
+            raise invalid_request(str(error), field) from error
+        except StoreConflict as error:
+            raise conversation_locked(conversation_id) from error
+
+    async def delete(self, tenant_id: str, conversation_id: str) -> None:
+        """Forget a conversation, everywhere. Raises `ApiError` 404, and `StoreUnavailable`."""
+        found = await self._stored.delete(tenant_id, conversation_id)
+        self._forget((tenant_id, conversation_id))
+        if not found:
+            raise conversation_not_found(conversation_id)
+
+    async def append(
+        self,
+        tenant: Tenant,
+        conversation_id: str,
+        items: Sequence[KeptItem],
+        end_user: str | None,
+    ) -> None:
+        """Add what was said, later where the store is down; nothing to one that was deleted."""
+        key = tenant.id, conversation_id
+
+        def grown(old: Conversation) -> Conversation:
+            return old.with_items(items, end_user)
+
+        num_bytes = sum(len(item) for _, item in items)
+        made = await self._late.make(key, num_bytes, partial(self._append, key, tenant, grown))
+        if not made and key in self._known:
+            known = self._known[key]
+            self._remember(key, known._replace(conversation=grown(known.conversation)))
+
+    def notice(self, change: Change) -> None:
+        """Forget what was deleted, or changed by another process."""
+        if change.kind == "forget":
+            conversation_id, _, revision = change.name.partition("/")
+            known = self._known.get((change.tenant_id, conversation_id))
+            if known is not None and known.revision.hex() != revision:
+                self._forget((change.tenant_id, conversation_id))
+        if change.kind == "deleted":
+            for key in [key for key in self._known if key[0] == change.tenant_id]:
+                self._forget(key)
+
+    async def _edit(self, key: Key, tenant: Tenant, change: Edit) -> Conversation:
+        tenant_id, conversation_id = key
+
+        def edit(content: bytes) -> bytes:
+            return msgspec.msgpack.encode(change(_read(conversation_id, content)))
+
+        limit = tenant.limits.stored_bytes
+        blob = await self._stored.edit(
+            tenant_id,
+            conversation_id,
+            edit,
+            self._ttl_seconds,
+            limit,
+            generation=tenant.generation,
+        )
+        if blob is None:
+            self._forget(key)
+            raise conversation_not_found(conversation_id)
+        conversation = self._seen(key, blob)
+        with contextlib.suppress(StoreUnavailable):  # nobody else may know it then
+            revision = blob[:REVISION_BYTES].hex()
+            await self._stored.have_forgotten(tenant_id, f"{conversation_id}/{revision}")
+        return conversation
+
+    async def _append(self, key: Key, tenant: Tenant, change: Edit) -> None:
+        try:
+            await self._edit(key, tenant, change)
+        except ApiError:
+            _log.info("conversation %s was deleted while something was said in it", key[1])
+        except TooLargeToStore as error:
+            _log.warning("what was said in conversation %s is not kept: %s", key[1], error)
+        except StoreConflict as error:
+            raise StoreUnavailable(str(error)) from error
+
+    def _seen(self, key: Key, blob: bytes) -> Conversation:
+        conversation = _read(key[1], blob[REVISION_BYTES:])
+        self._remember(key, _Known(blob[:REVISION_BYTES], conversation))
+        return conversation
+
+    def _remember(self, key: Key, known: _Known) -> None:
+        self._forget(key)
+        self._known[key] = known
+        self._known_bytes += known.conversation.num_bytes
+        while self._known_bytes > _REMEMBERED_BYTES and len(self._known) > 1:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, key: Key) -> None:
+        known = self._known.pop(key, None)
+        self._known_bytes -= 0 if known is None else known.conversation.num_bytes
+
+
+def _read(conversation_id: str, content: bytes) -> Conversation:
+    """Raises `ApiError` 404 for what is no conversation."""
+    conversation = decoded(content, Conversation, conversation_id)
+    if conversation is None:
+        raise conversation_not_found(conversation_id)
+    return conversation

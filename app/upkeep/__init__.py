@@ -1,1 +1,0 @@
-"""What runs beside requests: connections, warming, draining, metrics."""

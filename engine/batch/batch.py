@@ -1,0 +1,211 @@
+"""One step's tensors: the chunks of a plan, packed without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.batch.block_tables import TableMirror
+from engine.sequences.plan import ScheduledChunk, StepPlan
+from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
+from kernels.types import AttentionBatch, Chunk, PrefixGroups
+
+_Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
+"""Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Packed tokens of one step, on the compute device."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    logit_rows: Tensor  # [num_logit_rows] int64, indices into the packed tokens
+    attention: AttentionBatch
+    is_long: Tensor | None = None
+    """[num_tokens] bool: whose sequence is longer than the `rotary_switch`, if there is one."""
+
+
+class BatchBuilder:
+    """Packs the plans of one step after the other, and finds which sequences share their keys.
+
+    With a `rule` batches have prefix groups; those of the last step stay where they still hold.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        device: torch.device,
+        rule: GroupingRule | None,
+        rotary_switch: int | None = None,
+    ) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._rotary_switch = rotary_switch
+        self._finder = None if rule is None else GroupFinder(block_size, rule)
+        self._tables = TableMirror()
+        self._found: HostGroups | None = None
+        self._groups: PrefixGroups | None = None
+        self._spared = 0
+        self.num_spared_keys = 0
+        """Keys that a layer has not read again since the start, because they were grouped."""
+
+    def build(self, plan: StepPlan) -> Batch:
+        """The batch of `plan`, with a logit row for each token that is drawn, and then one for each
+        position that is scored.
+
+        Where the host does not know a token, it is 0. A draft is packed like a sequence of its own
+        that begins with the blocks of the one that it continues: a step that decodes stays one.
+        """
+        chunks = plan.chunks
+        firsts = first_rows(plan)
+        places = list(zip(chunks, firsts, strict=True))
+        rows = [row for chunk, first in places for row in _drawing(chunk, first)]
+        rows += [first + at - chunk.start for chunk, first in places for at in chunk.scored]
+        parts = [part for chunk in chunks for part in self._parts(chunk)]
+        batch = pack(parts, rows, self._block_size, self._device, self._group)
+        return replace(batch, is_long=self._is_long(chunks))
+
+    def _parts(self, chunk: ScheduledChunk) -> Iterator[_Part]:
+        """What a chunk is for `pack`."""
+        blocks = self._tables.row(chunk.sequence.table)
+        yield _token_ids(chunk), chunk.start, chunk.count, blocks
+        for position, token_id in enumerate(chunk.drafts, chunk.start + chunk.count):
+            yield _Only(token_id), position, 1, blocks
+
+    def _is_long(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
+        """See `Batch`; a sequence counts with the tokens that its plan knows of."""
+        switch = self._rotary_switch
+        if switch is None:
+            return None
+        rows = [chunk.sequence.num_tokens > switch for chunk in chunks]
+        counts = [chunk.num_rows for chunk in chunks]
+        return torch.from_numpy(np.array(rows).repeat(counts)).to(self._device)
+
+    def _group(self, tables: Integers, counts: Integers, contexts: Integers) -> PrefixGroups | None:
+        if self._finder is None:
+            return None
+        found = self._finder.find(tables, counts, contexts)
+        if found is not self._found:
+            self._found = found
+            self._groups = None if found is None else found.to(self._device)
+            self._spared = 0 if found is None else found.num_spared_keys
+        self.num_spared_keys += self._spared
+        return self._groups
+
+
+def pack(
+    parts: Sequence[_Part],
+    logit_rows: Sequence[int],
+    block_size: int,
+    device: torch.device,
+    group: Callable[[Integers, Integers, Integers], PrefixGroups | None] | None = None,
+) -> Batch:
+    """Pack (token ids, start, count, blocks) of each sequence.
+
+    Token p of a sequence has its KV in slot
+    `blocks[p // block_size] * block_size + p % block_size`. What `group` says of the block tables,
+    the counts and the context lengths becomes the batch's groups.
+    """
+    starts = np.array([start for _, start, _, _ in parts], dtype=np.int64)
+    counts = np.array([count for _, _, count, _ in parts], dtype=np.int64)
+    contexts = starts + counts
+    tables = _block_tables([blocks for _, _, _, blocks in parts], -(-contexts // block_size))
+    tokens = chain.from_iterable(ids[start : start + count] for ids, start, count, _ in parts)
+    query_starts = np.concatenate([[0], counts.cumsum()])
+    num_tokens = int(query_starts[-1])
+    rows = np.arange(len(parts)).repeat(counts)
+    positions = np.arange(num_tokens) + (starts - query_starts[:-1])[rows]
+    slots = tables[rows, positions // block_size].astype(np.int64) * block_size
+    slots += positions % block_size
+
+    def tensor(array: Integers, kind: type[np.integer[Any]]) -> Tensor:
+        return torch.from_numpy(array.astype(kind, copy=False)).to(device)
+
+    return Batch(
+        token_ids=tensor(np.fromiter(tokens, np.int64, num_tokens), np.int64),
+        positions=tensor(positions, np.int64),
+        logit_rows=tensor(np.array(logit_rows, np.int64), np.int64),
+        attention=AttentionBatch(
+            block_tables=tensor(tables, np.int32),
+            query_starts=tensor(query_starts, np.int32),
+            context_lens=tensor(contexts, np.int32),
+            slots=tensor(slots, np.int64),
+            max_query_len=int(counts.max()),
+            max_context_len=int(contexts.max()),
+            groups=None if group is None else group(tables, counts, contexts),
+            chunks=_chunks(query_starts[:-1], counts, contexts),
+        ),
+    )
+
+
+def _chunks(starts: Integers, counts: Integers, contexts: Integers) -> tuple[Chunk, ...]:
+    (rows,) = np.nonzero(counts > 1)
+    columns = (rows, starts[rows], counts[rows], contexts[rows])
+    return tuple(map(Chunk, *(column.tolist() for column in columns)))
+
+
+def token_by_token(batch: Batch) -> Batch:
+    """The same tokens, each as the only query of a sequence that ends with it.
+
+    Kernels that take many queries at once round differently than those for one; so a token's
+    attention does not depend on the chunk that it comes in. Groups are lost.
+    """
+    attention = batch.attention
+    num_tokens = len(batch.token_ids)
+    counts = attention.query_starts.diff()
+    alone = replace(
+        attention,
+        block_tables=attention.block_tables.repeat_interleave(counts, dim=0),
+        query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
+        context_lens=(batch.positions + 1).to(torch.int32),
+        max_query_len=1,
+        groups=None,
+        chunks=(),
+    )
+    return replace(batch, attention=alone)
+
+
+class _Only(list[int]):
+    """Stands for the tokens of a sequence of which one is computed: here it is, wherever."""
+
+    def __init__(self, token_id: int) -> None:
+        super().__init__([token_id])
+
+    def __getitem__(self, _: object) -> list[int]:  # type: ignore[override]
+        return self.copy()
+
+
+def _token_ids(chunk: ScheduledChunk) -> Sequence[int]:
+    """Its sequence's tokens; where the host does not know the newest one, that is 0."""
+    return _Only(0) if chunk.is_unknown else chunk.sequence.token_ids
+
+
+def first_rows(plan: StepPlan) -> list[int]:
+    """Where each chunk of a plan begins in its batch."""
+    return list(accumulate((chunk.num_rows for chunk in plan.chunks), initial=0))[:-1]
+
+
+def _drawing(chunk: ScheduledChunk, first: int) -> Iterable[int]:
+    """The rows of a chunk that begins with row `first` from which each of its draws is drawn."""
+    last = first + chunk.count - 1
+    if chunk.drafts:
+        return range(last, last + len(chunk.drafts) + 1)
+    return [last] * len(chunk.samplers)
+
+
+def _block_tables(
+    blocks: Sequence[Sequence[int] | Integers], used: Integers
+) -> npt.NDArray[np.int32]:
+    """The first `used` blocks of every row, padded with 0."""
+    tables = np.zeros((len(blocks), int(used.max())), np.int32)
+    for row, own, count in zip(tables, blocks, used.tolist(), strict=True):
+        row[:count] = own[:count]
+    return tables

@@ -1,0 +1,1 @@
+"""Sequences that are held to grammars: what they may go on with."""

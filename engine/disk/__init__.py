@@ -1,0 +1,1 @@
+"""Blocks kept on disk: found again after a restart, and when memory had no room for them."""

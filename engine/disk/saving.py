@@ -1,0 +1,249 @@
+"""Brings blocks to disk that are to be kept: a look through the pool now and then, and at the end.
+
+The engine's loop looks at a few blocks at a time, and copies a portion of them at a time; a thread
+seals and writes it, and only then the next one is copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from engine.blocks.pool import BlockPool
+from engine.disk.files import Head, block_name, name_key, new_salt, write_file
+from engine.disk.folder import Folder, KeptFile, disk_bytes, mark, remove
+from engine.disk.memory import BlockMemory, Fetched
+from engine.disk.runs import Candidate, Run, make_runs
+from engine.disk.shelf import Shelf
+
+_log = logging.getLogger(__name__)
+_LOOKED_AT: Final = 512
+"""Blocks, by one call: a millisecond or two where all of them are to be kept."""
+PORTION_BYTES: Final = 8 << 20
+"""Copied by one call, and so the most of a file: a millisecond or two."""
+_RENEWED_SHARE: Final = 0.1
+"""Of the time for which a file is kept: when so much of it is gone, it is written down anew."""
+
+
+class Keep(NamedTuple):
+    """Why and for how long a block is to be kept."""
+
+    seconds: float
+    """From now on."""
+    lease_seconds: float
+    """As in a file's head."""
+    owner: str
+    """Whose file it is to be in: who leases it, whoever computed it."""
+
+
+class Wishes(Protocol):
+    """Who knows which blocks are to be kept."""
+
+    def keep(self, block: int) -> Keep | None:
+        """Of a findable block; `None` if it is not."""
+        ...
+
+    def unsettled(self) -> Collection[int]:
+        """The findable blocks that have not been computed yet."""
+        ...
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A run on its way to disk."""
+
+    run: Run
+    head: Head
+    fetched: Fetched
+    written: Future[KeptFile] | None = None
+    is_wanted: bool = True
+
+
+class Saver:
+    """Looks through a pool, and writes what is to be kept and not on the shelf yet."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        wishes: Wishes,
+        memory: BlockMemory,
+        shelf: Shelf,
+        folder: Folder,
+        layout: bytes,
+        disk: Executor,
+    ) -> None:
+        self._pool = pool
+        self._wishes = wishes
+        self._memory = memory
+        self._shelf = shelf
+        self._folder = folder
+        self._layout = layout
+        self._disk = disk
+        self._most_blocks = max(1, PORTION_BYTES // memory.block_bytes)
+        self._look = 0
+        """The number of the newest look through the pool."""
+        self._next: int | None = None
+        """The block to be looked at next; `None` between two looks through the pool."""
+        self._name_keys: dict[bytes, bytes] = {}
+        self._candidates: list[Candidate] = []
+        self._on_disk: dict[bytes, tuple[bytes, int]] = {}
+        self._renewed: dict[KeptFile, float] = {}
+        self._runs: deque[Run] = deque()
+        self._writing: _Writing | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is more to look at or to write."""
+        return self._next is not None or bool(self._runs) or self._writing is not None
+
+    @property
+    def awaited(self) -> Future[KeptFile] | None:
+        """What there is nothing to do before."""
+        return None if self._writing is None else self._writing.written
+
+    def begin(self) -> None:
+        """Look through the pool from its first block on, unless that is under way."""
+        if not self.is_busy:
+            self._look += 1
+            self._next = 0
+
+    def advance(self) -> None:
+        """Do a little of what there is to do."""
+        if self._next is not None:
+            self._look_on(self._next)
+        elif self._writing is not None:
+            self._go_on(self._writing)
+        elif self._runs:
+            self._start(self._runs.popleft())
+
+    def forget_owner(self, owner: str) -> None:
+        """Begin to write no more of an owner's blocks; who calls has the thread remove the rest."""
+        self._candidates = [one for one in self._candidates if one.owner != owner]
+        self._runs = deque(run for run in self._runs if run.blocks[0].owner != owner)
+        if self._writing is not None and self._writing.run.blocks[0].owner == owner:
+            self._writing.is_wanted = False
+
+    def _look_on(self, first: int) -> None:
+        end = min(first + _LOOKED_AT, self._pool.num_blocks)
+        unsettled, now = self._wishes.unsettled(), time.time()
+        for block in range(first, end):
+            block_hash = self._pool.hash_of(block)
+            keep = None if block_hash is None else self._wishes.keep(block)
+            if block_hash is not None and keep is not None and block not in unsettled:
+                self._consider(block, block_hash, keep, now)
+        self._next = end
+        if end == self._pool.num_blocks:
+            self._next = None
+            self._end_look(now)
+
+    def _consider(self, block: int, block_hash: bytes, keep: Keep, now: float) -> None:
+        where = self._pool.partial_hits.place_of(block)
+        if where is None:
+            return  # found by an equal block's tokens, which is gone
+        key = self._name_keys.get(where.namespace_key)
+        if key is None:
+            key = self._name_keys[where.namespace_key] = name_key(where.namespace_key)
+        name, until = block_name(key, block_hash), now + keep.seconds
+        spot = self._shelf.find(name)
+        if spot is not None:
+            spot.file.look = self._look
+            self._on_disk[block_hash] = name, spot.file.head.depth + spot.number
+            if until - spot.file.until > _RENEWED_SHARE * keep.seconds:
+                self._renewed[spot.file] = max(until, self._renewed.get(spot.file, 0.0))
+            return
+        self._candidates.append(
+            Candidate(
+                block=block,
+                block_hash=block_hash,
+                name=name,
+                parent_hash=where.parent_hash,
+                namespace_key=where.namespace_key,
+                owner=keep.owner,
+                lease_seconds=keep.lease_seconds,
+                until=until,
+            )
+        )
+
+    def _end_look(self, now: float) -> None:
+        """All that is to be kept is known: renew files, and make runs of what is in none."""
+        for file, until in self._renewed.items():
+            file.until = until
+            self._mark(self._shelf.use(file, now))
+        expired = self._shelf.drop_expired(now)
+        if expired:
+            self._disk.submit(remove, expired)
+        self._runs = deque(make_runs(self._candidates, self._on_disk, self._most_blocks))
+        self._candidates, self._on_disk = [], {}
+        self._renewed, self._name_keys = {}, {}
+
+    def _start(self, run: Run) -> None:
+        """Copy a run whose blocks are still what they were when they were looked at."""
+        unsettled = self._wishes.unsettled()
+        if any(
+            self._pool.hash_of(one.block) != one.block_hash or one.block in unsettled
+            for one in run.blocks
+        ):
+            return
+        head, owner, now = self._head(run), run.blocks[0].owner, time.time()
+        size = disk_bytes(len(run.blocks) * head.sealed_bytes)
+        # What is renewed has to be a good deal older to make room.
+        until = now + (1 - _RENEWED_SHARE) * (run.until - now)
+        victims = self._shelf.make_room(size, self._folder.of_owner(owner), until, self._look)
+        if victims is None:
+            # What continues it would be of no use.
+            self._runs = deque(one for one in self._runs if one.blocks[0].owner != owner)
+            return
+        self._disk.submit(remove, victims)
+        fetched = self._memory.fetch([one.block for one in run.blocks])
+        self._writing = _Writing(run, head, fetched)
+
+    def _head(self, run: Run) -> Head:
+        return Head(
+            layout=self._layout,
+            salt=new_salt(),
+            parent=run.parent,
+            depth=run.depth,
+            lease_seconds=run.blocks[0].lease_seconds,
+            block_bytes=self._memory.block_bytes,
+            names=tuple(one.name for one in run.blocks),
+        )
+
+    def _go_on(self, writing: _Writing) -> None:
+        if writing.written is None:
+            if not writing.is_wanted:
+                self._writing = None
+            elif writing.fetched.is_there:
+                # Of now: who is forgotten from here on has it removed behind this.
+                owner = self._folder.of_owner(writing.run.blocks[0].owner)
+                work = partial(_write_down, self._folder, owner, writing.run, writing.head)
+                writing.written = self._disk.submit(work, writing.fetched.images)
+        elif writing.written.done():
+            self._writing = None
+            try:
+                file = writing.written.result()
+                if writing.is_wanted:
+                    file.look = self._look
+                    self._shelf.add(file)
+            except OSError as error:
+                # Nor would there be room for the others; the next look finds them again.
+                self._runs.clear()
+                _log.warning("blocks cannot be kept on disk: %s", error)
+
+    def _mark(self, files: list[KeptFile]) -> None:
+        self._disk.submit(mark, [(file.path, file.used, file.until) for file in files])
+
+
+def _write_down(
+    folder: Folder, owner: str, run: Run, head: Head, images: list[memoryview]
+) -> KeptFile:
+    """Write a file into the folder of that name. Raises `OSError`."""
+    first, now = run.blocks[0], time.time()
+    path = folder.new_path(owner, head.salt)
+    size = write_file(path, head, first.namespace_key, images, (now, run.until))
+    return KeptFile(path, head, disk_bytes(size), now, run.until)

@@ -1,1 +1,0 @@
-"""Blocks on disk: what a tenant was promised to find again is there after a restart, too."""

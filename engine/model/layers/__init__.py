@@ -1,0 +1,1 @@
+"""Decoders that read and write KV blocks: whole, or one rank's part of them."""

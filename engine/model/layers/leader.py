@@ -1,0 +1,149 @@
+"""The first rank: what it is told of its memory and its batches, it tells the others.
+
+The engine knows one `PagedModel`, whose calls go to every rank in the same order. Ranks that no
+longer do the same cannot be put right: then the engine is broken, and is to be started anew.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.api import EngineBroken, EngineError
+from engine.batch.batch import Batch
+from engine.model.layers.paged_model import AttentionLayout, PagedModel, Weights
+from engine.model.layers.shard import Shard, leave
+from kernels.kv_format import KvDtype
+
+_ENDING_SECONDS = 5.0
+
+
+class Followers:
+    """The other ranks, in processes that end with this one."""
+
+    def __init__(
+        self, processes: Sequence[SpawnProcess], connections: Sequence[Connection]
+    ) -> None:
+        self.shard = Shard(0, 1 + len(processes))
+        """The leader's."""
+        self._connections = list(connections)
+        self._processes = list(processes)
+        self.close: Callable[[], object] = weakref.finalize(
+            self, _end, self._processes, self._connections
+        )
+        """End them. Whoever lets go of them does so too."""
+
+    def wait(self) -> None:
+        """Until each has come to its next stop. Raises `EngineError` if one cannot go on."""
+        for connection in self._connections:
+            try:
+                problem: str | None = connection.recv()
+            except (EOFError, OSError):
+                problem = "it ended at start"
+            if problem is not None:
+                raise EngineError(f"tensor_parallel: a process cannot serve its part: {problem}")
+
+    @contextmanager
+    def do(self, method: str, *arguments: object) -> Iterator[None]:
+        """Let all call that method of theirs, while the leader calls its own in the context.
+
+        Raises `EngineBroken` if that fails anywhere.
+        """
+        try:
+            message = packed((method, arguments))
+            for connection in self._connections:
+                connection.send_bytes(message)
+            yield
+        except Exception as error:
+            ended = [one.name for one in self._processes if not one.is_alive()]
+            said = f"{', '.join(ended)} ended" if ended else f"{type(error).__name__}: {error}"
+            raise EngineBroken(f"the processes of one model fell apart: {said}") from error
+
+
+def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
+    """They end where their connection does, unless they are in the middle of something."""
+    for connection in connections:
+        connection.close()
+    leave()
+    for process in processes:
+        process.join(_ENDING_SECONDS)
+        if process.is_alive():
+            process.kill()
+
+
+class LeadingModel(PagedModel):
+    """The first rank's part of a model, and the door to all of it."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        block_size: int,
+        kv_dtype: KvDtype,
+        batch_invariant: bool,
+        followers: Followers,
+        whole: AttentionLayout,
+    ) -> None:
+        """Over the first rank's `weights`; `whole` is the layout that all ranks' make up."""
+        super().__init__(weights, block_size, kv_dtype, batch_invariant)
+        self.followers = followers
+        self._whole = whole
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all ranks together."""
+        return self._whole.block_bytes(self.block_size, self.kv_storage)
+
+    def allocate(self, num_blocks: int) -> None:
+        """See `PagedModel`."""
+        with self.followers.do("allocate", num_blocks):
+            super().allocate(num_blocks)
+
+    def allocate_host(self, num_slots: int) -> None:
+        """See `PagedModel`."""
+        with self.followers.do("allocate_host", num_slots):
+            super().allocate_host(num_slots)
+
+    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See `PagedModel`."""
+        with self.followers.do("swap_out", moves):
+            super().swap_out(moves)
+
+    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See `PagedModel`."""
+        with self.followers.do("swap_in", moves):
+            super().swap_in(moves)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See `PagedModel`."""
+        with self.followers.do("copy_blocks", copies):
+            super().copy_blocks(copies)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See `PagedModel`."""
+        with self.followers.do("forward", batch):
+            return super().forward(batch)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as the arrays that they are: torch's own way takes longer than a small step."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Tensor):
+            return torch.from_numpy, (value.numpy(),)
+        return NotImplemented
+
+
+def packed(message: object) -> bytes:
+    """For `pickle.loads`, by processes of one's own only."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()

@@ -1,0 +1,228 @@
+"""A model with its KV memory: a decoder that computes, and the blocks that it reads and writes.
+
+What computes is `engine.model.layers.fused` for the families that it knows and
+`engine.model.layers.eager` for all others; both are fed packed tokens, without padding.
+`engine.model.load` loads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from engine.api import EngineError
+from engine.batch.batch import Batch, token_by_token
+from engine.batch.staging import upload
+from engine.model.layers.fused import FusedDecoder
+from kernels.attention import prepare
+from kernels.backends import default
+from kernels.huge_pages import lazy_zeros
+from kernels.kv_format import KvDtype, row_size, storage_dtype
+from kernels.types import AttentionShape
+
+
+class Decoder(Protocol):
+    """What computes: everything between token ids and logits."""
+
+    def forward(self, batch: Batch, memory: Tensor) -> Tensor:
+        """Compute a packed batch, writing its KV to `memory` (see `PagedModel`).
+
+        Returns the logits of `batch.logit_rows`: [num_logit_rows, vocab_size].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """The shape of attention, alike in every layer."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, block_size: int, storage: torch.dtype) -> int:
+        """Bytes of one block across all layers, keys and values.
+
+        Raises `ValueError` if the heads cannot be stored in this type.
+        """
+        row_bytes = row_size(self.head_dim, storage) * storage.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * block_size * row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A loaded model: what computes, and what is known of it."""
+
+    decoder: Decoder
+    layout: AttentionLayout
+    config: PreTrainedConfig
+    """Of the text model."""
+    eos_token_ids: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+    """Of the weights, and of the KV memory unless that is quantized."""
+    rotary_switch: int | None = None
+    """See `EngineInfo.rotary_switch`."""
+    quantized_by: str | None = None
+    """The method whose codes are multiplied as the checkpoint has them, if it has some."""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether fused layers compute, on packed weights, not the model's own modules."""
+        return isinstance(self.decoder, FusedDecoder)
+
+
+class PagedModel:
+    """A loaded model with its KV memory.
+
+    The memory is one tensor in which a block is contiguous across all layers, so that a block can
+    move in one copy: [num_blocks, num_layers, 2, num_kv_heads, block_size, row]. A row holds the
+    dimensions of a head, quantized ones with a scale behind them (`kernels.kv_format`).
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        block_size: int,
+        kv_dtype: KvDtype = "auto",
+        batch_invariant: bool = False,
+    ) -> None:
+        """Over `weights`, which several may share; without memory until it is allocated.
+
+        Raises `EngineError` for a `kv_dtype` in which the heads cannot be stored.
+        """
+        self.weights = weights
+        self.block_size = block_size
+        self.kv_dtype: KvDtype = kv_dtype
+        self.batch_invariant = batch_invariant
+        self.logit_error = 0.0
+        """How far its logits were from the original's when it was loaded, relatively."""
+        self.layout = weights.layout
+        self.device = weights.device
+        self.dtype = weights.dtype
+        self.memory = torch.empty(0)
+        self.host_memory = torch.empty(0)
+        try:
+            self._row_size = row_size(self.layout.head_dim, self.kv_storage)
+        except ValueError as error:
+            raise EngineError(f"kv_dtype: {error}") from None
+        layout = self.layout
+        shape = AttentionShape(
+            num_heads=layout.num_heads,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            dtype=self.dtype,
+            block_size=block_size,
+            storage=self.kv_storage,
+        )
+        prepare(self.device, shape)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block of KV."""
+        return self.layout.block_bytes(self.block_size, self.kv_storage)
+
+    @property
+    def kv_storage(self) -> torch.dtype:
+        """The element type of the KV memory."""
+        return storage_dtype(self.kv_dtype, self.dtype)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the KV memory, zeroed: no block ever shows what memory held before."""
+        shape = self._memory_shape(num_blocks)
+        if self.device.type == "cpu":
+            self.memory = _lazy_zeros(shape, self.kv_storage)
+        else:
+            self.memory = torch.zeros(shape, dtype=self.kv_storage, device=self.device)
+
+    def allocate_host(self, num_slots: int) -> None:
+        """Allocate the host tier: `num_slots` more blocks in the host's memory.
+
+        Beside a GPU it is pinned, so that copies run at the full speed of the bus and in the
+        stream's order, without the host waiting for them.
+        """
+        self.host_memory = _lazy_zeros(self._memory_shape(num_slots), self.kv_storage)
+        if self.device.type == "cuda":
+            _pin(self.host_memory)
+
+    @torch.inference_mode()
+    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to the host: (block, slot) pairs. Each is one contiguous copy."""
+        _copy_runs(self.memory, self.host_memory, moves)
+
+    @torch.inference_mode()
+    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks from the host: (slot, block) pairs. Each is one contiguous copy."""
+        _copy_runs(self.host_memory, self.memory, moves)
+
+    @property
+    def rows(self) -> Tensor:
+        """The bytes of the KV memory: [num_blocks, bytes of a block]."""
+        return self.memory.view(len(self.memory), -1).view(torch.uint8)
+
+    def _memory_shape(self, num_blocks: int) -> tuple[int, ...]:
+        layout = self.layout
+        return (
+            num_blocks,
+            layout.num_layers,
+            2,
+            layout.num_kv_heads,
+            self.block_size,
+            self._row_size,
+        )
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, all (source, target) pairs in one call."""
+        (pairs,) = upload([np.array(copies, dtype=np.int64)], self.device)
+        sources, targets = pairs.unbind(1)
+        self.memory.index_copy_(0, targets, self.memory.index_select(0, sources))
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute a packed batch, writing its KV. Returns logits [num_logit_rows, vocab_size]."""
+        return self.weights.decoder.forward(self.arranged(batch), self.memory)
+
+    def arranged(self, batch: Batch) -> Batch:
+        """A batch as it is computed where results must not depend on batch-mates."""
+        if not self.batch_invariant:
+            return batch
+        if default(self.device) == "reference":
+            return token_by_token(batch)
+        return replace(batch, attention=replace(batch.attention, batch_invariant=True))
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def _pin(memory: Tensor) -> None:
+    """Pin host memory where it is. Raises `EngineError` if the system does not allow it.
+
+    `torch.empty(pin_memory=True)` would round its size up to the next power of two.
+    """
+    if not memory.numel():
+        return
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if int(status):
+        raise EngineError(f"host_memory_bytes: {memory.nbytes} bytes cannot be pinned ({status})")
+
+
+def _copy_runs(source: Tensor, target: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+    """Copy rows of `source` to rows of `target`; neighbours that stay neighbours go as one."""
+    start = 0
+    for end in range(1, len(moves) + 1):
+        first, to = moves[start]
+        length = end - start
+        if end == len(moves) or moves[end] != (first + length, to + length):
+            target[to : to + length].copy_(source[first : first + length], non_blocking=True)
+            start = end

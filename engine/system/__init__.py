@@ -1,0 +1,1 @@
+"""The process and its machine: threads, cores, memory, and what is left of it."""

@@ -1,0 +1,1 @@
+"""All that is kept of tenants, in a file and back."""

@@ -1,0 +1,73 @@
+"""A tenant's list of API keys, as a value: what is in it, and what finds it by a key's digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tenants import redis_keys
+from tenants.errors import KeyNotFound
+from tenants.records import ApiKey, Tenant
+from tenants.storage.connection import Command
+from tenants.writes import audit
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """A change of one key, as its tenant's list shall show it."""
+
+    keys: list[ApiKey]
+    target: str
+    before: ApiKey | None
+    after: ApiKey | None
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A tenant and its list of keys, with the list as it is stored."""
+
+    tenant: Tenant
+    blob: bytes | None
+    keys: list[ApiKey]
+
+
+def lookup_commands(old: Iterable[ApiKey], new: Iterable[ApiKey]) -> list[Command]:
+    """What makes the look-up of keys agree with a tenant's list that changed."""
+    before = {key.digest: key for key in old}
+    after = {key.digest: key for key in new}
+    gone: list[Command] = [
+        ("DEL", redis_keys.api_key(digest)) for digest in before if digest not in after
+    ]
+    return gone + [_lookup(key) for digest, key in after.items() if before.get(digest) != key]
+
+
+def _lookup(key: ApiKey) -> Command:
+    command = ("SET", redis_keys.api_key(key.digest), key.tenant_id)
+    if key.expires_at is None:
+        return command
+    # Rounded up: the list decides, the look-up may only outlive it.
+    return (*command, "PXAT", int(key.expires_at * 1000) + 1)
+
+
+def find(keys: list[ApiKey], key_id: str) -> ApiKey:
+    """Raises `KeyNotFound`."""
+    for key in keys:
+        if key.id == key_id:
+            return key
+    raise KeyNotFound(key_id)
+
+
+def newest(keys: list[ApiKey]) -> ApiKey:
+    """The one that was made last and not replaced. Raises `KeyNotFound`."""
+    for key in keys:
+        if key.replaced_by is None:
+            return key
+    raise KeyNotFound(None)
+
+
+def document(key: ApiKey | None) -> audit.Document | None:
+    """What the audit shows of a key."""
+    if key is None:
+        return None
+    shown: audit.Document = msgspec.to_builtins(key)
+    del shown["digest"], shown["tenant_id"], shown["pepper_id"]
+    return shown

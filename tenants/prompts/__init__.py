@@ -1,0 +1,1 @@
+"""Registered system prompts: their texts, room, variables, and the index of their blocks."""

@@ -1,0 +1,1 @@
+"""What walks over all records: other secrets in place of older ones."""

@@ -1,0 +1,1 @@
+"""What is kept for tenants' clients: responses, conversations, completions."""

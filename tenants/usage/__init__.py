@@ -1,0 +1,1 @@
+"""What tenants used: counted, journalled, handed in, priced."""

@@ -1,0 +1,1 @@
+"""What an operator writes, with the audit's line of it."""

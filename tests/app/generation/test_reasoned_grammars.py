@@ -1,0 +1,132 @@
+"""What models may say that reason before an answer that is held: it is read as it was meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from app.formats.answer_reader import AnswerReader
+from app.formats.sifter import Sifter
+from app.formats.tools.formats import FORMATS
+from app.formats.tools.grammar import Shape
+from app.generation.call_grammar import call_grammar
+from app.generation.lines import Line
+from app.prompt.markers import control_tokens
+from app.prompt.reasoning_style import Opened, ReasoningStyle
+from engine.api import Grammar, SamplingParams, TokenDelta
+from engine.grammar.compiled import CompiledGrammar
+from engine.grammar.source import problem_of
+from engine.grammar.vocabulary import Vocabulary
+from tests.app.generation.walks import new_tokenizer, vocabulary_of, walk
+from tests.effort import scaled
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["wall", "door"]}, "high": {"type": "boolean"}},
+    "required": ["kind", "high"],
+    "additionalProperties": False,
+}
+OBJECT = Grammar(kind="json_schema", source=json.dumps(SCHEMA))
+LONG = "<think>No </thin, and [1]: é\n"
+HARMONY = [*FORMATS["harmony"].markers, "<|start|>", "<|end|>", "<|return|>"]
+COHERE = [f"<|{word}|>" for word in
+          ("START_THINKING", "END_THINKING", "START_RESPONSE", "END_RESPONSE")]  # fmt: skip
+STYLES: dict[str, tuple[Any, list[str], list[str], str, str]] = {
+    "think": ("think", [], ["<think>", "</think>"], LONG + "</think>\n\n", ""),
+    "think as tokens": ("think", ["<think>", "</think>"], [], LONG + "</think>\n\n", ""),
+    "think as added tokens": ("think", [], [], LONG + "</think>\n\n", ""),
+    "think opened": ("think", [], [], "So\n</think>\n\n", "<think>"),
+    "mistral": ("mistral", ["[THINK]", "[/THINK]"], [], "[THINK]So[/THINK]", ""),
+    "granite": ("granite", [], [], "Here is my thought process: so.\n\nHere is my response: ", ""),
+    "granite framed": ("granite", [], [], "<think>So.</think><response>", ""),
+    "cohere": ("cohere", COHERE, [],
+               "<|START_THINKING|>So.<|END_THINKING|><|START_RESPONSE|>", ""),
+    "gemma": ("gemma", ["<|channel>", "<channel|>"], [], "<|channel>thought\nSo.\n<channel|>", ""),
+    "harmony": ("harmony", HARMONY, [],
+                "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>",
+                ""),
+}  # fmt: skip
+
+
+class Reasoning:
+    """A style over a tokenizer, and answers that are read in it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        form, controls, spelled, self.thought, opened = STYLES[name]
+        self.tokenizer: PreTrainedTokenizerFast = new_tokenizer(controls, spelled)
+        if "added" in name:  # as Qwen3 has them, which calls them no special ones
+            self.tokenizer.add_tokens([AddedToken(one) for one in ("<think>", "</think>")])
+        self.vocabulary: Vocabulary = vocabulary_of(self.tokenizer, folder)
+        self.style = ReasoningStyle(self.tokenizer, form)
+        self.opened = Opened(0, opened)
+
+    def before(self, grammar: Grammar) -> Grammar:
+        held = self.style.before(grammar, self.opened)
+        assert problem_of(held) is None, held.preamble
+        return held
+
+    def walk(self, grammar: Grammar, seed: int, start: str = "") -> list[int]:
+        ids = self.tokenizer.encode(start)
+        return walk(grammar, self.tokenizer, self.vocabulary, seed, ids)
+
+    def line(self, ids: list[int], reader: AnswerReader | None = None) -> Line:
+        assert self.style.form is not None
+        sifter = Sifter(self.style.form, self.opened.by)
+        sampling = SamplingParams(max_tokens=9999)
+        line = Line(0, sampling, self.tokenizer, (), reader=reader, sifter=sifter)
+        line.take(TokenDelta(request_id="r", token_ids=ids, finish_reason="stop"))
+        return line
+
+
+@pytest.fixture(params=STYLES)
+def reasoning(request: pytest.FixtureRequest, tmp_path: Path) -> Reasoning:
+    return Reasoning(request.param, tmp_path)
+
+
+def test_whatever_is_reasoned_the_answer_is_held(reasoning: Reasoning) -> None:
+    grammar = reasoning.before(OBJECT)
+    for seed in range(scaled(3, most=200)):
+        line = reasoning.line(reasoning.walk(grammar, seed, reasoning.thought))
+        value = json.loads(line.text)
+        assert value["kind"] in ("wall", "door")
+        assert value.keys() == {"kind", "high"}
+        assert line.reasoning
+
+
+def test_a_model_that_does_not_reason_is_held_at_once(reasoning: Reasoning) -> None:
+    if reasoning.opened.by:
+        return
+    ids = reasoning.tokenizer.encode('{"kind": "wall", "high": true}')
+    matcher = CompiledGrammar(reasoning.before(OBJECT), reasoning.vocabulary).matcher()
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+
+
+def test_calls_are_held_behind_it(reasoning: Reasoning) -> None:
+    form = FORMATS["harmony" if reasoning.style.form is not None and
+                   "<|channel|>" in reasoning.style.form.markers else "hermes"]  # fmt: skip
+    tokens = control_tokens(reasoning.tokenizer, form.markers)
+    shapes = [Shape.of("build", SCHEMA, True)]
+    for required in (True, False):
+        calls = call_grammar(form, tokens, shapes, parallel=False, required=required)
+        grammar = reasoning.before(calls)
+        opening = form.write([("build", {})]).partition("{")[0] if not required else ""
+        thought = reasoning.thought.removesuffix("<|channel|>final<|message|>")
+        for seed in range(scaled(2, most=100)):
+            ids = reasoning.walk(grammar, seed, thought + opening)
+            line = reasoning.line(ids, AnswerReader(form, {"build": SCHEMA}))
+            [call] = line.calls
+            assert json.loads(call.text).keys() == {"kind", "high"}
+            assert line.reasoning
+
+
+def test_the_markers_of_a_format_are_the_tokens_that_may_be_drawn(tmp_path: Path) -> None:
+    reasoning = Reasoning("think as added tokens", tmp_path)
+    known = control_tokens(reasoning.tokenizer, ["<think>", "</think>"])
+    assert reasoning.before(OBJECT).tokens == tuple(known.values())
+    assert len(known) == 2

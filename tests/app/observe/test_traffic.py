@@ -1,0 +1,131 @@
+"""Metrics of tenants: exact, few, and never going back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from app.observe import traffic
+from app.observe.engine_metrics import EngineMetrics
+from app.observe.metrics import Metrics
+from app.observe.traffic import OTHER
+from engine.api import COUNTERS, EngineStats
+from tests.engine.simulation import simulated_core
+
+
+def read(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"partywall_{name}", labels)
+
+
+def test_latencies_are_a_histogram_of_all_that_was_observed() -> None:
+    metrics = Metrics()
+    series = metrics.traffic.tenants.did("a", 0)
+    for seconds, times in ((0.004, 1), (0.005, 2), (0.3, 3), (100.0, 1)):
+        series.inter_token_latency.observe(seconds, times)
+    name = "inter_token_latency_seconds"
+    counts = [
+        read(metrics, f"{name}_bucket", tenant="a", le=le)
+        for le in ("0.005", "0.25", "0.5", "80.0", "+Inf")
+    ]
+    assert counts == [3, 3, 6, 6, 7]
+    assert read(metrics, f"{name}_count", tenant="a") == 7
+    assert read(metrics, f"{name}_sum", tenant="a") == pytest.approx(100.914)
+
+
+def test_who_does_most_has_series_of_its_own_and_the_rest_is_other() -> None:
+    metrics = Metrics(most_tenants=2)
+
+    def answer(tenant: str, tokens: int) -> None:
+        metrics.count_answer(tenant, tokens, 0, 0, "stop")
+
+    def tokens() -> dict[str, float | None]:
+        name = "prompt_tokens_total"
+        return {one: read(metrics, name, tenant=one) for one in ("a", "b", "c", OTHER)}
+
+    for tenant, count in (("a", 10), ("b", 100), ("c", 19)):
+        answer(tenant, count)
+    assert tokens() == {"a": 10, "b": 100, "c": None, OTHER: 19}
+    metrics.traffic.tenants.rank()  # not twice as much as another one
+    assert tokens() == {"a": 10, "b": 100, "c": None, OTHER: 19}
+    answer("c", 20)
+    metrics.traffic.tenants.rank()
+    assert tokens() == {"a": None, "b": 100, "c": 0, OTHER: 39}
+    answer("a", 5)
+    answer("c", 7)
+    assert tokens() == {"a": None, "b": 100, "c": 7, OTHER: 44}
+
+
+def test_who_is_called_other_is_counted_with_the_others() -> None:
+    metrics = Metrics(most_tenants=2)
+    for tenant in (OTHER, "a", "b", "c"):
+        metrics.count_answer(tenant, 10, 0, 0, "stop")
+    metrics.count_answer(OTHER, 1000, 0, 0, "stop")
+    metrics.traffic.tenants.rank()
+    assert sorted(name for name, _ in metrics.traffic.tenants) == ["a", "b", OTHER]
+    assert read(metrics, "prompt_tokens_total", tenant=OTHER) == 1020
+
+
+def test_who_did_much_long_ago_gives_way() -> None:
+    metrics = Metrics(most_tenants=1)
+    metrics.count_answer("old", 10_000, 0, 0, "stop")
+    for _ in range(12):
+        metrics.count_answer("new", 100, 0, 0, "stop")
+        metrics.traffic.tenants.rank()
+    assert read(metrics, "prompt_tokens_total", tenant="new") is not None
+    assert read(metrics, "prompt_tokens_total", tenant="old") is None
+
+
+def test_without_any_of_their_own_all_are_other() -> None:
+    metrics = Metrics(most_tenants=0)
+    metrics.count_answer("a", 5, 2, 3, "length")
+    assert read(metrics, "prompt_tokens_cached_total", tenant=OTHER) == 2
+    labels = {"tenant": OTHER, "finished_reason": "length"}
+    assert read(metrics, "request_success_total", **labels) == 1
+
+
+def test_names_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "_MOST_NAMES", 10)
+    metrics = Metrics(most_tenants=1)
+    for number in range(100):
+        metrics.count_answer(str(number), 1 + number, 0, 0, None)
+    tenants: Any = metrics.traffic.tenants
+    assert len(tenants._done) <= 11
+    assert "99" in tenants._done
+    assert "0" in tenants._done  # which has series
+
+
+def counters(metrics: EngineMetrics) -> dict[str, float]:
+    return {
+        f"{sample.name}{sample.labels}": sample.value
+        for family in metrics.collect()
+        if family.type == "counter"
+        for sample in family.samples
+    }
+
+
+def stats(engine: str, factor: int) -> EngineStats:
+    values = {name: factor * (1 + number) for number, name in enumerate(COUNTERS)}
+    values["preemptions"] = 2 * values["recomputed"]
+    return structs.replace(simulated_core().stats(), engine=engine, **values)
+
+
+def test_counters_go_on_growing_when_the_engine_starts_again() -> None:
+    metrics = EngineMetrics()
+    metrics.observe(stats("a", 10))
+    first = counters(metrics)
+    assert len(first) == len(COUNTERS)
+    metrics.observe(None)
+    assert counters(metrics) == first
+    metrics.observe(stats("b", 1))
+    assert counters(metrics) == pytest.approx({name: 1.1 * one for name, one in first.items()})
+    metrics.observe(stats("b", 5))
+    assert counters(metrics) == pytest.approx({name: 1.5 * one for name, one in first.items()})
+    metrics.observe(stats("c", 6))  # that has done more meanwhile than the one before
+    assert counters(metrics) == pytest.approx({name: 2.1 * one for name, one in first.items()})
+
+
+def test_every_counter_of_the_engine_s_is_shown() -> None:
+    fields = EngineStats.__struct_fields__
+    assert set(COUNTERS) < set(fields)

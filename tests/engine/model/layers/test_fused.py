@@ -1,0 +1,340 @@
+"""Fused decoder layers compute what the families' own modules do, and nothing that they guess."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from engine.api import EngineError
+from engine.batch.batch import pack
+from engine.config import EngineConfig, Quantization
+from engine.model.layers import fused as decoder
+from engine.model.layers.eager import EagerDecoder
+from engine.model.layers.families import Description, Unfamiliar
+from engine.model.layers.fused import fuse
+from engine.model.layers.paged_model import PagedModel
+from engine.model.load import choose_dtype, load_model
+from kernels.group_format import group
+from kernels.native import library
+from tests.engine.model.test_model import SMALL, save_model
+
+TOKENS = 60
+BLOCK_SIZE = 8
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+Variant = tuple[str, dict[str, Any]]
+VARIANTS: dict[str, Variant] = {
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, one KV head": ("llama", {"num_key_value_heads": 1, "head_dim": 32}),
+    "llama, as many KV heads": ("llama", {"num_key_value_heads": 4}),
+    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "llama, llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral, window": ("mistral", {"sliding_window": 20}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, windows in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "layer_types": LAYERS},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3, biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 20,
+            "layer_types": LAYERS,
+            "query_pre_attn_scalar": 5,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": 20,
+            "layer_types": LAYERS,
+            "query_pre_attn_scalar": 5,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3, capped, linear": (
+        "gemma3_text",
+        {
+            "layer_types": LAYERS,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+UNFAMILIAR: dict[str, tuple[Variant, str]] = {
+    "another architecture": (("olmo2", {}), "Olmo2ForCausalLM"),
+    "experts": (("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}), "Mixtral"),
+    "another activation": (("llama", {"hidden_act": "relu"}), "activation is ReLU"),
+    "angles that depend on the context": (
+        ("llama", {"rope_parameters": LONGROPE}),
+        "rotary embedding of type longrope",
+    ),
+}
+
+
+def make_model(variant: Variant, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Random weights everywhere, in norms and biases too, which are all alike by default."""
+    family, options = variant
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(family, **(SMALL | options))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn(parameter.shape)
+    return model.to(dtype)
+
+
+def both_logits(
+    model: PreTrainedModel, quantization: Quantization = "none", in_one_call: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The fused model's and the model's own: for a sequence that comes in chunks, some of one
+    token, beside another one, over shuffled blocks; with the layers `in_one_call` where it can be.
+    """
+    random = torch.Generator().manual_seed(4)
+    one, other = torch.randint(1000, (2, TOKENS), generator=random).tolist()
+    eager = EagerDecoder(model)
+    expected = torch.cat([eager.own_logits(ids) for ids in (one, other)])
+    fused = fuse(model, eager.calls, quantization=quantization)
+    assert (fused._stack is not None) == library.available()
+    if not in_one_call:
+        fused._stack = None
+    call = eager.calls[0]
+    per_sequence = -(-TOKENS // BLOCK_SIZE)
+    order = torch.randperm(2 * per_sequence, generator=random).tolist()
+    tables = order[:per_sequence], order[per_sequence:]
+    shape = (len(order), len(eager.calls), 2, call.num_kv_heads, BLOCK_SIZE, call.head_dim)
+    memory = torch.full(shape, torch.nan, dtype=model.dtype)
+    actual = torch.empty_like(expected)
+    starts = [0, 30, 31, 32, 55, TOKENS]
+    for start, end in pairwise(starts):
+        count = end - start
+        parts = [(one, start, count, tables[0]), (other, start, count, tables[1])]
+        batch = pack(parts, range(2 * count), BLOCK_SIZE, torch.device("cpu"))
+        with torch.inference_mode():
+            logits = fused.forward(batch, memory)
+        for rows, first in zip(logits.chunk(2), (0, TOKENS), strict=True):
+            actual[first + start : first + end] = rows
+    return actual, expected
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_those_of_the_model_itself(name: str) -> None:
+    actual, expected = both_logits(make_model(VARIANTS[name]))
+    assert relative_error(actual, expected) < 1e-5
+    assert torch.equal(actual.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3"])
+def test_bfloat16_differs_by_its_roundings_only(name: str) -> None:
+    family, options = VARIANTS[name]
+    model = make_model((family, options | {"attn_logit_softcapping": None}), torch.bfloat16)
+    assert relative_error(*both_logits(model)) < 0.03
+
+
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3"])
+def test_8_bits_differ_by_their_roundings_only(name: str) -> None:
+    error = relative_error(*both_logits(make_model(VARIANTS[name]), "int8"))
+    assert 1e-4 < error < 0.1
+
+
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma3"])
+def test_weights_of_4_bits_are_found_again_in_a_model_that_was_rounded_to_them(name: str) -> None:
+    model = make_model(VARIANTS[name])
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if key.endswith("_proj.weight"):
+                weight.copy_(group(weight).dequantize())
+    assert 1e-4 < relative_error(*both_logits(model, "int4")) < 0.1
+
+
+def test_logits_are_never_computed_in_4_bits() -> None:
+    model = make_model(VARIANTS["llama, biases"])
+    fuse_in_4_bits = fuse(
+        model, EagerDecoder(model, max_context_tokens=64).calls, quantization="int4"
+    )
+    head = fuse_in_4_bits._head
+    assert head.nbytes >= head.in_features * head.out_features
+
+
+@pytest.mark.skipif(not library.available(), reason="the library is not built")
+@pytest.mark.parametrize("name", ["llama, biases", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_layers_in_one_call_compute_what_they_do_one_by_one(
+    name: str, quantization: Quantization
+) -> None:
+    together, _ = both_logits(make_model(VARIANTS[name], torch.bfloat16), quantization)
+    model = make_model(VARIANTS[name], torch.bfloat16)
+    one_by_one, _ = both_logits(model, quantization, in_one_call=False)
+    assert torch.equal(together, one_by_one)
+
+
+@pytest.mark.parametrize("name", UNFAMILIAR)
+def test_what_is_not_known_is_not_fused(name: str) -> None:
+    variant, reason = UNFAMILIAR[name]
+    model = make_model(variant)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(Unfamiliar, match=reason):
+        fuse(model, EagerDecoder(model, max_context_tokens=64).calls)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_module_of_another_class_is_not_fused() -> None:
+    model = make_model(("llama", {}))
+    model.model.layers[1].mlp.up_proj = Doubled(64, 96, bias=False)
+    with pytest.raises(Unfamiliar, match="Doubled"):
+        fuse(model, EagerDecoder(model).calls)
+
+
+def test_a_layer_with_one_more_module_is_not_fused() -> None:
+    model = make_model(("llama", {}))
+    model.model.layers[2].self_attn.q_norm = nn.Identity()
+    with pytest.raises(Unfamiliar, match="q_norm"):
+        fuse(model, EagerDecoder(model).calls)
+
+
+def test_contexts_end_where_the_engine_ends_them() -> None:
+    model = make_model(("llama", {}))
+    fused = fuse(model, EagerDecoder(model).calls, max_positions=40)
+    assert {layer.options.rotation.cos.shape for layer in fused._layers} == {(40, 8)}
+
+
+def test_the_originals_are_gone_once_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model("llama", tmp_path)
+    alive: list[weakref.ref[Any]] = []
+    load = AutoModelForCausalLM.from_pretrained
+
+    def watched(*arguments: Any, **options: Any) -> PreTrainedModel:
+        model = load(*arguments, **options)
+        alive.extend(map(weakref.ref, [model, *model.parameters()]))
+        return model
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", watched)
+    model = load_model(config_of(tmp_path))
+    assert model.weights.is_fused
+    gc.collect()
+    assert len(alive) > 20
+    assert not any(reference() is not None for reference in alive)
+
+
+def config_of(folder: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        model_path=str(folder), device="cpu", dtype="float32", block_size=8, threads=1, **options
+    )
+
+
+def test_layers_that_turn_out_wrong_give_way_to_the_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_model("llama", tmp_path)
+    describe = decoder.describe
+
+    def wrong(*arguments: Any) -> Description:
+        description = describe(*arguments)
+        description.norm.weight.mul_(-1)
+        return description
+
+    monkeypatch.setattr(decoder, "describe", wrong)
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        model = load_model(config_of(tmp_path))
+    assert not model.weights.is_fused
+    assert "fused layers differ" in caplog.text
+
+
+def test_options_that_cannot_be_had_are_refused_by_name(tmp_path: Path) -> None:
+    save_model("olmo2", tmp_path)
+    assert not load_model(config_of(tmp_path)).weights.is_fused
+    with pytest.raises(EngineError, match="quantize: not for this model: Olmo2ForCausalLM"):
+        load_model(config_of(tmp_path, quantize="int8"))
+    for scheme in ("int8", "int4"):
+        on_gpu = msgspec.structs.replace(config_of(tmp_path, quantize=scheme), device="cuda")
+        with (
+            patch.object(torch.cuda, "is_available", return_value=True),
+            pytest.raises(EngineError, match=f"quantize: {scheme} weights are for CPUs"),
+        ):
+            load_model(on_gpu)
+    with pytest.raises(EngineError, match="batch_invariant: not for this model: Olmo2ForCausalLM"):
+        load_model(config_of(tmp_path, batch_invariant=True))
+    weights = load_model(config_of(tmp_path)).weights
+    odd = replace(weights, layout=replace(weights.layout, head_dim=24))
+    with pytest.raises(EngineError, match="kv_dtype: heads of 24 dimensions"):
+        PagedModel(odd, 8, "int8")
+    with pytest.raises(EngineError, match="kv_dtype: a cache of fp8 needs a GPU"):
+        load_model(config_of(tmp_path, kv_dtype="fp8"))
+    for field in ("quantize", "kv_dtype"):
+        with pytest.raises(ValueError, match=f"{field}: 'int2' is none of"):
+            config_of(tmp_path, **{field: "int2"})
+
+
+@pytest.mark.parametrize(("compiled", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_the_type_of_choice_is_what_is_multiplied_fastest(
+    compiled: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model.load.library.available", lambda: compiled)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    config = EngineConfig(model_path=str(tmp_path))
+    assert choose_dtype(config, torch.device("cpu")) == getattr(torch, expected)
+    chosen = EngineConfig(model_path=str(tmp_path), dtype="float16")
+    assert choose_dtype(chosen, torch.device("cpu")) == torch.float16
