@@ -72,7 +72,7 @@ async def backstage(
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Backstage]:
-    monkeypatch.setattr(app.upkeep.warming, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(app.background.warming, "_RETRY_SECONDS", 0.02)
     redis = await open_redis(store_server.url)
     await redis.execute("FLUSHALL")
     stores, engine = Stores.over(redis, PEPPER), ScriptedEngine(tokenizer)

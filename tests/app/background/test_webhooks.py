@@ -71,7 +71,7 @@ async def sending(outbox: Outbox, url: str) -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.upkeep.webhooks, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(app.background.webhooks, "_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def is_empty(redis: GuardedRedis) -> None:
 async def test_a_message_is_sent_again_until_it_is_taken(
     redis: GuardedRedis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(app.upkeep.webhooks, "_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(app.background.webhooks, "_TIMEOUT_SECONDS", 0.5)
     receiver = Receiver("500 Oh No", "302 Found", "hang")
     outbox = Outbox(redis, retry_seconds=0.001)
     await outbox.put("budget-1", b'{"a": 1}')

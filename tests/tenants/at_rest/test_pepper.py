@@ -13,7 +13,7 @@ import pytest
 from tenants.at_rest.pepper import load_or_create_pepper
 from tenants.errors import InvalidField
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_pepper_is_made_once_and_read_back(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tenants.storage.embedded import EmbeddedStore, attach_or_start
 from tenants.store import TenantStore
 from tests.tenants.conftest import who
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _SECONDS = 20.0
 
 
