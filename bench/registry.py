@@ -31,15 +31,15 @@ _MODULES = {
     "paper": "bench.paper",
     "quantize": "bench.engine.quantize",
     "step": "bench.engine.step",
-    "speculate": "bench.engine.speculate",
-    "structured": "bench.engine.structured",
+    "speculate": "bench.speculate.speculate",
+    "structured": "bench.formats.structured",
     "kernels": "bench.kernels.kernels",
-    "gpu": "bench.engine.gpu",
+    "gpu": "bench.gpu.gpu",
     "routing": "bench.cluster.routing",
     "scale": "bench.cluster.scale",
     "cluster": "bench.cluster.replicas",
     "disaggregated": "bench.cluster.disaggregated",
-    "peers": "bench.service.peers",
+    "peers": "bench.peers.peers",
 }
 _NOT_PARAMETERS = ("json", "list", "bench", "api_key")
 

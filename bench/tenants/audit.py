@@ -23,8 +23,8 @@ from app.audit.report import Report, document, table
 from app.audit.server import AuditError, Server, Tenant
 from bench.common.machine import warn_if_busy
 from bench.common.service import running_service
+from bench.peers.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError, Result, parameters
-from bench.service.peer import Peer, read_peers, running_peer
 from engine.model.weights import DEFAULT_MODEL
 
 _OURS: Final = "partywall"
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers",
         type=Path,
         metavar="FILE",
-        help="audit these in place of Partywall, see bench/service/peers.example.toml",
+        help="audit these in place of Partywall, see bench/peers/peers.example.toml",
     )
 
 

@@ -17,8 +17,9 @@ import pytest
 from bench import __main__ as cli
 from bench.common import azure
 from bench.common.drivers import Ask, DriverError, Timing
+from bench.peers import peers
 from bench.registry import BenchError
-from bench.service import loads, peers
+from bench.service import loads
 from bench.service.loads import mixed
 from bench.service.loads.rounds import Target
 from tests.bench import stand_in

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from bench.service import openvino_server
+from bench.peers import openvino_server
 
 ENDLESS = 1_000_000
 

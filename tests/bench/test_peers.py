@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as cli
+from bench.peers import peers
+from bench.peers.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError
-from bench.service import peers
-from bench.service.peer import Peer, read_peers, running_peer
 from tests.bench import stand_in
 
 EXAMPLE = Path(peers.__file__).with_name("peers.example.toml")
@@ -37,7 +37,7 @@ def test_servers_take_turns_and_are_compared(
         'omits = ["ignore_eos"]\nnew_connections = true\n'
     )
     peer.short_by = 1
-    monkeypatch.setattr("bench.service.peers.warn_if_busy", lambda: 0.0)
+    monkeypatch.setattr("bench.peers.peers.warn_if_busy", lambda: 0.0)
     given = ["peers", "--peers", str(file), "--model", str(model), "--json", str(out)]
     given += ["--rounds", "1", "--tenants", "2", "--requests", "2", "--output-tokens", "5"]
     given += ["--system-tokens", "20", "--serve-args", "--kv-memory 32MiB"]

@@ -23,8 +23,8 @@ import torch
 from rich.table import Table
 
 from bench.common.device_rates import copy_rate, matmul_rate
-from bench.engine.gpu_loop import Case, Loop, Mode
-from bench.engine.gpu_models import SHAPES, Shape, write_model
+from bench.gpu.loop import Case, Loop, Mode
+from bench.gpu.models import SHAPES, Shape, write_model
 from bench.registry import BenchError, Result, parameters
 from engine.assembly.assemble import Parts, load_parts
 from engine.config import EngineConfig

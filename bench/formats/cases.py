@@ -1,4 +1,4 @@
-"""The engine of `bench.engine.structured`, timed from outside."""
+"""The engine of `bench.formats.structured`, timed from outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from bench.common.stopwatch import replaced
-from bench.engine.structured_schemas import NUM_KINDS, Found, grammar_of
+from bench.formats.schemas import NUM_KINDS, Found, grammar_of
 from engine.api import EngineRequest, Namespaces, SamplingParams
 from engine.assembly.assemble import load_parts, make_core
 from engine.blocks.hashing import KEY_BYTES

@@ -26,12 +26,12 @@ from rich.table import Table
 from bench.common.drivers import DRIVERS, Driver, HttpDriver
 from bench.common.machine import LoadWatch, tree_rss_mib, warn_if_busy
 from bench.common.service import running_service, served_model
+from bench.peers.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError, Result, parameters
 from bench.service.loads import FIGURES as LOAD_FIGURES
 from bench.service.loads import Load, add_load_arguments, make_load, settled, token_counter
 from bench.service.loads.options import count
 from bench.service.loads.rounds import Target, Tenants, registered, warm_up
-from bench.service.peer import Peer, read_peers, running_peer
 from engine.model.weights import DEFAULT_MODEL
 
 _OURS: Final = "partywall"
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="see bench/service/peers.example.toml",
+        help="see bench/peers/peers.example.toml",
     )
     add_load_arguments(parser)
     parser.add_argument("--rounds", type=count, default=2, help="rounds; figures are their medians")

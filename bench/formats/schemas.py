@@ -1,4 +1,4 @@
-"""The schemas of `bench.engine.structured`, and rates with them and without."""
+"""The schemas of `bench.formats.structured`, and rates with them and without."""
 
 from __future__ import annotations
 

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from bench.common.machine import warn_if_busy
-from bench.engine.structured_peers import compare
+from bench.formats.hostile import attack
+from bench.formats.peers import compare
 from bench.registry import Result, parameters
-from bench.service.hostile_formats import attack
 from engine.config import EngineConfig
 from engine.model.weights import DEFAULT_MODEL, resolve_model
 from engine.system.threads import thread_environment
 
 if TYPE_CHECKING:  # it imports torch, which is to come after its environment
-    from bench.engine.structured_cases import StructuredBench
+    from bench.formats.cases import StructuredBench
 
 _OF_ENGINE: Final = {
     "mask_us_p50": "to find what a row may draw, us: median",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 1, 32], help="sequences")
     parser.add_argument("--tokens", type=int, default=96, help="that each sequence writes")
     parser.add_argument("--rounds", type=int, default=5, help="of all batches, both ways")
-    peers = "also ask these over HTTP; see bench/service/peers.example.toml"
+    peers = "also ask these over HTTP; see bench/peers/peers.example.toml"
     parser.add_argument("--peers", type=Path, metavar="FILE", help=peers)
     parser.add_argument("--peer-rounds", type=int, default=2, help="of all servers")
     hostile = "also send a service so many hostile ones beside a neighbour's stream"
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> Result:
     of_hostile, by_hostile = attack(options) if options.hostile else ({}, [])
     # As in the engine's own process; before anything imports torch.
     os.environ.update(thread_environment(options.threads))
-    from bench.engine.structured_cases import StructuredBench
+    from bench.formats.cases import StructuredBench
 
     bench = StructuredBench(
         EngineConfig(
@@ -132,7 +132,7 @@ def _of_engine(
 
 
 def _of_libraries(bench: StructuredBench, folder: Path) -> tuple[dict[str, float], Table]:
-    from bench.engine.structured_rivals import Begin, ours, walk, xgrammars
+    from bench.formats.rivals import Begin, ours, walk, xgrammars
 
     columns = ("library", "first mask, ms", "mask, us: median", "99th percentile", "refused")
     table = _table("masks of the same outputs, alone", columns)

@@ -20,7 +20,7 @@ import httpx
 from rich.table import Table
 
 from bench.common.service import Service, running_service, served_model
-from bench.engine.hostile_grammars import hostile_grammars
+from bench.formats.hostile_grammars import hostile_grammars
 from bench.registry import BenchError
 from bench.service.hostile import CHAT
 from engine.api import Grammar

@@ -15,10 +15,10 @@ from rich.table import Table
 from bench.common.drivers import Ask, HttpDriver
 from bench.common.service import running_service, served_model
 from bench.common.workload import question
-from bench.engine.structured_schemas import Found, schema_of
+from bench.formats.schemas import Found, schema_of
+from bench.peers.peer import Peer, read_peers, running_peer
 from bench.registry import BenchError
 from bench.service.loads.rounds import Target, send_round, summary
-from bench.service.peer import Peer, read_peers, running_peer
 
 _OURS = "partywall"
 _TIMEOUT_SECONDS = 300.0

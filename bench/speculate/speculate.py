@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> Result:
     foreign = warn_if_busy()
     # As in the engine's own process; before anything imports torch.
     os.environ.update(thread_environment(options.threads))
-    from bench.engine.draft_stand_ins import draft_folder
-    from bench.engine.speculate_cases import SpeculateBench
+    from bench.speculate.cases import SpeculateBench
+    from bench.speculate.stand_ins import draft_folder
 
     folder = resolve_model(options.model)
     draft: Path | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from bench.engine.structured_schemas import grammar_of, schema_of
+from bench.formats.schemas import grammar_of, schema_of
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.vocabulary import Vocabulary
 

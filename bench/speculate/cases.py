@@ -1,4 +1,4 @@
-"""The loads of `bench.engine.speculate`, and the two engines that they are put on."""
+"""The loads of `bench.speculate.speculate`, and the two engines that they are put on."""
 
 from __future__ import annotations
 

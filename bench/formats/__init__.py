@@ -1,0 +1,1 @@
+"""Benches of answers that are held to formats, and of formats that are meant to harm."""

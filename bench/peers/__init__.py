@@ -1,0 +1,1 @@
+"""Partywall beside other servers."""

@@ -1,0 +1,1 @@
+"""What several tokens a step add."""
