@@ -40,9 +40,8 @@ FLEET = FleetFigures(
 )
 
 
-@pytest.fixture(scope="module")
-def exported() -> set[str]:
-    """The names of all samples that a service has told."""
+def told_metrics() -> Metrics:
+    """Those of a service that has told all that it may."""
     metrics = Metrics()
     metrics.engine.observe(simulated_core().stats())
     metrics.fleet.observe(FLEET)
@@ -51,7 +50,14 @@ def exported() -> set[str]:
     metrics.count_refused("responses", 400)
     metrics.limited.labels("requests").inc()
     metrics.loop_failures.labels("warming").inc()
-    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    return metrics
+
+
+@pytest.fixture(scope="module")
+def exported() -> set[str]:
+    """The names of all samples that a service has told."""
+    families = told_metrics().registry.collect()
+    return {sample.name for family in families for sample in family.samples}
 
 
 def expressions() -> Iterator[str]:
