@@ -9,7 +9,7 @@ import functools
 
 import ray
 
-from app.cli.__main__ import main
+from app.cli import main
 
 NODE_IP = "127.0.0.2"
 

@@ -172,7 +172,7 @@ def main() -> None:
     if sys.argv[1].startswith("ipc:"):
         _child(*sys.argv[1:])
         return
-    from app.cli import __main__ as cli
+    from app import cli
 
     ProcessEngine.program = "bench.service.null_engine"
     cli.main()

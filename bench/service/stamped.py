@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from app.cli import __main__ as cli
+from app import cli
 from app.responses import run as response_run
 from app.responses.event_log import EventLog
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from safetensors import SafetensorError
 
 from engine.api import EngineError
+from engine.model.memory_errors import lacks_memory
 from engine.model.weights import ModelUnavailable, in_a_line
-from engine.system.memory_errors import lacks_memory
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from engine.batch.staging import upload
 from engine.blocks.transfers import Transfers
 from engine.constraint.masks import Masks, RowMasks
 from engine.model.layers.paged_model import PagedModel
+from engine.model.memory_errors import attempt
 from engine.run.copies import BlockCopies, Blocks, Queues
 from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
@@ -31,7 +32,6 @@ from engine.run.stopwatch import Stopwatch
 from engine.schedule.swap_or_recompute import CostModel
 from engine.sequences.plan import Draw, Sampled, StepPlan
 from engine.sequences.sequence import Sequence
-from engine.system.memory_errors import attempt
 from kernels.prefix_groups import rule_for
 
 _HOST = torch.device("cpu")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from app.cli import __main__ as cli
+from app import cli
 
 PROGRAM = [sys.executable, "-m", "app.cli"]
 # On a machine that other programs keep busy.

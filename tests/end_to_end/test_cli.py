@@ -272,7 +272,7 @@ def test_a_taken_port_is_told_before_the_model_loads(
 
 def test_listing_tenants_loads_no_model_library(service: Started, folder: Path) -> None:
     code = (
-        "import sys; from app.cli.__main__ import main\n"
+        "import sys; from app.cli import main\n"
         "sys.argv = ['partywall', 'tenant', 'list']\n"
         "try: main()\n"
         "except SystemExit as exit: assert not exit.code\n"

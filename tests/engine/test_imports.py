@@ -11,6 +11,7 @@ import engine
 
 ROOT = Path(engine.__file__).parents[1]
 HEAVY = {"torch", "transformers", "triton"}
+COMPUTING = {"assembly", "batch", "draft_model", "model", "run"}
 
 
 def modules() -> list[str]:
@@ -18,10 +19,11 @@ def modules() -> list[str]:
     paths = [
         path
         for path in (ROOT / "engine").rglob("*.py")
-        if path.relative_to(ROOT).parts[1] not in ("model", "run") and path.name != "__init__.py"
+        if path.relative_to(ROOT).parts[1] not in COMPUTING and path.name != "__init__.py"
     ]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    return [*sorted(names), "engine.run.steps", "engine.system.threads"]
+    steps = ["engine.assembly.process", "engine.draft_model.drafter", "engine.run.steps"]
+    return [*sorted(names), *steps]
 
 
 def test_policy_runs_without_torch() -> None:

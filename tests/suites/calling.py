@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from app.cli import __main__ as cli
+from app import cli
 from app.generation.begin import Generations
 from app.generation.generation import Generation
 from app.request.constraint import Constraint

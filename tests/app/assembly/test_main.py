@@ -43,7 +43,7 @@ class Stopping:
 
 sys.meta_path.insert(0, Stopping())
 sys.argv = ["partywall", "serve", "--port", "0", "--data-dir", {str(tmp_path)!r}]
-from app.cli.__main__ import main
+from app.cli import main
 main()
 """
     done = subprocess.run(

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from engine.api import StepOutOfMemory
 from engine.assembly.assemble import Parts
 from engine.batch.batch import Batch
+from engine.model.memory_errors import attempt
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.serve.core import EngineCore
-from engine.system.memory_errors import attempt
 from tests.engine.model.test_model import generate, save_model
 from tests.engine.run.test_graphs import core_of, load
 from tests.engine.simulation import make_request, random_prompt, run_to_end
