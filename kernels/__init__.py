@@ -2,6 +2,6 @@
 
 Three doors, `attention`, `layers` and `linear`, pick the room that fits the tensors' device:
 `triton` for GPUs, `native` (C) for CPUs, and `reference` (plain torch) where neither runs. A door's
-functions lie in the file of its name in every room. The kernels know blocks and slots, no requests
+functions lie in the module of its name in every room. The kernels know blocks and slots, no requests
 and no models.
 """

@@ -42,7 +42,7 @@ class GroupingRule:
 
 
 _NATIVE_SPLIT = 256
-"""`PW_SPLIT` of native/attention.h: keys of which a row has one part of its result."""
+"""`PW_SPLIT` of `native/attention/attention.h`: keys of which a row has one part of its result."""
 
 # Measured: two members are even at a run of 200 to 250 keys, sixteen at one of 130.
 _NATIVE_RULE = GroupingRule(least_saved_keys=128)

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "layers.h"
+#include "layers/layers.h"
 
 enum { NORMED, QKV, QUERY, ATTENDED, GATE_UP, GATED, PLAIN, NUM_BUFFERS };
 

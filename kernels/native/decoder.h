@@ -2,8 +2,8 @@
 #ifndef PW_DECODER_H
 #define PW_DECODER_H
 
-#include "attention.h"
-#include "linear.h"
+#include "attention/attention.h"
+#include "linear/linear.h"
 
 typedef struct {
     const void *weight; /* NULL: there is no such norm */

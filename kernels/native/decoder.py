@@ -16,7 +16,7 @@ from kernels.native.linear import packed_address
 from kernels.types import Activation, AttentionBatch, DecoderLayer, LayerStack, Linear, Norm
 
 _LAYER = Struct("=4q" + 6 * "2qd" + "2q3q2d")
-"""`pw_layer` of `native/decoder.h`, field by field."""
+"""`pw_layer` of `decoder.h`, field by field."""
 
 _STEP = Struct("=4q2q")
 """`pw_step`."""

@@ -17,9 +17,9 @@
 #define PANEL 4
 #define BF16_PAIRS
 #define BF16_TILES
-#include "vector_avx512.h"
+#include "processor/vector_avx512.h"
 
-#include "attention_body.h"
+#include "attention/body.template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

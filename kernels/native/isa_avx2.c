@@ -13,11 +13,11 @@
 #define STRIP 2
 #define BLOCK 6
 #define PANEL 2
-#include "vector_avx2.h"
+#include "processor/vector_avx2.h"
 
-#include "attention_body.h"
-#include "layers_body.h"
-#include "sampling_body.h"
+#include "attention/body.template.h"
+#include "layers/body.template.h"
+#include "sampling/body.template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -14,11 +14,11 @@
 #define STRIP 4
 #define BLOCK 6
 #define PANEL 4
-#include "vector_avx512.h"
+#include "processor/vector_avx512.h"
 
-#include "attention_body.h"
-#include "layers_body.h"
-#include "sampling_body.h"
+#include "attention/body.template.h"
+#include "layers/body.template.h"
+#include "sampling/body.template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

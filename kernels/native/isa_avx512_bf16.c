@@ -16,9 +16,9 @@
 #define BLOCK 6
 #define PANEL 4
 #define BF16_PAIRS
-#include "vector_avx512.h"
+#include "processor/vector_avx512.h"
 
-#include "attention_body.h"
+#include "attention/body.template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

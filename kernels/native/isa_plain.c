@@ -5,8 +5,8 @@
 #define STRIP 2
 #define BLOCK 4
 #define PANEL 2
-#include "vector_plain.h"
+#include "processor/vector_plain.h"
 
-#include "attention_body.h"
-#include "layers_body.h"
-#include "sampling_body.h"
+#include "attention/body.template.h"
+#include "layers/body.template.h"
+#include "sampling/body.template.h"

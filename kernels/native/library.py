@@ -28,6 +28,9 @@ real = ctypes.c_float
 text = ctypes.c_char_p
 """Packed bytes, read during the call only."""
 
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""`pw_type` of `processor/cpu.h`: the element types that it computes with."""
+
 
 def available() -> bool:
     """Whether the library was built, from the sources that lie here, and could be loaded."""
@@ -101,7 +104,7 @@ def trust_tiles(compute: Callable[[], Tensor]) -> None:
 def sources_digest(folder: Path) -> str:
     """What the library is built from, as one short word; empty where there are no sources."""
     digest = blake2b(digest_size=8)
-    sources = sorted(path for path in folder.iterdir() if path.suffix in (".c", ".h"))
+    sources = sorted(folder.rglob("*.[ch]"))
     for source in sources:
         digest.update(source.read_bytes())
     return digest.hexdigest() if sources else ""

@@ -11,13 +11,13 @@ from typing import Final, Literal, get_args
 from kernels.native import library
 
 Path = Literal["floats", "words", "tiles"]
-"""In float32, by words of several elements, by matrix tiles: `pw_path` of `native/cpu.h`."""
+"""In float32, by words of several elements, by matrix tiles: `pw_path` of `processor/cpu.h`."""
 
 Kind = Literal["bfloat16", "int8", "attention"]
 """Products with weights of that type; attention of prompts in bfloat16."""
 
 TileSize = Literal["small", "large"]
-"""Of the tiles of rows and keys by which prompts are attended to: `tile_sizes` of `attention.c`."""
+"""Of tiles of rows and keys, to attend to prompts by: `tile_sizes` of `attention/attention.c`."""
 
 TILE_SIZES: Final[tuple[TileSize, ...]] = get_args(TileSize)
 PATHS: Final[tuple[Path, ...]] = get_args(Path)

@@ -1,5 +1,5 @@
 /* Tells the loader which sources this library was built from. */
-#include "pool.h"
+#include "processor/pool.h"
 
 PW_EXPORT const char *pw_sources(void);
 

@@ -25,7 +25,7 @@ TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 BACKENDS: list[Backend] = ["reference", "native"] if library.available() else ["reference"]
 
 SPLIT = 256
-"""Keys that the library attends to at a time (`PW_SPLIT` in `native/attention.h`)."""
+"""Keys that the library attends to at a time (`PW_SPLIT` in `native/attention/attention.h`)."""
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -33,16 +33,16 @@ SOURCES = Path(library.__file__).parent
 EMULATOR = Path(__file__).parent / "tile_emulator.h"
 LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2), (300, 90)]
 USED = (
-    "attention",
+    "attention/attention",
     "isa_amx",
-    "linear",
-    "linear_amx",
-    "linear_grouped",
-    "linear_pairs",
-    "linear_vnni",
-    "pool",
+    "linear/amx",
+    "linear/grouped",
+    "linear/linear",
+    "linear/pairs",
+    "linear/vnni",
+    "processor/pool",
 )
-USE_TILES = '#include "cpu.h"\npw_level pw_cpu_level(void) { return PW_AMX; }\n'
+USE_TILES = '#include "processor/cpu.h"\npw_level pw_cpu_level(void) { return PW_AMX; }\n'
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,155 @@
+"""Paged attention by the compiled library: one call for all the sequences of a batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from kernels.kv_format import head_size
+from kernels.native import library
+from kernels.native.library import TYPES
+from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
+
+_CALL = Struct("=11q17q2d")
+"""`pw_attention` of `attention.h`, field by field."""
+
+_WRITE = Struct("=4q4q4q6q")
+"""`pw_cache_write` of `layers/cache.h`."""
+
+
+def prepare(shape: AttentionShape) -> None:
+    """See `kernels.attention.prepare`; everything was compiled with the package."""
+    if shape.dtype == torch.bfloat16:
+        library.trust_tiles(partial(_example, shape))
+
+
+def write_kv(key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See `kernels.attention.write_kv`."""
+    assert key.dtype == value.dtype
+    key, value = _whole_heads(key), _whole_heads(value)
+    _write_kv(
+        _WRITE.pack(
+            key.data_ptr(),
+            value.data_ptr(),
+            kv.data_ptr(),
+            slots.data_ptr(),
+            *(stride * part.itemsize for part in (key, value) for stride in part.stride()[:2]),
+            *(stride * kv.itemsize for stride in kv.stride()[:4]),
+            len(slots),
+            kv.shape[2],
+            kv.shape[3],
+            key.shape[2],
+            TYPES[key.dtype],
+            holds_codes(kv, key.dtype),
+        )
+    )
+
+
+def attend(
+    query: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    output: Tensor | None = None,
+) -> Tensor:
+    """See `kernels.attention.attend`. Raises `MemoryError` without memory for partial results."""
+    query = _whole_heads(query)
+    if output is None:
+        output = torch.empty(query.shape, dtype=query.dtype)
+    places = (query.data_ptr(), output.data_ptr(), query.stride(0), query.stride(1))
+    call = pack_call(places, query.shape[1], query.dtype, kv, batch, scale, sliding_window, softcap)
+    if _attend(call) != 0:
+        raise MemoryError("no memory for the partial results of attention")
+    return output
+
+
+def pack_call(
+    places: tuple[int, int, int, int],
+    num_heads: int,
+    dtype: torch.dtype,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> bytes:
+    """A `pw_attention`, with pointers to tensors that must outlive it.
+
+    `places` are the addresses of query and output, which are of `dtype`, and the query's strides in
+    elements: from token to token and from head to head.
+    """
+    query, output, query_token, query_head = places
+    block, value, head, token, within = kv.stride()
+    assert within == 1
+    groups = batch.groups
+    return _CALL.pack(
+        query,
+        output,
+        kv.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.query_starts.data_ptr(),
+        batch.context_lens.data_ptr(),
+        *_addresses(groups),
+        query_token,
+        query_head,
+        block,
+        value,
+        head,
+        token,
+        batch.block_tables.stride(0),
+        len(batch.context_lens),
+        0 if groups is None else len(groups.begins),
+        num_heads,
+        kv.shape[2],
+        head_size(kv),
+        kv.shape[3],
+        sliding_window or 0,
+        TYPES[dtype],
+        holds_codes(kv, dtype),
+        batch.batch_invariant,
+        scale,
+        softcap or 0.0,
+    )
+
+
+def holds_codes(kv: Tensor, dtype: torch.dtype) -> bool:
+    """Whether KV memory for a model that computes in `dtype` is quantized: in int8, here."""
+    assert kv.dtype in (dtype, torch.int8), "fp8 is read by GPUs only"
+    return kv.dtype == torch.int8
+
+
+def _addresses(groups: PrefixGroups | None) -> tuple[int, ...]:
+    if groups is None:
+        return 0, 0, 0, 0, 0
+    return (
+        groups.begins.data_ptr(),
+        groups.ends.data_ptr(),
+        groups.member_starts.data_ptr(),
+        groups.members.data_ptr(),
+        groups.private_starts.data_ptr(),
+    )
+
+
+def _example(shape: AttentionShape) -> Tensor:
+    """Attention of enough rows for tiles, over more than one split of keys."""
+    random = torch.Generator().manual_seed(0)
+    query_len, context_len = 24, 300
+    blocks, head_dim = -(-context_len // shape.block_size), shape.head_dim
+    memory = (blocks, 2, shape.num_kv_heads, shape.block_size, head_dim)
+    kv = torch.randn(memory, generator=random).bfloat16()
+    query = torch.randn(query_len, shape.num_heads, head_dim, generator=random).bfloat16()
+    batch = AttentionBatch.of_one(query_len, context_len, shape.block_size)
+    return attend(query, kv, batch, head_dim**-0.5, None, None)
+
+
+def _whole_heads(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+_write_kv = library.function("pw_write_kv", library.text)
+_attend = library.function("pw_attend", library.text, returns=library.integer)

@@ -1,0 +1,138 @@
+/* Attention of a few rows of one KV head over some keys, and what happens to the result of any, for
+ * one element type of queries and instruction set.
+ *
+ * Included with T as the type's name. */
+
+#include "processor/typed.template.h"
+
+/* target[0 .. padded) = source[0 .. dim) and zeros. */
+static inline void TYPED(widen)(const ELEMENT *source, float *target, int64_t dim, int64_t padded) {
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) {
+        v_store_f32(target + i, LOAD(source + i));
+    }
+    if (i < dim) {
+        v_store_f32(target + i, LOAD_END(source + i, (int)(dim - i)));
+        i += LANES;
+    }
+    for (; i < padded; i += LANES) {
+        v_store_f32(target + i, v_set(0.0f));
+    }
+}
+
+static inline void TYPED(narrow)(const float *source, float factor, ELEMENT *target, int64_t dim) {
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) {
+        STORE(target + i, v_mul(v_load_f32(source + i), v_set(factor)));
+    }
+    if (i < dim) {
+        const vf last = v_load_end_f32(source + i, (int)(dim - i));
+        STORE_END(target + i, v_mul(last, v_set(factor)), (int)(dim - i));
+    }
+}
+
+static inline const ELEMENT *TYPED(query_row)(const pw_item *item, int64_t row) {
+    const pw_attention *call = item->call;
+    const int64_t group = call->num_heads / call->num_kv_heads;
+    const int64_t token = pw_token(call, item->run, (item->row + row) / group);
+    const int64_t head = item->head * group + (item->row + row) % group;
+    return (const ELEMENT *)call->query + token * call->query_token + head * call->query_head;
+}
+
+/* Hand a row's sums on: as they are, or divided by their weights as the final result. */
+static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *sums, float highest,
+                                 float total) {
+    const pw_attention *call = item->call;
+    if (item->sums) {
+        memcpy(item->sums + row * call->head_dim, sums, (size_t)call->head_dim * sizeof *sums);
+        item->statistics[2 * row] = highest;
+        item->statistics[2 * row + 1] = total;
+        return;
+    }
+    const int64_t group = call->num_heads / call->num_kv_heads;
+    const int64_t token = pw_token(call, item->run, (item->row + row) / group);
+    const int64_t head = item->head * group + (item->row + row) % group;
+    ELEMENT *output = (ELEMENT *)call->output + (token * call->num_heads + head) * call->head_dim;
+    TYPED(narrow)(sums, 1.0f / total, output, call->head_dim);
+}
+
+/* Scores of a constant number of rows, and sums by their weights, of whatever the blocks hold. */
+static inline __attribute__((always_inline)) void TYPED(score_rows)(
+    const pw_attention *call, const float *query, int num_rows, const int64_t *offsets,
+    int64_t num_keys, float *scores) {
+    if (call->is_quantized) {
+        score_few_i8(query, num_rows, call->head_dim, call->kv, offsets, num_keys, scores);
+    } else {
+        TYPED(score_few)(query, num_rows, call->head_dim, call->kv, offsets, num_keys, scores);
+    }
+}
+
+static inline __attribute__((always_inline)) void TYPED(add_rows)(
+    const pw_attention *call, const float *weights, int num_rows, const int64_t *offsets,
+    int64_t num_keys, float *sums) {
+    if (call->is_quantized) {
+        const pw_i8 *values = (const pw_i8 *)call->kv + call->kv_value;
+        add_few_i8(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
+    } else {
+        const ELEMENT *values = (const ELEMENT *)call->kv + call->kv_value;
+        TYPED(add_few)(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
+    }
+}
+
+static void TYPED(attend_few)(const pw_item *item, float *scratch) {
+    const pw_attention *call = item->call;
+    const int64_t dim = call->head_dim, group = call->num_heads / call->num_kv_heads;
+    const int64_t num_keys = item->end - item->begin;
+    float *query = scratch, *sums = query + FEW * dim, *scores = sums + FEW * dim;
+    int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
+    key_offsets(item, item->begin, item->end, offsets);
+    for (int64_t first = 0; first < item->num_rows; first += FEW) {
+        const int rows = item->num_rows - first < FEW ? (int)(item->num_rows - first) : FEW;
+        for (int row = 0; row < rows; row++) {
+            TYPED(widen)(TYPED(query_row)(item, first + row), query + row * dim, dim, dim);
+        }
+#define SCORE(n) TYPED(score_rows)(call, query, n, offsets, num_keys, scores)
+#define ADD(n) TYPED(add_rows)(call, scores, n, offsets, num_keys, sums)
+        look_ahead(offsets, num_keys, call->kv_value);
+        FOR_ROWS(rows, SCORE)
+        look_ahead(offsets, num_keys, 0);
+        float statistics[FEW][2];
+        scale_rows(call, 0, offsets, num_keys, rows, scores);
+        for (int row = 0; row < rows; row++) {
+            statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
+            const int64_t position = item->run->first_position + (item->row + first + row) / group;
+            weigh_row(call, scores + row * PW_SPLIT, item->begin, num_keys, position, statistics[row]);
+        }
+        scale_rows(call, call->kv_value, offsets, num_keys, rows, scores);
+        FOR_ROWS(rows, ADD)
+#undef ADD
+#undef SCORE
+        for (int row = 0; row < rows; row++) {
+            TYPED(finish)(item, first + row, sums + row * dim, statistics[row][0],
+                          statistics[row][1]);
+        }
+    }
+}
+
+static void TYPED(merge)(const pw_attention *call, const float *const *sums,
+                         float *const *statistics, int64_t count, void *output) {
+    const int64_t dim = call->head_dim;
+    const float total = merge_weights(statistics, count);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const int lanes = dim - i < LANES ? (int)(dim - i) : LANES;
+        vf sum = v_set(0.0f);
+        for (int64_t part = 0; part < count; part++) {
+            const float *source = sums[part] + i;
+            const vf loaded = lanes == LANES ? v_load_f32(source) : v_load_end_f32(source, lanes);
+            sum = v_fma(v_set(statistics[part][1]), loaded, sum);
+        }
+        sum = v_mul(sum, v_set(1.0f / total));
+        if (lanes == LANES) {
+            STORE((ELEMENT *)output + i, sum);
+        } else {
+            STORE_END((ELEMENT *)output + i, sum, lanes);
+        }
+    }
+}
+
+#include "processor/typed_end.template.h"

@@ -1,0 +1,20 @@
+/* The small operations in the vectors of one instruction set, which has been included before. */
+#include <math.h>
+#include <string.h>
+
+#include "layers.h"
+#include "processor/vector_math.template.h"
+
+#define T f32
+#include "rows.template.h"
+#define T bf16
+#include "rows.template.h"
+#define T f16
+#include "rows.template.h"
+
+const pw_layers_code CAT(pw_layers_, ISA) = {
+    .norm = {norm_f32, norm_bf16, norm_f16},
+    .rotate = {rotate_f32, rotate_bf16, rotate_f16},
+    .gate = {gate_f32, gate_bf16, gate_f16},
+    .quantize = {quantize_f32, quantize_bf16, quantize_f16},
+};

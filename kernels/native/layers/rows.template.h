@@ -1,0 +1,168 @@
+/* The small operations for one element type, T, and instruction set. */
+#include "processor/typed.template.h"
+
+/* Vector i of the row at `p`, of which `left` elements remain. */
+static inline vf TYPED(load_some)(const ELEMENT *p, int64_t left) {
+    return left >= LANES ? LOAD(p) : LOAD_END(p, (int)left);
+}
+
+static inline void TYPED(store_some)(ELEMENT *p, vf x, int64_t left) {
+    if (left >= LANES) {
+        STORE(p, x);
+    } else {
+        STORE_END(p, x, (int)left);
+    }
+}
+
+static inline vf TYPED(load_weight)(const void *weight, bool is_f32, int64_t i, int64_t left) {
+    if (is_f32) {
+        const float *p = (const float *)weight + i;
+        return left >= LANES ? v_load_f32(p) : v_load_end_f32(p, (int)left);
+    }
+    return TYPED(load_some)((const ELEMENT *)weight + i, left);
+}
+
+static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
+    const int64_t dim = call->dim;
+    for (int64_t token = begin; token < end; token++) {
+        ELEMENT *residual = (ELEMENT *)call->residual + token * call->residual_row;
+        const ELEMENT *update =
+            call->update ? (const ELEMENT *)call->update + token * call->update_row : NULL;
+        ELEMENT *output = (ELEMENT *)call->output + token * dim;
+        vf squares = v_set(0.0f);
+        for (int64_t i = 0; i < dim; i += LANES) {
+            vf x = TYPED(load_some)(residual + i, dim - i);
+            if (update) {
+                x = v_add(x, TYPED(load_some)(update + i, dim - i));
+                TYPED(store_some)(residual + i, x, dim - i);
+                x = TYPED(load_some)(residual + i, dim - i); /* as it is stored */
+            }
+            squares = v_fma(x, x, squares);
+        }
+        const vf factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)dim + (float)call->eps));
+        for (int64_t i = 0; i < dim; i += LANES) {
+            const vf x = v_mul(TYPED(load_some)(residual + i, dim - i), factor);
+            const vf weight = TYPED(load_weight)(call->weight, call->weight_is_f32, i, dim - i);
+            TYPED(store_some)(output + i, v_mul(x, weight), dim - i);
+        }
+    }
+}
+
+/* head = head / rms(head) * weight, for one head in float32. */
+static void TYPED(norm_head)(const pw_rotation *call, const void *weight, bool is_f32, float *head) {
+    const int64_t dim = call->head_dim;
+    vf squares = v_set(0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) { /* beyond the head lie zeros */
+        const vf x = v_load_f32(head + i);
+        squares = v_fma(x, x, squares);
+    }
+    const vf factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)dim + (float)call->eps));
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const vf scaled = v_mul(v_load_f32(head + i), factor);
+        v_store_f32(head + i, v_mul(scaled, TYPED(load_weight)(weight, is_f32, i, dim - i)));
+    }
+}
+
+static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *source, int64_t position,
+                                    const void *weight, bool is_f32, ELEMENT *target) {
+    float head[PW_LONGEST_HEAD + LANES];
+    const int64_t dim = call->head_dim, half = call->half;
+    const float *cosines = call->cos + position * half, *sines = call->sin + position * half;
+    for (int64_t i = 0; i < dim; i += LANES) {
+        v_store_f32(head + i, TYPED(load_some)(source + i, dim - i));
+    }
+    if (weight) {
+        TYPED(norm_head)(call, weight, is_f32, head);
+    }
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const vf first = v_load_f32(head + i), second = v_load_f32(head + half + i);
+        const vf cosine = v_load_f32(cosines + i), sine = v_load_f32(sines + i);
+        v_store_f32(head + i, v_sub(v_mul(first, cosine), v_mul(second, sine)));
+        v_store_f32(head + half + i, v_fma(second, cosine, v_mul(first, sine)));
+    }
+    for (; i < half; i++) {
+        const float first = head[i], second = head[half + i];
+        head[i] = first * cosines[i] - second * sines[i];
+        head[half + i] = second * cosines[i] + first * sines[i];
+    }
+    for (i = 0; i < dim; i += LANES) {
+        TYPED(store_some)(target + i, v_load_f32(head + i), dim - i);
+    }
+}
+
+/* Its largest magnitude is code 127; what is hardly more than zeros is stored as zeros. */
+static void TYPED(quantize)(const void *head, int64_t dim, pw_i8 *row) {
+    const ELEMENT *values = head;
+    vf magnitudes = v_set(0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const vf x = LOAD(values + i);
+        magnitudes = v_max(magnitudes, v_max(x, v_sub(v_set(0.0f), x)));
+    }
+    const float largest = v_highest(magnitudes), scale = largest / 127.0f;
+    const vf factor = v_set(largest > 1e-30f ? 127.0f / largest : 0.0f);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        v_store_i8(row + i, v_mul(LOAD(values + i), factor));
+    }
+    memcpy(row + dim, &scale, sizeof scale);
+}
+
+static void TYPED(store_head)(const pw_rotation *call, const ELEMENT *head, char *target) {
+    if (call->is_quantized) {
+        TYPED(quantize)(head, call->head_dim, (pw_i8 *)target);
+    } else {
+        memcpy(target, head, (size_t)call->head_dim * sizeof *head);
+    }
+}
+
+static void TYPED(rotate)(const pw_rotation *call, int64_t begin, int64_t end) {
+    const int64_t dim = call->head_dim;
+    const int64_t size = call->is_quantized ? (int64_t)sizeof(pw_i8) : (int64_t)sizeof(ELEMENT);
+    for (int64_t token = begin; token < end; token++) {
+        const ELEMENT *source = (const ELEMENT *)call->qkv + token * call->qkv_row;
+        ELEMENT *query = (ELEMENT *)call->query + token * call->num_heads * dim;
+        const int64_t position = call->positions[token], slot = call->slots[token];
+        char *key = (char *)call->kv + (slot / call->block_size * call->kv_block +
+                                        slot % call->block_size * call->kv_token) * size;
+        for (int64_t h = 0; h < call->num_heads; h++, source += dim, query += dim) {
+            TYPED(turn_head)(call, source, position, call->query_weight,
+                             call->query_weight_is_f32, query);
+        }
+        for (int64_t h = 0; h < call->num_kv_heads; h++, source += dim) {
+            ELEMENT turned[PW_LONGEST_HEAD];
+            TYPED(turn_head)(call, source, position, call->key_weight, call->key_weight_is_f32,
+                             turned);
+            TYPED(store_head)(call, turned, key + h * call->kv_head * size);
+        }
+        for (int64_t h = 0; h < call->num_kv_heads; h++, source += dim) {
+            TYPED(store_head)(call, source, key + (call->kv_value + h * call->kv_head) * size);
+        }
+    }
+}
+
+/* GELU by its tanh approximation is x * sigmoid(2u): no tanh, and nothing cancels. */
+static inline vf TYPED(activate)(vf x, bool gelu) {
+    vf exponent = x;
+    if (gelu) {
+        const vf cubic = v_fma(v_mul(v_mul(x, x), v_set(0.044715f)), x, x);
+        exponent = v_mul(cubic, v_set(1.5957691216f)); /* 2 sqrt(2 / pi) */
+    }
+    const vf inverse = v_exp(v_clamp(v_sub(v_set(0.0f), exponent), -80.0f, 80.0f));
+    return v_div(x, v_add(inverse, v_set(1.0f)));
+}
+
+static void TYPED(gate)(const pw_gating *call, int64_t begin, int64_t end) {
+    const int64_t inter = call->inter;
+    const bool gelu = call->activation == PW_GELU_TANH;
+    for (int64_t token = begin; token < end; token++) {
+        const ELEMENT *first = (const ELEMENT *)call->gate_up + token * call->gate_up_row;
+        ELEMENT *output = (ELEMENT *)call->output + token * inter;
+        for (int64_t i = 0; i < inter; i += LANES) {
+            const vf active = TYPED(activate)(TYPED(load_some)(first + i, inter - i), gelu);
+            const vf factor = TYPED(load_some)(first + inter + i, inter - i);
+            TYPED(store_some)(output + i, v_mul(active, factor), inter - i);
+        }
+    }
+}
+
+#include "processor/typed_end.template.h"

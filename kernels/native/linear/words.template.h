@@ -1,0 +1,76 @@
+/* Products by an instruction that multiplies whole words: pairs of bfloat16, or four bytes. A
+ * template: besides TARGET and NAME, VECTOR is what sums are kept in, ZERO() one of them,
+ * DOT(sum, x, w) adds the products of two vectors of words, and STORE(place, sum) writes one. Each
+ * output is one chain of additions in the order of the inputs, whatever rows are computed beside it. */
+enum { TILE_ROWS = 8, TILE_STRIPS = 3 };
+
+static inline __attribute__((always_inline)) TARGET void NAME(tile)(
+    const char *x, int64_t stride, const uint32_t *w, int64_t words, const int rows,
+    const int strips, const char *ahead, int64_t lines, uint32_t *sums) {
+    VECTOR sum[TILE_ROWS][TILE_STRIPS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int s = 0; s < strips; s++) {
+            sum[r][s] = ZERO();
+        }
+    }
+    for (int64_t begin = 0; begin < words; begin += 4) {
+        for (int64_t line = 0; line < lines; line++, ahead += 64) {
+            __builtin_prefetch(ahead, 0, 2);
+        }
+#pragma GCC unroll 8
+        for (int64_t word = begin; word < begin + 4; word++) {
+            __m512i weight[TILE_STRIPS];
+#pragma GCC unroll 8
+            for (int s = 0; s < strips; s++) {
+                weight[s] = _mm512_loadu_si512(w + (s * words + word) * PW_STRIP);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                const __m512i all = _mm512_set1_epi32(*(const int *)(x + r * stride + word * 4));
+#pragma GCC unroll 8
+                for (int s = 0; s < strips; s++) {
+                    sum[r][s] = DOT(sum[r][s], all, weight[s]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int s = 0; s < strips; s++) {
+            STORE(sums + (r * TILE_STRIPS + s) * PW_STRIP, sum[r][s]);
+        }
+    }
+}
+
+#define PW_CASE(count)                                                                            \
+    case count:                                                                                   \
+        if (strips == TILE_STRIPS) {                                                              \
+            NAME(tile)(x, stride, w, words, count, TILE_STRIPS, ahead, lines, sums);              \
+        } else {                                                                                  \
+            NAME(tile)(x, stride, w, words, count, 1, ahead, lines, sums);                        \
+        }                                                                                         \
+        break;
+
+/* The compiler makes one tile of each number of rows, so that all of its sums are in registers. */
+TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows, const uint32_t *w,
+                             int64_t strips, const char *ahead, int64_t lines, uint32_t *sums) {
+    const int64_t stride = job->operand_stride, words = job->weights->words;
+    const char *x = job->operand + row * stride;
+    switch (rows) {
+        PW_CASE(1)
+        PW_CASE(2)
+        PW_CASE(3)
+        PW_CASE(4)
+        PW_CASE(5)
+        PW_CASE(6)
+        PW_CASE(7)
+        PW_CASE(8)
+    }
+}
+
+#undef PW_CASE
+
+#include "walk.template.h"

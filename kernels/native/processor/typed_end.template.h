@@ -1,0 +1,8 @@
+/* Undoes `typed.template.h`. */
+#undef TYPED
+#undef ELEMENT
+#undef LOAD
+#undef STORE
+#undef LOAD_END
+#undef STORE_END
+#undef T

@@ -1,8 +1,0 @@
-/* Undoes `typed.h`. */
-#undef TYPED
-#undef ELEMENT
-#undef LOAD
-#undef STORE
-#undef LOAD_END
-#undef STORE_END
-#undef T
