@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "layers/layers.h"
+#include "processor/arithmetic.h"
 
 enum { NORMED, QKV, QUERY, ATTENDED, GATE_UP, GATED, PLAIN, NUM_BUFFERS };
 
@@ -15,8 +16,7 @@ typedef struct {
 } decoder;
 
 static int64_t bytes_of(const pw_step *step, int64_t width, int64_t type) {
-    const int64_t bytes = step->num_tokens * width * (type == PW_F32 ? 4 : 2);
-    return (bytes + 63) / 64 * 64;
+    return pw_ceiling(step->num_tokens * width * pw_size(type), 64) * 64;
 }
 
 /* The buffers of one layer, which the next one uses again; the caller frees `memory`. */
@@ -124,11 +124,10 @@ int pw_decode(const pw_layer *layers, int64_t num_layers, const pw_step *step,
     }
     d.attention.query = d.buffers[QUERY];
     d.attention.output = d.buffers[ATTENDED];
-    const int64_t plain_size = attention->type == PW_F32 ? 4 : 2;
-    const int64_t layer_bytes = step->kv_layer * (attention->is_quantized ? 1 : plain_size);
+    const int64_t size = attention->is_quantized ? 1 : pw_size(attention->type);
     int status = 0;
     for (int64_t i = 0; status == 0 && i < num_layers; i++) {
-        d.attention.kv = (const char *)attention->kv + i * layer_bytes;
+        d.attention.kv = (const char *)attention->kv + i * step->kv_layer * size;
         status = run_layer(&d, &layers[i], i == 0);
     }
     free(memory);

@@ -81,8 +81,21 @@ typedef struct pw_item {
     const struct pw_item *next; /* what this thread attends to then, or NULL */
 } pw_item;
 
-static inline int64_t pw_token(const pw_attention *call, const pw_run *run, int64_t query) {
-    return run->members ? call->query_starts[run->members[query]] : run->first_token + query;
+/* Query heads that share a KV head. */
+static inline int64_t pw_group(const pw_attention *call) {
+    return call->num_heads / call->num_kv_heads;
+}
+
+/* The token and the query head of a row of an item. */
+static inline int64_t pw_row_token(const pw_item *item, int64_t row) {
+    const int64_t query = (item->row + row) / pw_group(item->call);
+    const pw_run *run = item->run;
+    return run->members ? item->call->query_starts[run->members[query]] : run->first_token + query;
+}
+
+static inline int64_t pw_row_head(const pw_item *item, int64_t row) {
+    const int64_t group = pw_group(item->call);
+    return item->head * group + (item->row + row) % group;
 }
 
 /* Floats of scratch memory that an item of this call needs; strip.template.h shares them out. */

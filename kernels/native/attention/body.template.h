@@ -1,18 +1,19 @@
-/* Paged attention in the vectors of one instruction set, which has been included before.
- *
- * FEW rows are multiplied together; fewer than MANY do not pay for packing keys. STRIP vectors of a
- * head are summed at a time, and BLOCK rows times PANEL vectors of a product: what the registers
- * hold. */
+/* Paged attention in the vectors of one instruction set, which has been included before. */
 #include <string.h>
 
 #include "attention.h"
 #include "processor/vector_math.template.h"
 
-#define AT_ONCE 4 /* keys that are multiplied together with FEW rows */
-#define AHEAD 16  /* keys between asking for memory and using it */
-
-/* call_with(rows) with a constant, 1 <= rows <= FEW, so that its loops unroll into registers. */
-#if FEW == 4
+/* FEW rows are multiplied together; fewer than MANY do not pay for packing keys. STRIP vectors of a
+ * head are summed at a time, and BLOCK rows times PANEL vectors of a product: what the registers
+ * hold, of which AVX-512 has twice as many. FOR_ROWS is call_with(rows) with a constant,
+ * 1 <= rows <= FEW, so that its loops unroll into registers. */
+#if LANES == 16
+#define FEW 4
+#define MANY 9
+#define STRIP 4
+#define BLOCK 6
+#define PANEL 4
 #define FOR_ROWS(rows, call_with)  \
     switch (rows) {                \
     case 1: call_with(1); break;   \
@@ -21,6 +22,11 @@
     default: call_with(4); break;  \
     }
 #else
+#define FEW 2
+#define MANY 8
+#define STRIP 2
+#define BLOCK (LANES == 8 ? 6 : 4)
+#define PANEL 2
 #define FOR_ROWS(rows, call_with) \
     if ((rows) == 1) {            \
         call_with(1);             \
@@ -28,6 +34,9 @@
         call_with(2);             \
     }
 #endif
+
+#define AT_ONCE 4 /* keys that are multiplied together with FEW rows */
+#define AHEAD 16  /* keys between asking for memory and using it */
 
 static inline void prefetch(const void *start, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
@@ -125,6 +134,17 @@ static float weigh_row(const pw_attention *call, float *scores, int64_t begin, i
     statistics[0] = highest;
     statistics[1] = statistics[1] * factor + v_sum(sums);
     return factor;
+}
+
+/* `weigh_row` of each of some rows of an item, from `first` on, over all of its keys. */
+static void weigh_rows(const pw_item *item, int64_t first, int num_rows, float *scores,
+                       float statistics[][2]) {
+    for (int row = 0; row < num_rows; row++) {
+        const int64_t query = (item->row + first + row) / pw_group(item->call);
+        statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
+        weigh_row(item->call, scores + row * PW_SPLIT, item->begin, item->end - item->begin,
+                  item->run->first_position + query, statistics[row]);
+    }
 }
 
 /* Where the KV memory holds codes: multiply what some rows have for each key, scores or weights, by

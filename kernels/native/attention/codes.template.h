@@ -52,9 +52,9 @@ static inline __m128 sum_four_words(const __m512i x[4]) {
 
 /* scores[row][key] = units[row] * (query[row] . key) * the key's scale. Meanwhile the values, `shift`
  * behind the keys, are fetched: their scales are read before the first of them. */
-static inline __attribute__((always_inline)) void score_codes(
-    const int16_t *query, const float *units, int num_rows, int64_t dim, const pw_i8 *base,
-    const int64_t *offsets, int64_t shift, int64_t num_keys, float *scores) {
+PW_INLINE void score_codes(const int16_t *query, const float *units, int num_rows, int64_t dim,
+                           const pw_i8 *base, const int64_t *offsets, int64_t shift,
+                           int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
         __m512i sums[FEW][AT_ONCE];
 #pragma GCC unroll 4
@@ -98,10 +98,9 @@ static inline __attribute__((always_inline)) void score_codes(
 /* output[row] = units[row] * the sum of weights[row][key] * value, for `width` vectors of the head.
  * Where the number of keys is odd, the weight behind the last is 0. What lies at the next offsets is
  * fetched meanwhile: the keys that are read then. */
-static inline __attribute__((always_inline)) void add_codes(
-    const int16_t *weights, const float *units, int num_rows, int width, int64_t dim,
-    const pw_i8 *base, const int64_t *offsets, const pw_i8 *next, const int64_t *next_offsets,
-    int64_t num_keys, float *output) {
+PW_INLINE void add_codes(const int16_t *weights, const float *units, int num_rows, int width,
+                         int64_t dim, const pw_i8 *base, const int64_t *offsets, const pw_i8 *next,
+                         const int64_t *next_offsets, int64_t num_keys, float *output) {
     __m512i low[FEW][2], high[FEW][2];
     for (int row = 0; row < num_rows; row++) {
         for (int w = 0; w < width; w++) {
@@ -143,10 +142,9 @@ static inline __attribute__((always_inline)) void add_codes(
     }
 }
 
-static inline __attribute__((always_inline)) void add_all_codes(
-    const int16_t *weights, const float *units, int num_rows, int64_t dim, const pw_i8 *base,
-    const int64_t *offsets, const pw_i8 *next, const int64_t *next_offsets, int64_t num_keys,
-    float *output) {
+PW_INLINE void add_all_codes(const int16_t *weights, const float *units, int num_rows, int64_t dim,
+                             const pw_i8 *base, const int64_t *offsets, const pw_i8 *next,
+                             const int64_t *next_offsets, int64_t num_keys, float *output) {
     int64_t i = 0;
     for (; i + 2 * CODES <= dim; i += 2 * CODES) {
         add_codes(weights, units, num_rows, 2, dim, base + i, offsets, next + i, next_offsets,
@@ -160,8 +158,7 @@ static inline __attribute__((always_inline)) void add_all_codes(
 
 static void attend_few_codes(const pw_item *item, float *scratch) {
     const pw_attention *call = item->call;
-    const int64_t dim = call->head_dim, group = call->num_heads / call->num_kv_heads;
-    const int64_t num_keys = item->end - item->begin;
+    const int64_t dim = call->head_dim, num_keys = item->end - item->begin;
     const int64_t num_weights = (num_keys + LANES - 1) / LANES * LANES;
     float *sums = scratch, *wide = sums + FEW * dim, *scores = wide + dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
@@ -181,11 +178,7 @@ static void attend_few_codes(const pw_item *item, float *scratch) {
 #define SCORE(n) score_codes(query, units, n, dim, base, offsets, call->kv_value, num_keys, scores)
         FOR_ROWS(rows, SCORE)
 #undef SCORE
-        for (int row = 0; row < rows; row++) {
-            const int64_t position = item->run->first_position + (item->row + first + row) / group;
-            statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
-            weigh_row(call, scores + row * PW_SPLIT, item->begin, num_keys, position, statistics[row]);
-        }
+        weigh_rows(item, first, rows, scores, statistics);
         scale_rows(call, call->kv_value, offsets, num_keys, rows, scores);
         for (int row = 0; row < rows; row++) {
             int16_t *rounded = weights + row * PW_SPLIT;

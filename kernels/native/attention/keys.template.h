@@ -7,9 +7,8 @@
 #include "processor/typed.template.h"
 
 /* scores[row][key] = query[row] . key, for num_rows rows (a constant where this is inlined). */
-static inline __attribute__((always_inline)) void TYPED(score_few)(
-    const float *query, int num_rows, int64_t dim, const ELEMENT *base, const int64_t *offsets,
-    int64_t num_keys, float *scores) {
+PW_INLINE void TYPED(score_few)(const float *query, int num_rows, int64_t dim, const ELEMENT *base,
+                                const int64_t *offsets, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
         const ELEMENT *keys[AT_ONCE];
         vf sums[FEW][AT_ONCE];
@@ -39,9 +38,9 @@ static inline __attribute__((always_inline)) void TYPED(score_few)(
 }
 
 /* output[row] = the sum of weights[row][key] * value, for `width` vectors of the head. */
-static inline __attribute__((always_inline)) void TYPED(add_strip)(
-    const float *weights, int num_rows, int width, int64_t dim, const ELEMENT *base,
-    const int64_t *offsets, int64_t num_keys, float *output) {
+PW_INLINE void TYPED(add_strip)(const float *weights, int num_rows, int width, int64_t dim,
+                                const ELEMENT *base, const int64_t *offsets, int64_t num_keys,
+                                float *output) {
     vf sums[FEW][STRIP];
     for (int row = 0; row < num_rows; row++) {
         for (int s = 0; s < width; s++) {
@@ -68,9 +67,8 @@ static inline __attribute__((always_inline)) void TYPED(add_strip)(
     }
 }
 
-static inline __attribute__((always_inline)) void TYPED(add_few)(
-    const float *weights, int num_rows, int64_t dim, const ELEMENT *base, const int64_t *offsets,
-    int64_t num_keys, float *output) {
+PW_INLINE void TYPED(add_few)(const float *weights, int num_rows, int64_t dim, const ELEMENT *base,
+                              const int64_t *offsets, int64_t num_keys, float *output) {
     int64_t i = 0;
     for (; i + STRIP * LANES <= dim; i += STRIP * LANES) {
         TYPED(add_strip)(weights, num_rows, STRIP, dim, base + i, offsets, num_keys, output + i);

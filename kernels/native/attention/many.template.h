@@ -12,8 +12,7 @@
 #include "processor/typed.template.h"
 
 /* A word of each lane, from an element of a row on; zeros behind its last. */
-static inline __attribute__((always_inline)) vf TYPED(load_words)(const ELEMENT *row, int64_t start,
-                                                                  int64_t dim, int way) {
+PW_INLINE vf TYPED(load_words)(const ELEMENT *row, int64_t start, int64_t dim, int way) {
     const int64_t width = LANES * per_word(way);
     if (start + width > dim || way == PW_BY_FLOATS) {
         if (start + width <= dim) {
@@ -51,8 +50,7 @@ static void TYPED(widen_tile)(const pw_attention *call, const many_rows *many, k
 }
 
 /* packed[row][word] */
-static inline __attribute__((always_inline)) void TYPED(pack_queries)(const pw_item *item,
-                                                                      const many_rows *many, int way) {
+PW_INLINE void TYPED(pack_queries)(const pw_item *item, const many_rows *many, int way) {
     float *target = many->queries;
     for (int64_t row = 0; row < item->num_rows; row++, target += many->words) {
         const ELEMENT *source = TYPED(query_row)(item, row);
@@ -84,9 +82,8 @@ static inline void TYPED(find_keys)(const pw_item *item, const many_rows *many, 
 }
 
 /* The keys of a tile as columns. */
-static inline __attribute__((always_inline)) void TYPED(pack_keys)(const pw_attention *call,
-                                                                   const many_rows *many,
-                                                                   const key_tile *tile, int way) {
+PW_INLINE void TYPED(pack_keys)(const pw_attention *call, const many_rows *many,
+                                const key_tile *tile, int way) {
     const ELEMENT *base = tile->keys;
     const int64_t words = many->words, bytes = call->head_dim * (int64_t)sizeof(ELEMENT);
     for (int64_t key = tile->first / PANEL_WIDTH * PANEL_WIDTH; key < tile->padded; key += LANES) {
@@ -107,9 +104,8 @@ static inline __attribute__((always_inline)) void TYPED(pack_keys)(const pw_atte
 }
 
 /* LANES columns of the values of the keys of a word, `left` of which the head still has. */
-static inline __attribute__((always_inline)) vf TYPED(load_values)(const ELEMENT *first,
-                                                                   const ELEMENT *second,
-                                                                   int64_t left, int way) {
+PW_INLINE vf TYPED(load_values)(const ELEMENT *first, const ELEMENT *second, int64_t left,
+                                int way) {
     if (way == PW_BY_FLOATS) {
         return left >= LANES ? LOAD(first) : LOAD_END(first, (int)left);
     }
@@ -129,9 +125,8 @@ static inline __attribute__((always_inline)) vf TYPED(load_values)(const ELEMENT
 }
 
 /* The values of a tile: words of keys by columns of the head. */
-static inline __attribute__((always_inline)) void TYPED(pack_values)(const pw_attention *call,
-                                                                     const many_rows *many,
-                                                                     const key_tile *tile, int way) {
+PW_INLINE void TYPED(pack_values)(const pw_attention *call, const many_rows *many,
+                                  const key_tile *tile, int way) {
     const ELEMENT *base = tile->values;
     const int64_t width = many->width, words = tile->padded / per_word(way);
     for (int64_t panel = 0; panel < width; panel += PANEL_WIDTH) {
@@ -153,9 +148,8 @@ static inline __attribute__((always_inline)) void TYPED(pack_values)(const pw_at
 }
 
 /* All rows of an item over the keys of one tile. */
-static inline __attribute__((always_inline)) void TYPED(attend_tile)(const pw_item *item,
-                                                                     const many_rows *many,
-                                                                     key_tile *tile, int way) {
+PW_INLINE void TYPED(attend_tile)(const pw_item *item, const many_rows *many, key_tile *tile,
+                                  int way) {
     TYPED(pack_keys)(item->call, many, tile, way);
     TYPED(pack_values)(item->call, many, tile, way);
     for (int64_t strip = 0; strip < item->num_rows; strip += PW_STRIP_ROWS) {
@@ -163,8 +157,7 @@ static inline __attribute__((always_inline)) void TYPED(attend_tile)(const pw_it
     }
 }
 
-static inline __attribute__((always_inline)) void TYPED(attend_many)(const pw_item *item,
-                                                                     float *scratch, int way) {
+PW_INLINE void TYPED(attend_many)(const pw_item *item, float *scratch, int way) {
     const many_rows many = lay_out(item, scratch, way);
     TYPED(pack_queries)(item, &many, way);
     const int64_t size = many.tile_keys;

@@ -8,9 +8,8 @@
 
 /* scores[row][key] = query[row] . key. Meanwhile the values, `shift` elements behind the keys, are
  * fetched, so that memory is never idle. */
-static inline __attribute__((always_inline)) void score_pairs(
-    const pw_bf16 *query, int num_rows, int64_t dim, const pw_bf16 *base, const int64_t *offsets,
-    int64_t shift, int64_t num_keys, float *scores) {
+PW_INLINE void score_pairs(const pw_bf16 *query, int num_rows, int64_t dim, const pw_bf16 *base,
+                           const int64_t *offsets, int64_t shift, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
         vf sums[FEW][AT_ONCE];
 #pragma GCC unroll 4
@@ -47,10 +46,9 @@ static inline __attribute__((always_inline)) void score_pairs(
 /* output[row] = the sum of weights[row][key] * value, for `width` vectors of the head. Where the
  * number of keys is odd, the weight behind the last is 0, and the last value is read again. What lies
  * at the next offsets is fetched meanwhile: the keys that are read then. */
-static inline __attribute__((always_inline)) void add_pairs(
-    const pw_bf16 *weights, int num_rows, int width, int64_t dim, const pw_bf16 *base,
-    const int64_t *offsets, const pw_bf16 *next, const int64_t *next_offsets, int64_t num_keys,
-    float *output) {
+PW_INLINE void add_pairs(const pw_bf16 *weights, int num_rows, int width, int64_t dim,
+                         const pw_bf16 *base, const int64_t *offsets, const pw_bf16 *next,
+                         const int64_t *next_offsets, int64_t num_keys, float *output) {
     vf low[FEW][2], high[FEW][2];
     for (int row = 0; row < num_rows; row++) {
         for (int w = 0; w < width; w++) {
@@ -91,9 +89,9 @@ static inline __attribute__((always_inline)) void add_pairs(
     }
 }
 
-static inline __attribute__((always_inline)) void add_all_pairs(
-    const pw_bf16 *weights, int num_rows, int64_t dim, const pw_bf16 *base, const int64_t *offsets,
-    const pw_bf16 *next, const int64_t *next_offsets, int64_t num_keys, float *output) {
+PW_INLINE void add_all_pairs(const pw_bf16 *weights, int num_rows, int64_t dim, const pw_bf16 *base,
+                             const int64_t *offsets, const pw_bf16 *next,
+                             const int64_t *next_offsets, int64_t num_keys, float *output) {
     int64_t i = 0;
     for (; i + 2 * PAIRED <= dim; i += 2 * PAIRED) {
         add_pairs(weights, num_rows, 2, dim, base + i, offsets, next + i, next_offsets, num_keys,
@@ -107,8 +105,7 @@ static inline __attribute__((always_inline)) void add_all_pairs(
 
 static void attend_few_pairs(const pw_item *item, float *scratch) {
     const pw_attention *call = item->call;
-    const int64_t dim = call->head_dim, group = call->num_heads / call->num_kv_heads;
-    const int64_t num_keys = item->end - item->begin;
+    const int64_t dim = call->head_dim, num_keys = item->end - item->begin;
     float *sums = scratch, *scores = sums + FEW * dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
     int64_t *next_offsets = offsets + PW_SPLIT + 2 * AHEAD;
@@ -129,13 +126,10 @@ static void attend_few_pairs(const pw_item *item, float *scratch) {
 #undef SCORE
         look_ahead(offsets, num_keys, 0);
         float statistics[FEW][2];
+        weigh_rows(item, first, rows, scores, statistics);
         for (int row = 0; row < rows; row++) {
-            const int64_t position = item->run->first_position + (item->row + first + row) / group;
-            float *of_row = scores + row * PW_SPLIT;
-            statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
-            weigh_row(call, of_row, item->begin, num_keys, position, statistics[row]);
-            for (int64_t key = 0; key < num_keys; key += LANES) {
-                v_store_bf16(weights + row * PW_SPLIT + key, v_load_f32(of_row + key));
+            for (int64_t key = row * PW_SPLIT; key < row * PW_SPLIT + num_keys; key += LANES) {
+                v_store_bf16(weights + key, v_load_f32(scores + key));
             }
         }
 #define ADD(n) add_all_pairs(weights, n, dim, values, offsets, base, soon, num_keys, sums)

@@ -15,7 +15,7 @@
 #endif
 
 /* sum + a * b, by pairs where words are. */
-static inline __attribute__((always_inline)) vf dot_words(vf sum, const float *a, vf b, int way) {
+PW_INLINE vf dot_words(vf sum, const float *a, vf b, int way) {
 #ifdef BF16_PAIRS
     if (way == PW_BY_WORDS) {
         return _mm512_dpbf16_ps(sum, (__m512bh)v_set(*a), (__m512bh)b);
@@ -27,9 +27,8 @@ static inline __attribute__((always_inline)) vf dot_words(vf sum, const float *a
 }
 
 /* c[BLOCK rows][vectors] = a times one panel. */
-static inline __attribute__((always_inline)) void multiply_block(
-    const float *a, int64_t a_row, const float *panel, int64_t words, int vectors, int way, float *c,
-    int64_t c_row) {
+PW_INLINE void multiply_block(const float *a, int64_t a_row, const float *panel, int64_t words,
+                              int vectors, int way, float *c, int64_t c_row) {
     vf sums[BLOCK][PANEL];
 #pragma GCC unroll 16
     for (int i = 0; i < BLOCK; i++) {
@@ -61,9 +60,8 @@ static inline __attribute__((always_inline)) void multiply_block(
     }
 }
 
-static inline __attribute__((always_inline)) void multiply_rows(
-    const float *a, int64_t a_row, int64_t rows, const float *panel, int64_t words, int vectors,
-    int way, float *c, int64_t c_row) {
+PW_INLINE void multiply_rows(const float *a, int64_t a_row, int64_t rows, const float *panel,
+                             int64_t words, int vectors, int way, float *c, int64_t c_row) {
     for (int64_t i = 0; i < rows; i += BLOCK) {
         multiply_block(a + i * a_row, a_row, panel, words, vectors, way, c + i * c_row, c_row);
     }
@@ -71,9 +69,8 @@ static inline __attribute__((always_inline)) void multiply_rows(
 
 #ifdef BF16_TILES
 /* The same by tiles: 16 rows times up to two vectors; `words` is a multiple of 16. */
-static inline __attribute__((always_inline)) void multiply_tiles(
-    const float *a, int64_t a_row, int64_t rows, const float *panel, int64_t words, int vectors,
-    float *c, int64_t c_row) {
+PW_INLINE void multiply_tiles(const float *a, int64_t a_row, int64_t rows, const float *panel,
+                              int64_t words, int vectors, float *c, int64_t c_row) {
     const int64_t panel_row = vectors * LANES;
     for (int64_t i = 0; i < rows; i += 16) {
         for (int v = 0; v < vectors; v += 2) {
@@ -102,9 +99,9 @@ static inline __attribute__((always_inline)) void multiply_tiles(
  * columns that is a multiple of LANES. A panel has `panel_words` words, of which those from `first`
  * on are multiplied. Rows are rounded up to ROUNDED_ROWS: what lies there in `a` may be anything, and
  * in `c` becomes so. */
-static inline __attribute__((always_inline)) void multiply(
-    const float *a, int64_t a_row, int64_t rows, const float *panels, int64_t panel_words,
-    int64_t first, int64_t words, int64_t columns, int way, float *c, int64_t c_row) {
+PW_INLINE void multiply(const float *a, int64_t a_row, int64_t rows, const float *panels,
+                        int64_t panel_words, int64_t first, int64_t words, int64_t columns, int way,
+                        float *c, int64_t c_row) {
     for (int64_t column = 0; column < columns; column += PANEL_WIDTH) {
         const int64_t left = columns - column;
         const int vectors = left < PANEL_WIDTH ? (int)(left / LANES) : PANEL;

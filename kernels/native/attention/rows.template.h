@@ -33,10 +33,8 @@ static inline void TYPED(narrow)(const float *source, float factor, ELEMENT *tar
 
 static inline const ELEMENT *TYPED(query_row)(const pw_item *item, int64_t row) {
     const pw_attention *call = item->call;
-    const int64_t group = call->num_heads / call->num_kv_heads;
-    const int64_t token = pw_token(call, item->run, (item->row + row) / group);
-    const int64_t head = item->head * group + (item->row + row) % group;
-    return (const ELEMENT *)call->query + token * call->query_token + head * call->query_head;
+    return (const ELEMENT *)call->query + pw_row_token(item, row) * call->query_token +
+           pw_row_head(item, row) * call->query_head;
 }
 
 /* Hand a row's sums on: as they are, or divided by their weights as the final result. */
@@ -49,17 +47,14 @@ static inline void TYPED(finish)(const pw_item *item, int64_t row, const float *
         item->statistics[2 * row + 1] = total;
         return;
     }
-    const int64_t group = call->num_heads / call->num_kv_heads;
-    const int64_t token = pw_token(call, item->run, (item->row + row) / group);
-    const int64_t head = item->head * group + (item->row + row) % group;
-    ELEMENT *output = (ELEMENT *)call->output + (token * call->num_heads + head) * call->head_dim;
+    const int64_t place = pw_row_token(item, row) * call->num_heads + pw_row_head(item, row);
+    ELEMENT *output = (ELEMENT *)call->output + place * call->head_dim;
     TYPED(narrow)(sums, 1.0f / total, output, call->head_dim);
 }
 
 /* Scores of a constant number of rows, and sums by their weights, of whatever the blocks hold. */
-static inline __attribute__((always_inline)) void TYPED(score_rows)(
-    const pw_attention *call, const float *query, int num_rows, const int64_t *offsets,
-    int64_t num_keys, float *scores) {
+PW_INLINE void TYPED(score_rows)(const pw_attention *call, const float *query, int num_rows,
+                                 const int64_t *offsets, int64_t num_keys, float *scores) {
     if (call->is_quantized) {
         score_few_i8(query, num_rows, call->head_dim, call->kv, offsets, num_keys, scores);
     } else {
@@ -67,9 +62,8 @@ static inline __attribute__((always_inline)) void TYPED(score_rows)(
     }
 }
 
-static inline __attribute__((always_inline)) void TYPED(add_rows)(
-    const pw_attention *call, const float *weights, int num_rows, const int64_t *offsets,
-    int64_t num_keys, float *sums) {
+PW_INLINE void TYPED(add_rows)(const pw_attention *call, const float *weights, int num_rows,
+                               const int64_t *offsets, int64_t num_keys, float *sums) {
     if (call->is_quantized) {
         const pw_i8 *values = (const pw_i8 *)call->kv + call->kv_value;
         add_few_i8(weights, num_rows, call->head_dim, values, offsets, num_keys, sums);
@@ -81,8 +75,7 @@ static inline __attribute__((always_inline)) void TYPED(add_rows)(
 
 static void TYPED(attend_few)(const pw_item *item, float *scratch) {
     const pw_attention *call = item->call;
-    const int64_t dim = call->head_dim, group = call->num_heads / call->num_kv_heads;
-    const int64_t num_keys = item->end - item->begin;
+    const int64_t dim = call->head_dim, num_keys = item->end - item->begin;
     float *query = scratch, *sums = query + FEW * dim, *scores = sums + FEW * dim;
     int64_t *offsets = (int64_t *)(scores + FEW * PW_SPLIT);
     key_offsets(item, item->begin, item->end, offsets);
@@ -98,11 +91,7 @@ static void TYPED(attend_few)(const pw_item *item, float *scratch) {
         look_ahead(offsets, num_keys, 0);
         float statistics[FEW][2];
         scale_rows(call, 0, offsets, num_keys, rows, scores);
-        for (int row = 0; row < rows; row++) {
-            statistics[row][0] = -INFINITY, statistics[row][1] = 0.0f;
-            const int64_t position = item->run->first_position + (item->row + first + row) / group;
-            weigh_row(call, scores + row * PW_SPLIT, item->begin, num_keys, position, statistics[row]);
-        }
+        weigh_rows(item, first, rows, scores, statistics);
         scale_rows(call, call->kv_value, offsets, num_keys, rows, scores);
         FOR_ROWS(rows, ADD)
 #undef ADD

@@ -29,7 +29,7 @@ typedef struct {
 #define LOG2_E 1.44269504f
 
 /* bfloat16 in a word, or one float32. */
-static inline __attribute__((always_inline)) int per_word(int way) {
+PW_INLINE int per_word(int way) {
     return way == PW_BY_FLOATS ? 1 : 2;
 }
 
@@ -57,8 +57,7 @@ static many_rows lay_out(const pw_item *item, float *scratch, int way) {
 }
 
 /* Vectors of weights; rounded to bfloat16, where words are pairs. */
-static inline __attribute__((always_inline)) void store_weights(float *weights, int64_t key,
-                                                                vf values, int way) {
+PW_INLINE void store_weights(float *weights, int64_t key, vf values, int way) {
     if (way == PW_BY_FLOATS) {
         v_store_f32(weights + key, values);
     } else {
@@ -73,9 +72,8 @@ typedef struct {
 
 /* The highest score of a row, as a power of 2, and `before`; those in vectors with seen ones that are
  * hidden are no more. */
-static inline __attribute__((always_inline)) float find_highest(const pw_attention *call,
-                                                                float *scores, seen_columns seen,
-                                                                vf scale, float before) {
+PW_INLINE float find_highest(const pw_attention *call, float *scores, seen_columns seen, vf scale,
+                             float before) {
     const int64_t first = seen.begin / LANES * LANES, last = (seen.end + LANES - 1) / LANES * LANES;
     for (int64_t key = first; key < last && call->softcap != 0; key += LANES) {
         v_store_f32(scores + key, form_scores(call, v_load_f32(scores + key)));
@@ -94,9 +92,8 @@ static inline __attribute__((always_inline)) float find_highest(const pw_attenti
 }
 
 /* Vectors of scores of a row become words of weights; returns their sum. */
-static inline __attribute__((always_inline)) float weigh(float *scores, seen_columns seen,
-                                                         int64_t columns, vf scale, float highest,
-                                                         int way) {
+PW_INLINE float weigh(float *scores, seen_columns seen, int64_t columns, vf scale, float highest,
+                      int way) {
     const int64_t first = seen.begin / LANES * LANES, last = (seen.end + LANES - 1) / LANES * LANES;
     vf sums = v_set(0.0f);
     for (int64_t key = 0; key < first; key += LANES) {
@@ -118,7 +115,7 @@ static inline __attribute__((always_inline)) float weigh(float *scores, seen_col
 static inline seen_columns find_seen(const pw_item *item, const key_tile *tile, int64_t row,
                                      int64_t first) {
     const pw_attention *call = item->call;
-    const int64_t group = call->num_heads / call->num_kv_heads;
+    const int64_t group = pw_group(call);
     const int64_t window = call->window > 0 ? call->window : INT32_MAX;
     const int64_t position = item->run->first_position - tile->begin + (item->row + row) / group;
     const int64_t oldest = position - window + 1 > first ? position - window + 1 : first;
@@ -130,9 +127,9 @@ static inline seen_columns find_seen(const pw_item *item, const key_tile *tile, 
 /* The scores of a strip's rows, from column `first` of a tile on, become weights. The statistics go on
  * from what they are; `factors` are those by which earlier sums shrink. What is highest is found for
  * some rows at a time, since it is known long after the last score is read. */
-static inline __attribute__((always_inline)) void weigh_strip(
-    const pw_item *item, const many_rows *many, const key_tile *tile, int64_t strip, int64_t rows,
-    int64_t first, int64_t columns, int way, float *factors) {
+PW_INLINE void weigh_strip(const pw_item *item, const many_rows *many, const key_tile *tile,
+                           int64_t strip, int64_t rows, int64_t first, int64_t columns, int way,
+                           float *factors) {
     const pw_attention *call = item->call;
     const vf scale = v_set(LOG2_E * (call->softcap != 0 ? 1.0f : (float)call->scale));
     for (int64_t i = 0; i < rows; i += AT_ONCE) {
@@ -156,12 +153,10 @@ static inline __attribute__((always_inline)) void weigh_strip(
 }
 
 /* The rows of an item from `strip` on over one tile. */
-static inline __attribute__((always_inline)) void attend_strip(const pw_item *item,
-                                                               const many_rows *many,
-                                                               const key_tile *tile, int64_t strip,
-                                                               int way) {
+PW_INLINE void attend_strip(const pw_item *item, const many_rows *many, const key_tile *tile,
+                            int64_t strip, int way) {
     const pw_attention *call = item->call;
-    const int64_t group = call->num_heads / call->num_kv_heads, left = item->num_rows - strip;
+    const int64_t group = pw_group(call), left = item->num_rows - strip;
     const int64_t rows = left < PW_STRIP_ROWS ? left : PW_STRIP_ROWS;
     /* Positions as seen from the tile's first key. */
     const int64_t origin = item->run->first_position - tile->begin, row = item->row + strip;

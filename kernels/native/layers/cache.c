@@ -9,7 +9,7 @@ static void store_head(const pw_cache_write *call, const char *head, char *targe
     if (call->is_quantized) {
         pw_quantize_head(call->type, head, call->head_dim, (pw_i8 *)target);
     } else {
-        memcpy(target, head, (size_t)call->head_dim * (call->type == PW_F32 ? 4 : 2));
+        memcpy(target, head, (size_t)(call->head_dim * pw_size(call->type)));
     }
 }
 

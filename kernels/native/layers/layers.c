@@ -6,18 +6,6 @@
 #define ROTATION_SHARE 32768
 #define GATE_SHARE 16384
 
-static const pw_layers_code *choose_code(void) {
-#if defined(__x86_64__)
-    switch (pw_cpu_level()) {
-    case PW_PLAIN: return &pw_layers_plain;
-    case PW_AVX2: return &pw_layers_avx2;
-    default: return &pw_layers_avx512;
-    }
-#else
-    return &pw_layers_plain;
-#endif
-}
-
 static int num_parts(int64_t num_tokens, int64_t width, int64_t share) {
     const int64_t worth = num_tokens * width / share;
     const int64_t threads = pw_threads(), shared = worth < num_tokens ? worth : num_tokens;
@@ -27,7 +15,7 @@ static int num_parts(int64_t num_tokens, int64_t width, int64_t share) {
 
 static void norm_part(void *context, int part, int parts) {
     const pw_norm *call = context;
-    choose_code()->norm[call->type](call, call->num_tokens * part / parts,
+    PW_CODE(pw_layers)->norm[call->type](call, call->num_tokens * part / parts,
                                     call->num_tokens * (part + 1) / parts);
 }
 
@@ -37,7 +25,7 @@ void pw_add_rms_norm(const pw_norm *call) {
 
 static void rotate_part(void *context, int part, int parts) {
     const pw_rotation *call = context;
-    choose_code()->rotate[call->type](call, call->num_tokens * part / parts,
+    PW_CODE(pw_layers)->rotate[call->type](call, call->num_tokens * part / parts,
                                       call->num_tokens * (part + 1) / parts);
 }
 
@@ -48,7 +36,7 @@ void pw_rotate_and_write(const pw_rotation *call) {
 
 static void gate_part(void *context, int part, int parts) {
     const pw_gating *call = context;
-    choose_code()->gate[call->type](call, call->num_tokens * part / parts,
+    PW_CODE(pw_layers)->gate[call->type](call, call->num_tokens * part / parts,
                                     call->num_tokens * (part + 1) / parts);
 }
 
@@ -57,5 +45,5 @@ void pw_gate(const pw_gating *call) {
 }
 
 void pw_quantize_head(int64_t type, const void *head, int64_t dim, pw_i8 *row) {
-    choose_code()->quantize[type](head, dim, row);
+    PW_CODE(pw_layers)->quantize[type](head, dim, row);
 }

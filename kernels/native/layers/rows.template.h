@@ -49,7 +49,8 @@ static void TYPED(norm)(const pw_norm *call, int64_t begin, int64_t end) {
 }
 
 /* head = head / rms(head) * weight, for one head in float32. */
-static void TYPED(norm_head)(const pw_rotation *call, const void *weight, bool is_f32, float *head) {
+static void TYPED(norm_head)(const pw_rotation *call, const void *weight, bool is_f32,
+                             float *head) {
     const int64_t dim = call->head_dim;
     vf squares = v_set(0.0f);
     for (int64_t i = 0; i < dim; i += LANES) { /* beyond the head lie zeros */
@@ -63,8 +64,9 @@ static void TYPED(norm_head)(const pw_rotation *call, const void *weight, bool i
     }
 }
 
-static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *source, int64_t position,
-                                    const void *weight, bool is_f32, ELEMENT *target) {
+static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *source,
+                                    int64_t position, const void *weight, bool is_f32,
+                                    ELEMENT *target) {
     float head[PW_LONGEST_HEAD + LANES];
     const int64_t dim = call->head_dim, half = call->half;
     const float *cosines = call->cos + position * half, *sines = call->sin + position * half;

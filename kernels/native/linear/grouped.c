@@ -2,7 +2,7 @@
  *
  * A step of a few rows takes as long as reading its weights, and these are 5 or 9 bits each, scales
  * and minima included. With many rows it takes 12 instructions where int8 takes 8. */
-#include "linear.h"
+#include "kernel.h"
 
 #include <string.h>
 
@@ -69,7 +69,7 @@ __attribute__((target("avx2"))) static inline __m256i dot_bytes(__m256i sum, __m
 #endif
 
 #define TARGET
-#define NAME(name) grouped_portable_##name
+#define NAME(name) grouped_plain_##name
 #define TILE_ROWS 4
 #define TILE_STRIPS 1
 
@@ -95,9 +95,9 @@ static int32_t dot_group(const uint8_t *codes, const bool bytes, const int8_t *i
     return sum;
 }
 
-static void grouped_portable_sum(const pw_linear_job *job, int64_t row, int64_t rows,
-                                 const uint32_t *w, int64_t strips, const char *ahead,
-                                 int64_t lines, uint32_t *sums) {
+static void grouped_plain_sum(const pw_linear_job *job, int64_t row, int64_t rows,
+                              const uint32_t *w, int64_t strips, const char *ahead, int64_t lines,
+                              uint32_t *sums) {
     (void)strips, (void)ahead, (void)lines;
     const bool bytes = job->weights->type == PW_INT8_GROUPS;
     const int64_t group_lines = pw_group_lines(job->weights->type);
@@ -122,15 +122,17 @@ static void grouped_portable_sum(const pw_linear_job *job, int64_t row, int64_t 
 
 #include "grouped_rows.template.h"
 
-const pw_linear_kernel *pw_linear_grouped(void) {
+const pw_linear_kernel *pw_linear_groups(int64_t weights_type) {
+    if (weights_type < PW_INT4_GROUPS) {
+        return NULL;
+    }
 #if defined(__x86_64__)
-    const pw_level level = pw_cpu_level();
-    if (level >= PW_AVX512 && __builtin_cpu_supports("avx512vnni")) {
+    if (pw_cpu_level() >= PW_AVX512 && __builtin_cpu_supports("avx512vnni")) {
         return &grouped_vnni_kernel;
     }
-    if (level >= PW_AVX2) {
+    if (pw_cpu_level() >= PW_AVX2) {
         return &grouped_avx2_kernel;
     }
 #endif
-    return &grouped_portable_kernel;
+    return &grouped_plain_kernel;
 }

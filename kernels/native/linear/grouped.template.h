@@ -8,8 +8,7 @@
 enum { NAME(parts) = PW_STRIP / LANES };
 
 /* The codes of all inputs of a group, of LANES columns. */
-static inline __attribute__((always_inline)) TARGET void NAME(unpack)(
-    const char *group, const bool bytes, INTEGERS *codes) {
+PW_INLINE TARGET void NAME(unpack)(const char *group, const bool bytes, INTEGERS *codes) {
 #pragma GCC unroll 4
     for (int line = 0; line < 4; line++) {
         const INTEGERS both = LOAD(group + PW_LINE * line);
@@ -18,9 +17,8 @@ static inline __attribute__((always_inline)) TARGET void NAME(unpack)(
     }
 }
 
-static inline __attribute__((always_inline)) TARGET void NAME(add_group)(
-    const char *x, int64_t stride, const char *group, const bool bytes, const int rows,
-    FLOATS *sums) {
+PW_INLINE TARGET void NAME(add_group)(const char *x, int64_t stride, const char *group,
+                                      const bool bytes, const int rows, FLOATS *sums) {
     const char *numbers = group + PW_LINE * (bytes ? 8 : 4);
 #pragma GCC unroll 2
     for (int part = 0; part < NAME(parts); part++) {
@@ -47,9 +45,9 @@ static inline __attribute__((always_inline)) TARGET void NAME(add_group)(
     }
 }
 
-static inline __attribute__((always_inline)) TARGET void NAME(tile)(
-    const char *x, int64_t stride, const char *groups, int64_t num_groups, const bool bytes,
-    const int rows, const char *ahead, int64_t ahead_bytes, uint32_t *out) {
+PW_INLINE TARGET void NAME(tile)(const char *x, int64_t stride, const char *groups,
+                                 int64_t num_groups, const bool bytes, const int rows,
+                                 const char *ahead, int64_t ahead_bytes, uint32_t *out) {
     FLOATS sums[TILE_ROWS * NAME(parts)];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * NAME(parts); i++) {
@@ -69,19 +67,8 @@ static inline __attribute__((always_inline)) TARGET void NAME(tile)(
     }
 }
 
-#define PW_CASE(count)                                                                         \
-    case count:                                                                                \
-        if (bytes) {                                                                           \
-            NAME(tile)(x, stride, groups, num_groups, true, count, ahead, ahead_bytes, sums);  \
-        } else {                                                                               \
-            NAME(tile)(x, stride, groups, num_groups, false, count, ahead, ahead_bytes, sums); \
-        }                                                                                      \
-        break;
-
-/* The compiler makes one tile of each number of rows, so that all of its sums are in registers. */
-TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows,
-                             const uint32_t *w, int64_t strips, const char *ahead, int64_t lines,
-                             uint32_t *sums) {
+TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows, const uint32_t *w,
+                             int64_t strips, const char *ahead, int64_t lines, uint32_t *sums) {
     (void)strips; /* always 1 */
     const int64_t stride = job->operand_stride;
     const bool bytes = job->weights->type == PW_INT8_GROUPS;
@@ -90,21 +77,16 @@ TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows
     const int64_t ahead_bytes = group_lines * PW_LINE / 4 * lines; /* `lines` for every 4 */
     const char *groups = (const char *)w;
     const char *x = job->operand + row * stride;
-    switch (rows) {
-        PW_CASE(1)
-        PW_CASE(2)
-        PW_CASE(3)
-        PW_CASE(4)
-#if TILE_ROWS > 4
-        PW_CASE(5)
-        PW_CASE(6)
-        PW_CASE(7)
-        PW_CASE(8)
-#endif
+#define PW_BYTES(n) NAME(tile)(x, stride, groups, num_groups, true, n, ahead, ahead_bytes, sums)
+#define PW_HALVES(n) NAME(tile)(x, stride, groups, num_groups, false, n, ahead, ahead_bytes, sums)
+    if (bytes) {
+        PW_FOR_ROWS(rows, PW_BYTES)
+    } else {
+        PW_FOR_ROWS(rows, PW_HALVES)
     }
+#undef PW_BYTES
+#undef PW_HALVES
 }
-
-#undef PW_CASE
 
 #include "grouped_rows.template.h"
 

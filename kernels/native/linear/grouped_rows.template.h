@@ -4,8 +4,7 @@
 
 /* One group of float32 inputs in int8: the largest magnitude becomes 127. The sum is that of what the
  * whole numbers stand for, so that a product errs by no more than its inputs do. */
-static inline __attribute__((always_inline)) TARGET void NAME(quantize_group)(
-    const float *values, pw_input_group *out) {
+PW_INLINE TARGET void NAME(quantize_group)(const float *values, pw_input_group *out) {
     float most = 0;
     for (int i = 0; i < PW_GROUP; i++) {
         const float magnitude = values[i] < 0 ? -values[i] : values[i];
@@ -47,5 +46,6 @@ TARGET static void NAME(compute)(const pw_linear_job *job, int64_t first, int64_
     NAME(walk)(job, first, last, after, false);
 }
 
-static const pw_linear_kernel NAME(kernel) = {PW_INT8_GROUPS, TILE_STRIPS, NAME(prepare_groups),
-                                              NAME(compute)};
+static const pw_linear_kernel NAME(kernel) = {
+    PW_INT8_GROUPS, 16 * sizeof(pw_input_group) / PW_GROUP, TILE_STRIPS, NAME(prepare_groups),
+    NAME(compute)};

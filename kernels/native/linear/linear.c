@@ -10,74 +10,33 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#if defined(__x86_64__)
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
-#define NAME(name) avx512_##name
-#define LANES 16
-#define TILE_ROWS 8
-#define TILE_STRIPS 3
-#include "fma.template.h"
-
-#define TARGET __attribute__((target("avx2,fma")))
-#define NAME(name) avx2_##name
-#define LANES 8
-#define TILE_ROWS 6
-#define TILE_STRIPS 1
-#include "fma.template.h"
-#endif
-
-#define TARGET
-#define NAME(name) portable_##name
-#define LANES 4
-#define TILE_ROWS 2
-#define TILE_STRIPS 1
-#include "fma.template.h"
+#include "kernel.h"
+#include "processor/arithmetic.h"
 
 /* The kernel that multiplies weights of that type by `path`, or NULL where there is none. */
-static const pw_linear_kernel *find_kernel(int64_t type, pw_path path) {
-#if defined(__x86_64__)
-    const pw_level level = pw_cpu_level();
-    if (path == PW_BY_TILES) {
-        return level >= PW_AMX ? pw_linear_amx(type) : NULL;
+static const pw_linear_kernel *find_kernel(int64_t type, int64_t path) {
+    switch (path) {
+    case PW_BY_TILES: return pw_linear_tiles(type);
+    case PW_BY_WORDS: return pw_linear_words(type);
+    default: return pw_linear_floats();
     }
-    if (path == PW_BY_WORDS && type == PW_BFLOAT16) {
-        return level >= PW_AVX512_BF16 ? pw_linear_pairs(type) : NULL;
-    }
-    if (path == PW_BY_WORDS) {
-        return level >= PW_AVX512 ? pw_linear_vnni(type) : NULL;
-    }
-    if (level >= PW_AVX2) {
-        return level >= PW_AVX512 ? &avx512_kernel : &avx2_kernel;
-    }
-#else
-    (void)type;
-    if (path != PW_BY_FLOATS) {
-        return NULL;
-    }
-#endif
-    return &portable_kernel;
 }
 
 /* For weights of each type; where there is no such path, the next one below it is taken. */
 static _Atomic int wanted_paths[] = {PW_BY_TILES, PW_BY_TILES, PW_BY_TILES};
 
 static const pw_linear_kernel *choose_kernel(int64_t type) {
-    if (pw_is_grouped(type)) {
-        return pw_linear_grouped();
-    }
-    const int wanted = atomic_load_explicit(&wanted_paths[type], memory_order_relaxed);
-    for (int path = wanted; path > PW_BY_FLOATS; path--) {
-        const pw_linear_kernel *kernel = find_kernel(type, (pw_path)path);
-        if (kernel) {
-            return kernel;
+    const pw_linear_kernel *kernel = pw_linear_groups(type);
+    if (kernel == NULL) {
+        int path = atomic_load_explicit(&wanted_paths[type], memory_order_relaxed);
+        while ((kernel = find_kernel(type, path)) == NULL) {
+            path--;
         }
     }
-    return find_kernel(type, PW_BY_FLOATS);
+    return kernel;
 }
 
-int64_t pw_linear_has_path(int64_t type, int64_t path) {
-    return find_kernel(type, (pw_path)path) != NULL;
-}
+int64_t pw_linear_has_path(int64_t type, int64_t path) { return find_kernel(type, path) != NULL; }
 
 void pw_linear_use_path(int64_t type, int64_t path) { atomic_store(&wanted_paths[type], (int)path); }
 
@@ -99,10 +58,6 @@ enum {
     CHUNK_BYTES = 1 << 18,     /* of rows that stay in the core's second cache */
 };
 
-static int64_t at_most(int64_t value, int64_t limit) { return value < limit ? value : limit; }
-
-static int64_t at_least(int64_t value, int64_t limit) { return value > limit ? value : limit; }
-
 static void prepare_part(void *context, int part, int num_parts) {
     const task_context *task = context;
     const int64_t rows = task->job.rows;
@@ -110,11 +65,9 @@ static void prepare_part(void *context, int part, int num_parts) {
                           rows * part / num_parts, rows * (part + 1) / num_parts);
 }
 
-static int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 static int64_t first_strip(const task_context *task, int64_t part) {
-    const int64_t strips = ceiling(task->job.weights->out_features, PW_STRIP);
-    return at_most(part * task->part_groups * task->kernel->strips, strips);
+    const int64_t strips = pw_ceiling(task->job.weights->out_features, PW_STRIP);
+    return pw_least(part * task->part_groups * task->kernel->strips, strips);
 }
 
 /* The part of a product for a chunk of its rows. */
@@ -122,9 +75,9 @@ static pw_linear_job rows_of(const task_context *task, int64_t chunk) {
     pw_linear_job job = task->job;
     const int64_t first = chunk * task->chunk_rows;
     const int64_t outputs = first * job.weights->out_features;
-    job.rows = at_most(job.rows - first, task->chunk_rows);
+    job.rows = pw_least(job.rows - first, task->chunk_rows);
     job.operand += first * job.operand_stride;
-    job.outputs = (char *)job.outputs + outputs * (job.type == PW_FLOAT32 ? 4 : 2);
+    job.outputs = (char *)job.outputs + outputs * pw_size(job.type);
     job.row_scales = job.row_scales ? job.row_scales + first : NULL;
     return job;
 }
@@ -132,7 +85,7 @@ static pw_linear_job rows_of(const task_context *task, int64_t chunk) {
 static void compute_part(void *context, int part, int num_parts) {
     const task_context *task = context;
     const pw_linear_job job = rows_of(task, part / task->chunk_parts);
-    const int64_t next = at_most(part + pw_threads(), num_parts - 1) % task->chunk_parts;
+    const int64_t next = pw_least(part + pw_threads(), num_parts - 1) % task->chunk_parts;
     const int64_t mine = part % task->chunk_parts;
     task->kernel->compute(&job, first_strip(task, mine), first_strip(task, mine + 1),
                           first_strip(task, next));
@@ -144,14 +97,14 @@ static void compute_part(void *context, int part, int num_parts) {
 static int64_t cut(task_context *task) {
     const pw_linear_weights *weights = task->job.weights;
     const int64_t held = CHUNK_BYTES / task->job.operand_stride / ROW_UNIT * ROW_UNIT;
-    task->chunk_rows = at_most(task->job.rows, held > ROW_UNIT ? held : ROW_UNIT);
-    const int64_t groups = ceiling(weights->out_features, PW_STRIP * task->kernel->strips);
+    task->chunk_rows = pw_least(task->job.rows, held > ROW_UNIT ? held : ROW_UNIT);
+    const int64_t groups = pw_ceiling(weights->out_features, PW_STRIP * task->kernel->strips);
     const int64_t work = weights->in_features * weights->out_features * (task->chunk_rows + 8);
-    const int64_t most = at_least((int64_t)pw_threads() * PARTS_PER_THREAD, work / FINE_PART);
-    const int64_t worth = ceiling(groups * LEAST_PART, work);
-    task->part_groups = at_most(at_least(groups / most, worth), groups);
-    task->chunk_parts = ceiling(groups, task->part_groups);
-    return task->chunk_parts * ceiling(task->job.rows, task->chunk_rows);
+    const int64_t most = pw_most((int64_t)pw_threads() * PARTS_PER_THREAD, work / FINE_PART);
+    const int64_t worth = pw_ceiling(groups * LEAST_PART, work);
+    task->part_groups = pw_least(pw_most(groups / most, worth), groups);
+    task->chunk_parts = pw_ceiling(groups, task->part_groups);
+    return task->chunk_parts * pw_ceiling(task->job.rows, task->chunk_rows);
 }
 
 /* Memory of the calling thread for operands; grows to what its largest product needs. */
@@ -170,39 +123,23 @@ static char *scratch(size_t bytes) {
     return memory;
 }
 
-/* Inputs of a row, padding included. */
-static int64_t padded_width(const pw_linear_weights *weights) {
-    static const int64_t per_word[] = {1, 2, 4};
-    return pw_is_grouped(weights->type)
-               ? weights->words / pw_group_lines(weights->type) * PW_GROUP
-               : weights->words * per_word[weights->type];
-}
-
-/* Bytes of a row as the kernel reads it. */
-static int64_t operand_bytes(const pw_linear_kernel *kernel, int64_t width) {
-    static const int64_t size_of[] = {4, 2, 1};
-    return pw_is_grouped(kernel->operand_type)
-               ? width / PW_GROUP * (int64_t)sizeof(pw_input_group)
-               : width * size_of[kernel->operand_type];
-}
-
 void pw_linear(const pw_linear_weights *weights, int64_t rows, int64_t type, const void *inputs,
                void *outputs) {
     if (rows == 0) {
         return;
     }
     const pw_linear_kernel *kernel = choose_kernel(weights->type);
-    const int64_t width = padded_width(weights);
+    const int64_t width = pw_padded_inputs(weights);
     task_context task = {
         .job = {.weights = weights, .rows = rows, .type = type, .inputs = inputs,
                 .outputs = outputs, .operand = inputs,
-                .operand_stride = operand_bytes(kernel, width)},
+                .operand_stride = width / 16 * kernel->operand_bytes},
         .kernel = kernel,
         .width = width,
     };
     const bool as_it_is = kernel->operand_type == type && width == weights->in_features;
     if (!as_it_is || weights->type == PW_INT8) {
-        const int64_t parts = at_most(rows, rows * width / LEAST_PREPARED + 1);
+        const int64_t parts = pw_least(rows, rows * width / LEAST_PREPARED + 1);
         const size_t scales_bytes = ((size_t)rows * sizeof(float) + 63) / 64 * 64;
         const size_t spare_bytes = (size_t)(parts * width) * sizeof(float);
         const size_t rows_bytes = (size_t)(rows * task.job.operand_stride);
@@ -223,7 +160,7 @@ typedef struct {
 
 static void pack_part(void *context, int part, int num_parts) {
     const pack_context *pack = context;
-    const int64_t strips = (pack->rows + PW_STRIP - 1) / PW_STRIP;
+    const int64_t strips = pw_ceiling(pack->rows, PW_STRIP);
     const int64_t last = strips * (part + 1) / num_parts;
     for (int64_t strip = strips * part / num_parts; strip < last; strip++) {
         uint32_t *to = pack->to + strip * pack->words * PW_STRIP;
@@ -237,8 +174,7 @@ static void pack_part(void *context, int part, int num_parts) {
     }
 }
 
-/* Reorders a matrix of `rows` output columns, each `words` long (a multiple of 16), to strips. */
-PW_EXPORT void pw_linear_pack(const uint32_t *from, int64_t rows, int64_t words, uint32_t *to) {
+void pw_linear_pack(const uint32_t *from, int64_t rows, int64_t words, uint32_t *to) {
     pack_context pack = {from, to, rows, words};
-    pw_parallel(pack_part, &pack, (int)((rows + 255) / 256));
+    pw_parallel(pack_part, &pack, (int)pw_ceiling(rows, 256));
 }

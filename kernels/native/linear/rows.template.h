@@ -2,11 +2,11 @@
  * instructions to compile, NAME(x) gives the functions their names. */
 #include <string.h>
 
-#include "linear.h"
+#include "kernel.h"
 
 #define PW_UNUSED __attribute__((unused)) /* not every kernel reads its rows in every way */
 
-static inline __attribute__((always_inline)) float NAME(widen)(uint16_t value) {
+PW_INLINE float NAME(widen)(uint16_t value) {
     union {
         uint32_t bits;
         float value;
@@ -15,7 +15,7 @@ static inline __attribute__((always_inline)) float NAME(widen)(uint16_t value) {
 }
 
 /* To the nearest bfloat16, ties to even. */
-static inline __attribute__((always_inline)) uint16_t NAME(narrow)(float value) {
+PW_INLINE uint16_t NAME(narrow)(float value) {
     union {
         float value;
         uint32_t bits;
@@ -42,7 +42,7 @@ typedef uint16_t NAME(halves) __attribute__((vector_size(32), aligned(2), may_al
  * (QuaRot, arXiv 2404.00456, section 3): an outlier is spread over the block, and the scale that
  * holds it no longer rounds its neighbours away. Products of rows and weights that are both rotated
  * are those of the originals. */
-static inline __attribute__((always_inline)) TARGET void NAME(rotate)(float *values) {
+PW_INLINE TARGET void NAME(rotate)(float *values) {
     NAME(sixteen) v[4];
     for (int i = 0; i < 4; i++) {
         v[i] = *(const NAME(sixteen) *)(values + 16 * i);
@@ -67,8 +67,8 @@ static inline __attribute__((always_inline)) TARGET void NAME(rotate)(float *val
 #undef PW_SHUFFLE
 
 /* A row's inputs from `start` on as float32, zeros behind the last; rotated for int8 weights. */
-static inline __attribute__((always_inline)) TARGET void NAME(read_block)(
-    const pw_linear_job *job, int64_t row, int64_t start, float *out) {
+PW_INLINE TARGET void NAME(read_block)(const pw_linear_job *job, int64_t row, int64_t start,
+                                       float *out) {
     const int64_t width = job->weights->in_features;
     const int64_t count = width - start < PW_BLOCK ? width - start : PW_BLOCK;
     const float *floats = (const float *)job->inputs + row * width + start;
@@ -159,9 +159,9 @@ PW_UNUSED TARGET static void NAME(prepare_bytes)(const pw_linear_job *job, char 
 }
 
 /* The outputs of one strip of a row, from its sums: scaled back, with the bias. */
-static inline __attribute__((always_inline)) TARGET void NAME(form_outputs)(
-    const pw_linear_job *job, const uint32_t *sums, const bool integers, int64_t row,
-    int64_t column, NAME(sixteen) *outputs) {
+PW_INLINE TARGET void NAME(form_outputs)(const pw_linear_job *job, const uint32_t *sums,
+                                         const bool integers, int64_t row, int64_t column,
+                                         NAME(sixteen) *outputs) {
     const pw_linear_weights *weights = job->weights;
     NAME(sixteen) values = *(const NAME(sixteen) *)sums;
     if (integers) {
@@ -179,15 +179,14 @@ static inline __attribute__((always_inline)) TARGET void NAME(form_outputs)(
 }
 
 /* To the nearest bfloat16 each, as `narrow`. */
-static inline __attribute__((always_inline)) TARGET void NAME(narrow_all)(
-    const NAME(sixteen) *values, NAME(halves) *out) {
+PW_INLINE TARGET void NAME(narrow_all)(const NAME(sixteen) *values, NAME(halves) *out) {
     const NAME(words) bits = *(const NAME(words) *)values;
     *out = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, NAME(halves));
 }
 
 /* Stores the outputs of one strip of a row, the last of which may be missing. */
-static inline __attribute__((always_inline)) TARGET void NAME(store_outputs)(
-    const pw_linear_job *job, const NAME(sixteen) *values, int64_t row, int64_t column) {
+PW_INLINE TARGET void NAME(store_outputs)(const pw_linear_job *job, const NAME(sixteen) *values,
+                                          int64_t row, int64_t column) {
     const int64_t width = job->weights->out_features, start = row * width + column;
     const int64_t left = width - column;
     if (job->type == PW_FLOAT32) {
@@ -211,9 +210,9 @@ static inline __attribute__((always_inline)) TARGET void NAME(store_outputs)(
 
 /* Turns the sums of some rows and strips into outputs. The sums are float32, or int32 of quantized
  * rows; a row of them is `stride` long. */
-static inline __attribute__((always_inline)) TARGET void NAME(finish)(
-    const pw_linear_job *job, const uint32_t *sums, int64_t stride, const bool integers,
-    int64_t row, int64_t rows, int64_t strip, int64_t strips) {
+PW_INLINE TARGET void NAME(finish)(const pw_linear_job *job, const uint32_t *sums, int64_t stride,
+                                   const bool integers, int64_t row, int64_t rows, int64_t strip,
+                                   int64_t strips) {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t s = 0; s < strips; s++) {
             const int64_t column = (strip + s) * PW_STRIP;

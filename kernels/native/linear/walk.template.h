@@ -23,8 +23,8 @@ TARGET static void NAME(compute_strips)(const pw_linear_job *job, int64_t strip,
     }
 }
 
-static inline __attribute__((always_inline)) TARGET void NAME(walk)(
-    const pw_linear_job *job, int64_t first, int64_t last, int64_t after, const bool integers) {
+PW_INLINE TARGET void NAME(walk)(const pw_linear_job *job, int64_t first, int64_t last,
+                                 int64_t after, const bool integers) {
     for (int64_t strip = first; strip < last;) {
         const int64_t strips = last - strip < TILE_STRIPS ? 1 : TILE_STRIPS;
         const int64_t next = strip + strips < last ? strip + strips : after;

@@ -1,12 +1,15 @@
 /* Products by an instruction that multiplies whole words: pairs of bfloat16, or four bytes. A
- * template: besides TARGET and NAME, VECTOR is what sums are kept in, ZERO() one of them,
+ * template: besides TARGET and NAME, VECTOR is what sums are kept in, of INTEGERS or not, ZERO() one of them,
  * DOT(sum, x, w) adds the products of two vectors of words, and STORE(place, sum) writes one. Each
  * output is one chain of additions in the order of the inputs, whatever rows are computed beside it. */
-enum { TILE_ROWS = 8, TILE_STRIPS = 3 };
+#include "kernel.h"
 
-static inline __attribute__((always_inline)) TARGET void NAME(tile)(
-    const char *x, int64_t stride, const uint32_t *w, int64_t words, const int rows,
-    const int strips, const char *ahead, int64_t lines, uint32_t *sums) {
+#define TILE_ROWS 8
+#define TILE_STRIPS 3
+
+PW_INLINE TARGET void NAME(tile)(const char *x, int64_t stride, const uint32_t *w, int64_t words,
+                                 const int rows, const int strips, const char *ahead, int64_t lines,
+                                 uint32_t *sums) {
     VECTOR sum[TILE_ROWS][TILE_STRIPS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -45,32 +48,34 @@ static inline __attribute__((always_inline)) TARGET void NAME(tile)(
     }
 }
 
-#define PW_CASE(count)                                                                            \
-    case count:                                                                                   \
-        if (strips == TILE_STRIPS) {                                                              \
-            NAME(tile)(x, stride, w, words, count, TILE_STRIPS, ahead, lines, sums);              \
-        } else {                                                                                  \
-            NAME(tile)(x, stride, w, words, count, 1, ahead, lines, sums);                        \
-        }                                                                                         \
-        break;
-
-/* The compiler makes one tile of each number of rows, so that all of its sums are in registers. */
 TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows, const uint32_t *w,
                              int64_t strips, const char *ahead, int64_t lines, uint32_t *sums) {
     const int64_t stride = job->operand_stride, words = job->weights->words;
     const char *x = job->operand + row * stride;
-    switch (rows) {
-        PW_CASE(1)
-        PW_CASE(2)
-        PW_CASE(3)
-        PW_CASE(4)
-        PW_CASE(5)
-        PW_CASE(6)
-        PW_CASE(7)
-        PW_CASE(8)
+#define PW_TILE(n) NAME(tile)(x, stride, w, words, n, TILE_STRIPS, ahead, lines, sums)
+#define PW_NARROW(n) NAME(tile)(x, stride, w, words, n, 1, ahead, lines, sums)
+    if (strips == TILE_STRIPS) {
+        PW_FOR_ROWS(rows, PW_TILE)
+    } else {
+        PW_FOR_ROWS(rows, PW_NARROW)
     }
+#undef PW_TILE
+#undef PW_NARROW
 }
 
-#undef PW_CASE
-
 #include "walk.template.h"
+
+TARGET static void NAME(compute)(const pw_linear_job *job, int64_t first, int64_t last,
+                                 int64_t after) {
+    NAME(walk)(job, first, last, after, INTEGERS);
+}
+
+#undef TARGET
+#undef NAME
+#undef TILE_ROWS
+#undef TILE_STRIPS
+#undef VECTOR
+#undef INTEGERS
+#undef ZERO
+#undef DOT
+#undef STORE

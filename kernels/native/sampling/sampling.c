@@ -38,18 +38,6 @@ typedef struct {
     int64_t last;
 } cut;
 
-static const pw_sampling_code *choose_code(void) {
-#if defined(__x86_64__)
-    switch (pw_cpu_level()) {
-    case PW_PLAIN: return &pw_sampling_plain;
-    case PW_AVX2: return &pw_sampling_avx2;
-    default: return &pw_sampling_avx512;
-    }
-#else
-    return &pw_sampling_plain;
-#endif
-}
-
 static workspace *prepared(int64_t size) {
     static _Thread_local workspace space;
     if (space.size < size) {
@@ -304,14 +292,13 @@ static int64_t first_highest(const search *in) {
 }
 
 static int64_t draw_row(const pw_drawing *call, int64_t row) {
-    static const int64_t widths[PW_NUM_TYPES] = {4, 2, 2};
-    const pw_sampling_code *code = choose_code();
+    const pw_sampling_code *code = PW_CODE(pw_sampling);
     const int64_t num_blocks = (call->size + BLOCK - 1) / BLOCK;
     workspace *space = prepared(num_blocks * BLOCK);
     if (!space) {
         return -1;
     }
-    const char *scores = (const char *)call->scores + row * call->scores_row * widths[call->type];
+    const char *scores = (const char *)call->scores + row * call->scores_row * pw_size(call->type);
     const double *numbers = call->numbers + row;
     code->copy[call->type](scores, call->size, space->row);
     if (call->places && call->places[row] >= 0) {

@@ -34,12 +34,13 @@ EMULATOR = Path(__file__).parent / "tile_emulator.h"
 LENGTHS = [(300, 1), (40, 40), (17, 3), (1, 1), (530, 17), (257, 2), (300, 90)]
 USED = (
     "attention/attention",
+    "attention/plan",
     "isa_amx",
-    "linear/amx",
+    "linear/floats",
     "linear/grouped",
     "linear/linear",
-    "linear/pairs",
-    "linear/vnni",
+    "linear/tiles",
+    "linear/words",
     "processor/pool",
 )
 USE_TILES = '#include "processor/cpu.h"\npw_level pw_cpu_level(void) { return PW_AMX; }\n'

@@ -5,15 +5,14 @@
  * for pairs of it (vdpbf16ps) does half the multiplications a cycle. With int8 weights it serves
  * machines that cannot multiply int8; activations then stay as they are. Each output is one chain
  * of additions in the order of the inputs, whatever rows are computed beside it. */
-#include "linear.h"
+#include "kernel.h"
 
 typedef float NAME(floats) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t NAME(bits) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t NAME(integers) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* The weights of input `index` of each word. */
-static inline __attribute__((always_inline)) TARGET NAME(floats)
-    NAME(unpack)(NAME(bits) bits, const int type, const int index) {
+PW_INLINE TARGET NAME(floats) NAME(unpack)(NAME(bits) bits, const int type, const int index) {
     if (type == PW_INT8) {
         const NAME(integers) signs_up = (NAME(integers))(bits << (24 - 8 * index));
         return __builtin_convertvector(signs_up >> 24, NAME(floats));
@@ -30,9 +29,9 @@ static inline __attribute__((always_inline)) TARGET NAME(floats)
 
 enum { NAME(per_strip) = PW_STRIP / LANES, NAME(most) = TILE_STRIPS * PW_STRIP / LANES };
 
-static inline __attribute__((always_inline)) TARGET void NAME(tile)(
-    const float *x, int64_t x_stride, const uint32_t *w, int64_t words, const int type,
-    const int rows, const int strips, const char *ahead, int64_t lines, uint32_t *sums) {
+PW_INLINE TARGET void NAME(tile)(const float *x, int64_t x_stride, const uint32_t *w, int64_t words,
+                                 const int type, const int rows, const int strips,
+                                 const char *ahead, int64_t lines, uint32_t *sums) {
     const int vectors = strips * NAME(per_strip);
     const int per_word = type == PW_INT8 ? 4 : type == PW_BFLOAT16 ? 2 : 1;
     NAME(floats) sum[TILE_ROWS][NAME(most)] = {0};
@@ -69,36 +68,16 @@ static inline __attribute__((always_inline)) TARGET void NAME(tile)(
     }
 }
 
-#define PW_CASE(count)                                                                           \
-    case count:                                                                                  \
-        NAME(tile)(x, stride, w, words, type, count, strips, ahead, lines, sums);              \
-        break;
-
-/* The compiler makes one tile of each number of rows, so that all of its sums are in registers. */
-static inline __attribute__((always_inline)) TARGET void NAME(tiles)(
-    const float *x, int64_t stride, const uint32_t *w, int64_t words, const int type,
-    int64_t rows, const int strips, const char *ahead, int64_t lines, uint32_t *sums) {
-    switch (rows) {
-        PW_CASE(1)
-        PW_CASE(2)
-#if TILE_ROWS > 2
-        PW_CASE(3)
-        PW_CASE(4)
-        PW_CASE(5)
-        PW_CASE(6)
-#endif
-#if TILE_ROWS > 6
-        PW_CASE(7)
-        PW_CASE(8)
-#endif
-    }
+PW_INLINE TARGET void NAME(tiles)(const float *x, int64_t stride, const uint32_t *w, int64_t words,
+                                  const int type, int64_t rows, const int strips, const char *ahead,
+                                  int64_t lines, uint32_t *sums) {
+#define PW_TILE(n) NAME(tile)(x, stride, w, words, type, n, strips, ahead, lines, sums)
+    PW_FOR_ROWS(rows, PW_TILE)
+#undef PW_TILE
 }
 
-#undef PW_CASE
-
-TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows,
-                             const uint32_t *w, int64_t strips, const char *ahead, int64_t lines,
-                             uint32_t *sums) {
+TARGET static void NAME(sum)(const pw_linear_job *job, int64_t row, int64_t rows, const uint32_t *w,
+                             int64_t strips, const char *ahead, int64_t lines, uint32_t *sums) {
     const float *x = (const float *)(job->operand + row * job->operand_stride);
     const int64_t stride = job->operand_stride / (int64_t)sizeof(float);
     const int64_t words = job->weights->words;
@@ -125,7 +104,7 @@ TARGET static void NAME(compute)(const pw_linear_job *job, int64_t first, int64_
     NAME(walk)(job, first, last, after, false);
 }
 
-static const pw_linear_kernel NAME(kernel) = {PW_FLOAT32, TILE_STRIPS, NAME(prepare_floats),
+static const pw_linear_kernel NAME(kernel) = {PW_FLOAT32, 64, TILE_STRIPS, NAME(prepare_floats),
                                               NAME(compute)};
 
 #undef TARGET

@@ -3,7 +3,7 @@
  * A tile is 16 rows of 64 bytes. Of the eight, 0 to 3 hold the sums of two times two, 4 and 5 the
  * rows of activations, 6 and 7 two strips of weights. Each output is summed in the order of the
  * inputs, whatever rows are computed beside it. */
-#include "linear.h"
+#include "kernel.h"
 
 #if defined(__x86_64__)
 
@@ -22,9 +22,9 @@ static void configure(int64_t rows) {
 }
 
 /* Up to 32 rows times one or two strips. */
-static inline __attribute__((always_inline)) TARGET void tiles(
-    const char *x, int64_t stride, const uint32_t *w, int64_t words, const bool halves,
-    const bool two_rows, const bool two_strips, const char *ahead, int64_t lines) {
+PW_INLINE TARGET void tiles(const char *x, int64_t stride, const uint32_t *w, int64_t words,
+                            const bool halves, const bool two_rows, const bool two_strips,
+                            const char *ahead, int64_t lines) {
     TILE_ZERO(0);
     if (two_strips) {
         TILE_ZERO(1);
@@ -106,11 +106,22 @@ TARGET static void compute_bytes(const pw_linear_job *job, int64_t first, int64_
     TILE_RELEASE();
 }
 
-const pw_linear_kernel *pw_linear_amx(int64_t weights_type) {
-    static const pw_linear_kernel halves = {PW_BFLOAT16, TILE_STRIPS, amx_prepare_halves,
+const pw_linear_kernel *pw_linear_tiles(int64_t weights_type) {
+    static const pw_linear_kernel halves = {PW_BFLOAT16, 32, TILE_STRIPS, amx_prepare_halves,
                                             compute_halves};
-    static const pw_linear_kernel bytes = {PW_INT8, TILE_STRIPS, amx_prepare_bytes, compute_bytes};
+    static const pw_linear_kernel bytes = {PW_INT8, 16, TILE_STRIPS, amx_prepare_bytes,
+                                           compute_bytes};
+    if (pw_cpu_level() < PW_AMX) {
+        return NULL;
+    }
     return weights_type == PW_BFLOAT16 ? &halves : weights_type == PW_INT8 ? &bytes : NULL;
+}
+
+#else
+
+const pw_linear_kernel *pw_linear_tiles(int64_t weights_type) {
+    (void)weights_type;
+    return NULL;
 }
 
 #endif
