@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.batch.staging import Array, upload
-from engine.run.penalties import Entries, TokenCounts, Tokens, biases, has_penalties, penalised
+from engine.run.penalties import Entries, TokenCounts, Tokens, biases, has_penalties
 from engine.sequences.plan import Draw
 from engine.sequences.sequence import Sequence
 from kernels.penalties import penalise
+from kernels.reference.penalties import penalised
 
 _FEWEST_PLACES = 8
 _IN_PROMPT, _ONCE = 1, 2

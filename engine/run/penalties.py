@@ -23,6 +23,7 @@ from engine.api import SamplingParams
 from engine.batch.staging import Array, upload
 from engine.sequences.plan import Draw
 from engine.sequences.sequence import Sequence
+from kernels.reference.penalties import penalised
 
 Tokens = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float32]
@@ -219,10 +220,3 @@ def has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or bool(
         params.presence_penalty or params.frequency_penalty
     )
-
-
-def penalised(values: Tensor, counts: Tensor, numbers: Tensor) -> Tensor:
-    """The scores of tokens that are there, `counts` times in the output: [num_entries]."""
-    factor, frequency, presence = numbers.unbind()
-    values = torch.where(values > 0, values / factor, values * factor)
-    return values - counts * frequency - (counts > 0) * presence
