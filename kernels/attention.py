@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
 import torch
 from torch import Tensor
 
@@ -12,28 +10,9 @@ from kernels.backends import Backend
 from kernels.types import AttentionBatch, AttentionShape
 
 
-class _Module(Protocol):
-    """What every backend module provides."""
-
-    def prepare(self, shape: AttentionShape) -> None: ...
-
-    def write_kv(self, key: Tensor, value: Tensor, kv: Tensor, slots: Tensor) -> None: ...
-
-    def attend(
-        self,
-        query: Tensor,
-        kv: Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        output: Tensor | None,
-    ) -> Tensor: ...
-
-
 def prepare(device: torch.device, shape: AttentionShape) -> None:
     """Compile what attention of that shape needs, so that no request waits for a compiler."""
-    _room(None, device).prepare(shape)
+    backends.room("attention", device).prepare(shape)
 
 
 def write_kv(
@@ -46,7 +25,7 @@ def write_kv(
     block_size, head_dim], strided over its first dimension. A `kv` of int8, or of uint8 for fp8, is
     quantized and has longer rows (`kernels.kv_format`).
     """
-    _room(backend, kv.device).write_kv(key, value, kv, slots)
+    backends.room("attention", kv.device, backend).write_kv(key, value, kv, slots)
 
 
 def attend(
@@ -69,9 +48,6 @@ def attend(
     `softcap * tanh(scores / softcap)` before the softmax. Compiled kernels read the run of each of
     `batch.groups` once for all its members, unless a sliding window is set.
     """
-    module = _room(backend, query.device)
-    return module.attend(query, kv, batch, scale, sliding_window, softcap, output)
-
-
-def _room(backend: Backend | None, device: torch.device) -> _Module:
-    return cast(_Module, backends.room(backend or backends.default(device), "attention"))
+    room = backends.room("attention", query.device, backend)
+    result: Tensor = room.attend(query, kv, batch, scale, sliding_window, softcap, output)
+    return result

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -22,10 +21,13 @@ def default(device: torch.device) -> Backend:
     return "native" if device.type == "cpu" and library.available() else "reference"
 
 
-@cache
-def room(backend: Backend, door: str) -> ModuleType:
-    """The functions of a door in that room.
+def room(door: str, device: torch.device, backend: Backend | None = None) -> Any:
+    """The functions behind a door in the room that is asked for, or else fits the device.
 
-    Imported on first use: a machine with a GPU loads no compiled library, one without no Triton.
+    They have the arguments of the door's own, without names. They are imported on first use: a
+    machine with a GPU loads no compiled library, one without no Triton.
     """
-    return import_module(f"kernels.{backend}.{door}")
+    return _module(f"kernels.{backend or default(device)}.{door}")
+
+
+_module = cache(import_module)

@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
 from kernels.types import Activation, DecoderLayer, LayerStack
-
-
-class _Module(Protocol):
-    """What every backend module provides."""
-
-    def add_rms_norm(
-        self, residual: Tensor, update: Tensor | None, weight: Tensor, eps: float
-    ) -> Tensor: ...
-
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        kv: Tensor,
-        slots: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        query_weight: Tensor | None = None,
-        key_weight: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> Tensor: ...
-
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor: ...
 
 
 def add_rms_norm(
@@ -53,8 +26,9 @@ def add_rms_norm(
     by the caller). The norm is computed in float32 from the sum as it is stored. Source: Zhang and
     Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    module = _room(backend, residual.device)
-    return module.add_rms_norm(residual, update, weight, eps)
+    room = backends.room("layers", residual.device, backend)
+    normed: Tensor = room.add_rms_norm(residual, update, weight, eps)
+    return normed
 
 
 def rotate_and_write(
@@ -82,20 +56,10 @@ def rotate_and_write(
     Gemma3). `kv` and `slots` are as in `kernels.attention.write_kv`. Returns the queries,
     [num_tokens, num_heads, head_dim].
     """
-    module = _room(backend, qkv.device)
-    return module.rotate_and_write(
-        qkv,
-        cos,
-        sin,
-        positions,
-        kv,
-        slots,
-        num_heads,
-        num_kv_heads,
-        query_weight,
-        key_weight,
-        eps,
-    )
+    memory, norms = (kv, slots, num_heads, num_kv_heads), (query_weight, key_weight, eps)
+    room = backends.room("layers", qkv.device, backend)
+    query: Tensor = room.rotate_and_write(qkv, cos, sin, positions, *memory, *norms)
+    return query
 
 
 def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = None) -> Tensor:
@@ -104,7 +68,8 @@ def gate(gate_up: Tensor, activation: Activation, *, backend: Backend | None = N
     `gate_up` is [num_tokens, 2 * inter], the result [num_tokens, inter]. `gelu_tanh` is GELU by its
     tanh approximation. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
-    return _room(backend, gate_up.device).gate(gate_up, activation)
+    gated: Tensor = backends.room("layers", gate_up.device, backend).gate(gate_up, activation)
+    return gated
 
 
 def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack | None:
@@ -114,7 +79,3 @@ def stack(layers: Sequence[DecoderLayer], activation: Activation) -> LayerStack 
     from kernels.native import decoder
 
     return decoder.stack(layers, activation)
-
-
-def _room(backend: Backend | None, device: torch.device) -> _Module:
-    return cast(_Module, backends.room(backend or backends.default(device), "layers"))

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import backends
-from kernels.backends import Backend
 from kernels.group_format import GroupedWeight, concatenate, group
 from kernels.types import Linear, Quantization
-
-
-class _Module(Protocol):
-    """What every backend module provides."""
-
-    def pack(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        quantization: Quantization,
-        batch_invariant: bool,
-    ) -> Linear: ...
-
-    def pack_groups(
-        self,
-        weight: GroupedWeight,
-        bias: Tensor | None,
-        batch_invariant: bool,
-    ) -> Linear: ...
 
 
 def pack(
@@ -56,8 +36,8 @@ def pack(
         return pack_groups(groups, biases, batch_invariant=batch_invariant)
     bias = _stack_biases(weights, biases or [None] * len(weights))
     weight = torch.cat(list(weights)) if len(weights) > 1 else weights[0].detach()
-    room = cast(_Module, backends.room(_backend(weight), "linear"))
-    return room.pack(weight, bias, quantization, batch_invariant)
+    product: Linear = _room(weight).pack(weight, bias, quantization, batch_invariant)
+    return product
 
 
 def pack_groups(
@@ -75,15 +55,14 @@ def pack_groups(
         raise ValueError("weights: stacked matrices must agree in inputs")
     originals = [weight.scales for weight in weights]
     bias = _stack_biases(originals, biases or [None] * len(weights))
-    room = cast(_Module, backends.room(_backend(originals[0]), "linear"))
-    return room.pack_groups(concatenate(weights), bias, batch_invariant)
+    room = _room(originals[0])
+    product: Linear = room.pack_groups(concatenate(weights), bias, batch_invariant)
+    return product
 
 
-def _backend(weight: Tensor) -> Backend:
-    backend = backends.default(weight.device)
-    if backend == "native" and weight.dtype not in (torch.float32, torch.bfloat16):
-        return "reference"
-    return backend
+def _room(weight: Tensor) -> Any:
+    computed = weight.device.type != "cpu" or weight.dtype in (torch.float32, torch.bfloat16)
+    return backends.room("linear", weight.device, None if computed else "reference")
 
 
 def _stack_biases(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
 from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
-
-
-class _Module(Protocol):
-    """What every backend module provides."""
-
-    def penalise(
-        self, scores: Tensor, counts: Tensor, slots: Tensor, numbers: Tensor
-    ) -> Tensor: ...
 
 
 def penalise(
@@ -36,5 +26,6 @@ def penalise(
     output, as OpenAI defines them. Every backend rounds alike, after each operation.
     """
     chosen = backend or ("triton" if scores.device.type == "cuda" else "reference")
-    module = cast(_Module, backends.room(chosen, "penalties"))
-    return module.penalise(scores, counts, slots, numbers)
+    room = backends.room("penalties", scores.device, chosen)
+    result: Tensor = room.penalise(scores, counts, slots, numbers)
+    return result

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
 from torch import Tensor
 
 from kernels import backends
 from kernels.backends import Backend
-from kernels.masking import Masks
-
-
-class _Module(Protocol):
-    """What every backend module provides."""
-
-    def draw(
-        self, scores: Tensor, states: Tensor, numbers: Tensor, masks: Masks | None = None
-    ) -> Tensor: ...
+from kernels.types import Masks
 
 
 def draw(
@@ -47,5 +37,6 @@ def draw(
     computed from whole numbers in float64. A score that is no number counts as -inf; a row without
     a finite largest score takes the first of its largest ones.
     """
-    module = backends.room(backend or backends.default(scores.device), "sampling")
-    return cast(_Module, module).draw(scores, states, numbers, masks)
+    room = backends.room("sampling", scores.device, backend)
+    tokens: Tensor = room.draw(scores, states, numbers, masks)
+    return tokens

@@ -1,4 +1,4 @@
-"""What passes through the doors: batches and shapes of attention, products, decoder layers."""
+"""What passes through the doors: batches and shapes of attention, masks, products, layers."""
 
 from __future__ import annotations
 
@@ -75,6 +75,13 @@ class AttentionBatch:
             max_query_len=query_len,
             max_context_len=context_len,
         )
+
+
+class Masks(NamedTuple):
+    """A bit for each token of some rows of scores: whether it may be drawn."""
+
+    places: Tensor  # [num_rows] int64: of each row its place in `words`; -1 where it may draw all
+    words: Tensor  # [num_masked, num_words] int32, contiguous; lowest bits first
 
 
 @dataclass(frozen=True, slots=True)

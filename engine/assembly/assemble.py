@@ -59,8 +59,9 @@ from engine.run.runner import AheadRunner, ModelRunner
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.serve.core import EngineCore
 from engine.system.threads import threads_of_rank
-from kernels import backends, masking
+from kernels import backends
 from kernels.sampling import draw
+from kernels.types import Masks as TokenMasks
 
 _log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ def _draw_once(parts: Parts, dtype: torch.dtype) -> None:
     masks = None
     if parts.vocabulary is not None:
         words = torch.from_numpy(parts.vocabulary.new_words(1)).to(device)
-        masks = masking.Masks(torch.zeros(1, dtype=torch.int64, device=device), words)
+        masks = TokenMasks(torch.zeros(1, dtype=torch.int64, device=device), words)
     draw(scores, states, torch.ones(4, 1, dtype=torch.float64, device=device), masks)
 
 

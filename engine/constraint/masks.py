@@ -25,7 +25,7 @@ from engine.sequences.plan import Draw
 class RowMasks:
     """What some rows of a step may draw."""
 
-    places: npt.NDArray[np.int64]  # [num_rows]: as in `kernels.masking.Masks`
+    places: npt.NDArray[np.int64]  # [num_rows]: as in `kernels.types.Masks`
     words: Words  # [num_masked, num_words]
     failures: dict[int, str]
     """Of the step's rows, those whose grammar allows nothing, or cannot go on: why."""

@@ -30,8 +30,8 @@ from engine.run.penalties import Counts
 from engine.sequences.beam import Candidate, num_candidates
 from engine.sequences.plan import Draw, Sampled
 from kernels import sampling
-from kernels.masking import Masks
 from kernels.noise import noise_states
+from kernels.types import Masks
 
 _INVERSE_TEMPERATURES = (1e-30, 1e30)
 """What a row may be multiplied by and stay finite where it was."""

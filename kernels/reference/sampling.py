@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import noise
-from kernels.masking import Masks
+from kernels.types import Masks
 
 UNIT = 34
 """A weight is a whole number of 2**-34ths of that of the likeliest token: sums are exact."""

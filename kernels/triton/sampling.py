@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.masking import Masks
-from kernels.triton.masking import masked
+from kernels.types import Masks
 
 BLOCK = 2048
 NUM_WARPS = 16
+MASKING_BLOCK = 2048
+MASKING_OPTIONS = {"num_warps": 4}
 
 _INFINITE = tl.constexpr(0x7F800000)
 """The bits of infinity."""
@@ -47,6 +48,24 @@ def draw(scores: Tensor, states: Tensor, numbers: Tensor, masks: Masks | None = 
         num_warps=NUM_WARPS,
     )
     return tokens
+
+
+def masked(scores: Tensor, masks: Masks) -> Tensor:
+    """A copy with -inf where tokens may not be drawn, in one pass over the scores."""
+    num_rows, size = scores.shape
+    output = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
+    mask_rows[num_rows, triton.cdiv(size, BLOCK)](
+        output,
+        scores,
+        masks.words,
+        masks.places,
+        scores.stride(0),
+        masks.words.shape[1],
+        size,
+        BLOCK=MASKING_BLOCK,
+        **MASKING_OPTIONS,
+    )
+    return output
 
 
 @triton.jit
@@ -258,3 +277,27 @@ def draw_rows(
         state = tl.load(states_ptr + row).to(tl.uint64, bitcast=True)
         winner = race(row_ptr, size, highest, inverse, cut_key, cut_last, state, BLOCK)
         tl.store(tokens_ptr + row, winner.to(tl.int64))
+
+
+@triton.jit
+def mask_rows(
+    output_ptr,
+    scores_ptr,
+    words_ptr,
+    places_ptr,
+    stride,
+    num_words,
+    size,
+    BLOCK: tl.constexpr,
+):
+    """One program: `BLOCK` scores of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < size
+    scores = tl.load(scores_ptr + row * stride + tokens, mask=inside, other=0.0).to(tl.float32)
+    place = tl.load(places_ptr + row)
+    if place >= 0:
+        words = tl.load(words_ptr + place * num_words + tokens // 32, mask=inside, other=0)
+        allowed = (words >> (tokens % 32)) & 1
+        scores = tl.where(allowed > 0, scores, float("-inf"))
+    tl.store(output_ptr + row * size + tokens, scores, mask=inside)

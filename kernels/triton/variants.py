@@ -15,7 +15,6 @@ from kernels.triton import (
     grouped,
     layers,
     linear,
-    masking,
     penalties,
     prefill,
     sampling,
@@ -197,6 +196,6 @@ def _penalise(name: str, dtype: torch.dtype) -> Variant:
 
 def _mask(name: str, dtype: torch.dtype) -> Variant:
     types = {"words_ptr": "*i32", "places_ptr": "*i64"}
-    constants = {"BLOCK": masking.BLOCK}
-    kernel = masking.mask_rows
-    return Variant(f"mask_rows {name}", kernel, dtype, constants, masking.OPTIONS, types)
+    constants = {"BLOCK": sampling.MASKING_BLOCK}
+    kernel = sampling.mask_rows
+    return Variant(f"mask_rows {name}", kernel, dtype, constants, sampling.MASKING_OPTIONS, types)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.masking import Masks
 from kernels.noise import noise_states
+from kernels.types import Masks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _KINDS = ("plain", "ties", "holes", "flat", "steep", "odd")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.masking import Masks
 from kernels.reference.sampling import masked
+from kernels.types import Masks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

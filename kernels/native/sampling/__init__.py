@@ -7,9 +7,9 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from kernels.masking import Masks
 from kernels.native import library
 from kernels.native.library import TYPES
+from kernels.types import Masks
 
 _DRAWING = Struct("=6q4qq")
 """`pw_drawing` of `sampling.h`, field by field."""

@@ -13,10 +13,10 @@ import torch
 def draws() -> tuple[int, int]:
     """Over tiles of which no vocabulary is a whole number but one."""
     from kernels.reference import sampling as reference
-    from kernels.triton import masking, sampling
+    from kernels.triton import sampling
     from tests.kernels.sampling_cases import batches, masks_of
 
-    sampling.BLOCK = masking.BLOCK = 128
+    sampling.BLOCK = sampling.MASKING_BLOCK = 128
     different = drawn = 0
     for seed, given in enumerate(batches(18, (1, 17, 128, 200), 2)):
         for masks in (None, masks_of(given[0], seed)):
