@@ -20,23 +20,13 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kernels.triton.arguments import Groups, Sequences
 from kernels.triton.variants import SHAPES, Variant, variants
 
 _ARCHITECTURES = (80, 90, 100)
 _POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-_INDICES = {
-    "tables_ptr",
-    "query_starts_ptr",
-    "context_lens_ptr",
-    "private_starts_ptr",
-    "begins_ptr",
-    "ends_ptr",
-    "member_starts_ptr",
-    "members_ptr",
-    "parts_ptr",
-    "merges_ptr",
-    "arrivals_ptr",
-}
+_INDICES = {"tables_ptr", "parts_ptr", "merges_ptr", "arrivals_ptr", "query_starts_ptr"}
+_INDICES |= {*Sequences._fields, *Groups._fields}
 _FP32 = {"outputs_ptr", "sums_ptr", "cos_ptr", "sin_ptr"}
 _ALIGNED = re.compile(r"(?!table_stride)(.*[._])?(ptr|stride)|depth|columns|piece|inter")
 

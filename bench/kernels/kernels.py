@@ -160,13 +160,9 @@ def _decode(race: Race, batch: int, context: int, bandwidth: float) -> _Figures:
     works = [example.attend, example.in_order().attend]
     others = {"sdpa": rivals.sdpa, "flashinfer": rivals.flashinfer_decode}
     (seconds, ordered), theirs = race.medians(works, others, example)
-    figures = {
-        "us": seconds * 1e6,
-        "bandwidth_share": LLAMA_3_8B.bytes_of(batch * context) / seconds / bandwidth,
-        "paging_price": seconds / ordered - 1,
-    } | {f"{name}_ratio": other / seconds for name, other in theirs.items()}
-    named = {f"decode_{name}_b{batch}_c{context}": value for name, value in figures.items()}
-    return named | {"error_decode": error}
+    share = LLAMA_3_8B.bytes_of(batch * context) / seconds / bandwidth
+    own = {"bandwidth_share": share, "paging_price": seconds / ordered - 1}
+    return _named("decode", f"b{batch}_c{context}", error, seconds, own, theirs)
 
 
 def _grouped(race: Race) -> _Figures:
@@ -214,12 +210,8 @@ def _prefill(race: Race, context: int, rate: float) -> _Figures:
     (seconds,), theirs = race.medians([example.attend], {"sdpa": rivals.sdpa}, example)
     # Two products of every query with the keys up to its own: half of all pairs.
     operations = 2 * context**2 * LLAMA_3_8B.num_heads * LLAMA_3_8B.head_dim
-    figures = {
-        "us": seconds * 1e6,
-        "matmul_share": operations / seconds / rate,
-    } | {f"{name}_ratio": other / seconds for name, other in theirs.items()}
-    named = {f"prefill_{name}_c{context}": value for name, value in figures.items()}
-    return named | {"error_prefill": error}
+    own = {"matmul_share": operations / seconds / rate}
+    return _named("prefill", f"c{context}", error, seconds, own, theirs)
 
 
 def _chunk(race: Race, count: int, bandwidth: float) -> _Figures:
@@ -227,12 +219,18 @@ def _chunk(race: Race, count: int, bandwidth: float) -> _Figures:
     error = example.error()
     others = {"sdpa": rivals.sdpa, "flashinfer": rivals.flashinfer_prefill}
     (seconds,), theirs = race.medians([example.attend], others, example)
-    figures = {
-        "us": seconds * 1e6,
-        "bandwidth_share": LLAMA_3_8B.bytes_of(_BEHIND) / seconds / bandwidth,
-    } | {f"{name}_ratio": other / seconds for name, other in theirs.items()}
-    named = {f"chunk_{name}_q{count}": value for name, value in figures.items()}
-    return named | {"error_chunk": error}
+    own = {"bandwidth_share": LLAMA_3_8B.bytes_of(_BEHIND) / seconds / bandwidth}
+    return _named("chunk", f"q{count}", error, seconds, own, theirs)
+
+
+def _named(
+    kind: str, place: str, error: float, seconds: float, own: _Figures, theirs: _Figures
+) -> _Figures:
+    """Figures of one place: the time, our `own`, and others' by their seconds."""
+    ratios = {f"{name}_ratio": other / seconds for name, other in theirs.items()}
+    figures = {"us": seconds * 1e6} | own | ratios
+    named = {f"{kind}_{name}_{place}": value for name, value in figures.items()}
+    return named | {f"error_{kind}": error}
 
 
 def _fits(heads: Heads, keys: int) -> bool:

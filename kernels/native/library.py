@@ -22,7 +22,7 @@ _FOLDER = Path(__file__).parent
 _log = logging.getLogger(__name__)
 
 address = ctypes.c_void_p
-"""A tensor's `data_ptr()`, or 0 for none."""
+"""As `pointer` returns it."""
 integer = ctypes.c_int64
 real = ctypes.c_float
 text = ctypes.c_char_p
@@ -56,6 +56,11 @@ def function(
     found.restype = returns
     bound: Callable[..., Any] = found
     return bound
+
+
+def pointer(tensor: Tensor | None) -> int:
+    """Where its elements lie; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def set_threads(count: int) -> None:

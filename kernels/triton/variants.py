@@ -67,9 +67,10 @@ def variants(
 ) -> Iterator[Variant]:
     """All kernels; those that walk keys without options of attention, with all, and quantized."""
     for dtype in dtypes:
+        of_type = str(dtype).removeprefix("torch.")
         for head_dim in head_dims:
             shape = SHAPES[head_dim]
-            name = f"{str(dtype).removeprefix('torch.')} {head_dim}"
+            name = f"{of_type} {head_dim}"
             yield from _walks(name, dtype, shape, arch)
             yield from _walks(f"{name} window softcap", dtype, shape, arch, 4096, 50.0)
             for stored in ("int8", "fp8"):
@@ -78,10 +79,8 @@ def variants(
             yield _write(name, dtype, shape, "auto")
             yield _merge(name, dtype, shape, arch)
             yield from _layers(name, dtype, shape)
-        yield from _linear(str(dtype).removeprefix("torch."), dtype)
-        yield _draw(str(dtype).removeprefix("torch."), dtype)
-        yield _penalise(str(dtype).removeprefix("torch."), dtype)
-        yield _mask(str(dtype).removeprefix("torch."), dtype)
+        yield from _linear(of_type, dtype)
+        yield from _scores(of_type, dtype)
 
 
 def _walks(
@@ -180,22 +179,17 @@ def _linear(name: str, dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant(f"add_pieces {name}", linear.add_pieces, dtype, add)
 
 
-def _draw(name: str, dtype: torch.dtype) -> Variant:
+def _scores(name: str, dtype: torch.dtype) -> Iterator[Variant]:
+    """What passes over scores: draws, penalties, masks."""
     types = {"tokens_ptr": "*i64", "states_ptr": "*i64", "numbers_ptr": "*fp64"}
     options = {"num_warps": sampling.NUM_WARPS}
     constants = {"BLOCK": sampling.BLOCK}
-    return Variant(f"draw_rows {name}", sampling.draw_rows, dtype, constants, options, types)
-
-
-def _penalise(name: str, dtype: torch.dtype) -> Variant:
+    yield Variant(f"draw_rows {name}", sampling.draw_rows, dtype, constants, options, types)
     types = {"output_ptr": "*fp32", "counts_ptr": "*i32", "numbers_ptr": "*fp32"}
-    constants = {"BLOCK": penalties.BLOCK}
-    kernel = penalties.penalise_rows
-    return Variant(f"penalise_rows {name}", kernel, dtype, constants, penalties.OPTIONS, types)
-
-
-def _mask(name: str, dtype: torch.dtype) -> Variant:
+    constants, options = {"BLOCK": penalties.BLOCK}, penalties.OPTIONS
+    yield Variant(
+        f"penalise_rows {name}", penalties.penalise_rows, dtype, constants, options, types
+    )
     types = {"words_ptr": "*i32", "places_ptr": "*i64"}
-    constants = {"BLOCK": sampling.MASKING_BLOCK}
-    kernel = sampling.mask_rows
-    return Variant(f"mask_rows {name}", kernel, dtype, constants, sampling.MASKING_OPTIONS, types)
+    constants, options = {"BLOCK": sampling.MASKING_BLOCK}, sampling.MASKING_OPTIONS
+    yield Variant(f"mask_rows {name}", sampling.mask_rows, dtype, constants, options, types)

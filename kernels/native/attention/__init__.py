@@ -84,8 +84,7 @@ def pack_call(
     elements: from token to token and from head to head.
     """
     query, output, query_token, query_head = places
-    block, value, head, token, within = kv.stride()
-    assert within == 1
+    assert kv.stride(-1) == 1
     groups = batch.groups
     return _CALL.pack(
         query,
@@ -97,10 +96,7 @@ def pack_call(
         *_addresses(groups),
         query_token,
         query_head,
-        block,
-        value,
-        head,
-        token,
+        *kv.stride()[:4],
         batch.block_tables.stride(0),
         len(batch.context_lens),
         0 if groups is None else len(groups.begins),

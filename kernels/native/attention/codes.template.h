@@ -56,14 +56,7 @@ PW_INLINE void score_codes(const int16_t *query, const float *units, int num_row
                            const pw_i8 *base, const int64_t *offsets, int64_t shift,
                            int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
-        __m512i sums[FEW][AT_ONCE];
-#pragma GCC unroll 4
-        for (int row = 0; row < num_rows; row++) {
-#pragma GCC unroll 4
-            for (int k = 0; k < AT_ONCE; k++) {
-                sums[row][k] = _mm512_setzero_si512();
-            }
-        }
+        __m512i sums[FEW][AT_ONCE] = {{{0}}};
         for (int k = 0; k < AT_ONCE; k++) {
             prefetch(base + offsets[key + k + AHEAD], dim);
             fetch(base + offsets[key + k] + shift, dim + SCALE);
@@ -101,12 +94,7 @@ PW_INLINE void score_codes(const int16_t *query, const float *units, int num_row
 PW_INLINE void add_codes(const int16_t *weights, const float *units, int num_rows, int width,
                          int64_t dim, const pw_i8 *base, const int64_t *offsets, const pw_i8 *next,
                          const int64_t *next_offsets, int64_t num_keys, float *output) {
-    __m512i low[FEW][2], high[FEW][2];
-    for (int row = 0; row < num_rows; row++) {
-        for (int w = 0; w < width; w++) {
-            low[row][w] = high[row][w] = _mm512_setzero_si512();
-        }
-    }
+    __m512i low[FEW][2] = {{{0}}}, high[FEW][2] = {{{0}}};
     for (int64_t key = 0; key < num_keys; key += 2) {
         fetch(next + next_offsets[key], width * CODES + SCALE);
         fetch(next + next_offsets[key + 1], width * CODES + SCALE);

@@ -11,12 +11,9 @@ PW_INLINE void TYPED(score_few)(const float *query, int num_rows, int64_t dim, c
                                 const int64_t *offsets, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
         const ELEMENT *keys[AT_ONCE];
-        vf sums[FEW][AT_ONCE];
+        vf sums[FEW][AT_ONCE] = {{{0}}};
         for (int k = 0; k < AT_ONCE; k++) {
             keys[k] = base + offsets[key + k];
-            for (int row = 0; row < num_rows; row++) {
-                sums[row][k] = v_set(0.0f);
-            }
             prefetch(base + offsets[key + k + AHEAD], dim * (int64_t)sizeof(ELEMENT));
         }
         for (int64_t i = 0; i < dim; i += LANES) {
@@ -41,12 +38,7 @@ PW_INLINE void TYPED(score_few)(const float *query, int num_rows, int64_t dim, c
 PW_INLINE void TYPED(add_strip)(const float *weights, int num_rows, int width, int64_t dim,
                                 const ELEMENT *base, const int64_t *offsets, int64_t num_keys,
                                 float *output) {
-    vf sums[FEW][STRIP];
-    for (int row = 0; row < num_rows; row++) {
-        for (int s = 0; s < width; s++) {
-            sums[row][s] = v_set(0.0f);
-        }
-    }
+    vf sums[FEW][STRIP] = {{{0}}};
     for (int64_t key = 0; key < num_keys; key++) {
         vf loaded[STRIP];
         prefetch(base + offsets[key + AHEAD], width * LANES * (int64_t)sizeof(ELEMENT));

@@ -11,14 +11,7 @@
 PW_INLINE void score_pairs(const pw_bf16 *query, int num_rows, int64_t dim, const pw_bf16 *base,
                            const int64_t *offsets, int64_t shift, int64_t num_keys, float *scores) {
     for (int64_t key = 0; key < num_keys; key += AT_ONCE) {
-        vf sums[FEW][AT_ONCE];
-#pragma GCC unroll 4
-        for (int row = 0; row < num_rows; row++) {
-#pragma GCC unroll 4
-            for (int k = 0; k < AT_ONCE; k++) {
-                sums[row][k] = v_set(0.0f);
-            }
-        }
+        vf sums[FEW][AT_ONCE] = {{{0}}};
         for (int64_t i = 0; i < dim; i += PAIRED) {
             __m512bh loaded[AT_ONCE];
 #pragma GCC unroll 4
@@ -49,12 +42,7 @@ PW_INLINE void score_pairs(const pw_bf16 *query, int num_rows, int64_t dim, cons
 PW_INLINE void add_pairs(const pw_bf16 *weights, int num_rows, int width, int64_t dim,
                          const pw_bf16 *base, const int64_t *offsets, const pw_bf16 *next,
                          const int64_t *next_offsets, int64_t num_keys, float *output) {
-    vf low[FEW][2], high[FEW][2];
-    for (int row = 0; row < num_rows; row++) {
-        for (int w = 0; w < width; w++) {
-            low[row][w] = high[row][w] = v_set(0.0f);
-        }
-    }
+    vf low[FEW][2] = {{{0}}}, high[FEW][2] = {{{0}}};
     for (int64_t key = 0; key < num_keys; key += 2) {
         prefetch(base + offsets[key + AHEAD], width * 64);
         prefetch(base + offsets[key + AHEAD + 1], width * 64);

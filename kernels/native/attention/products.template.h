@@ -29,14 +29,7 @@ PW_INLINE vf dot_words(vf sum, const float *a, vf b, int way) {
 /* c[BLOCK rows][vectors] = a times one panel. */
 PW_INLINE void multiply_block(const float *a, int64_t a_row, const float *panel, int64_t words,
                               int vectors, int way, float *c, int64_t c_row) {
-    vf sums[BLOCK][PANEL];
-#pragma GCC unroll 16
-    for (int i = 0; i < BLOCK; i++) {
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) {
-            sums[i][v] = v_set(0.0f);
-        }
-    }
+    vf sums[BLOCK][PANEL] = {{{0}}};
     for (int64_t word = 0; word < words; word++) {
         vf columns[PANEL];
 #pragma GCC unroll 16

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.kv_format import head_size
 from kernels.native import library
 from kernels.native.attention import holds_codes
-from kernels.native.library import TYPES
+from kernels.native.library import TYPES, pointer
 from kernels.types import Activation
 
 _LONGEST_HEAD = 1024
@@ -33,10 +33,7 @@ def add_rms_norm(residual: Tensor, update: Tensor | None, weight: Tensor, eps: f
     output = torch.empty_like(residual)
     _add_rms_norm(
         _NORM.pack(
-            residual.data_ptr(),
-            0 if update is None else update.data_ptr(),
-            weight.data_ptr(),
-            output.data_ptr(),
+            *map(pointer, (residual, update, weight, output)),
             residual.stride(0),
             0 if update is None else update.stride(0),
             num_tokens,
@@ -63,28 +60,16 @@ def rotate_and_write(
     eps: float = 0.0,
 ) -> Tensor:
     """See `kernels.layers.rotate_and_write`."""
-    block_size, head_dim = kv.shape[3], head_size(kv)
+    num_tokens, head_dim = len(qkv), head_size(kv)
     assert head_dim <= _LONGEST_HEAD
-    num_tokens = len(qkv)
-    block, value, head, token, _ = kv.stride()
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
+    weights = (query_weight, key_weight)
     _rotate_and_write(
         _ROTATION.pack(
-            qkv.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            positions.data_ptr(),
-            slots.data_ptr(),
-            kv.data_ptr(),
-            query.data_ptr(),
-            0 if query_weight is None else query_weight.data_ptr(),
-            0 if key_weight is None else key_weight.data_ptr(),
+            *map(pointer, (qkv, cos, sin, positions, slots, kv, query, *weights)),
             qkv.stride(0),
-            block,
-            value,
-            head,
-            token,
-            block_size,
+            *kv.stride()[:4],
+            kv.shape[3],
             num_tokens,
             num_heads,
             num_kv_heads,
@@ -92,8 +77,7 @@ def rotate_and_write(
             cos.shape[1],
             TYPES[qkv.dtype],
             holds_codes(kv, qkv.dtype),
-            query_weight is not None and query_weight.dtype == torch.float32,
-            key_weight is not None and key_weight.dtype == torch.float32,
+            *(weight is not None and weight.dtype == torch.float32 for weight in weights),
             eps,
         )
     )

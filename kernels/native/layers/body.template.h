@@ -16,5 +16,5 @@ const pw_layers_code CAT(pw_layers_, ISA) = {
     .norm = {norm_f32, norm_bf16, norm_f16},
     .rotate = {rotate_f32, rotate_bf16, rotate_f16},
     .gate = {gate_f32, gate_bf16, gate_f16},
-    .quantize = {quantize_f32, quantize_bf16, quantize_f16},
+    .store = {store_f32, store_bf16, store_f16},
 };

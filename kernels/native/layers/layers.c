@@ -43,7 +43,3 @@ static void gate_part(void *context, int part, int parts) {
 void pw_gate(const pw_gating *call) {
     pw_parallel(gate_part, (void *)call, num_parts(call->num_tokens, call->inter, GATE_SHARE));
 }
-
-void pw_quantize_head(int64_t type, const void *head, int64_t dim, pw_i8 *row) {
-    PW_CODE(pw_layers)->quantize[type](head, dim, row);
-}

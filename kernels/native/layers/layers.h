@@ -45,12 +45,14 @@ typedef struct {
     int64_t activation;
 } pw_gating;
 
-/* The code for one instruction set; each but `quantize` does the tokens from `begin` up to `end`. */
+/* The code for one instruction set; each but `store` does the tokens from `begin` up to `end`. */
 typedef struct {
     void (*norm[PW_NUM_TYPES])(const pw_norm *call, int64_t begin, int64_t end);
     void (*rotate[PW_NUM_TYPES])(const pw_rotation *call, int64_t begin, int64_t end);
     void (*gate[PW_NUM_TYPES])(const pw_gating *call, int64_t begin, int64_t end);
-    void (*quantize[PW_NUM_TYPES])(const void *head, int64_t dim, pw_i8 *row);
+    /* A head of `dim` elements becomes a row of the KV memory: as it is, or, of a multiple of 16, codes
+     * and their scale, as kernels/kv_format.py has it. */
+    void (*store[PW_NUM_TYPES])(const void *head, int64_t dim, bool is_quantized, char *row);
 } pw_layers_code;
 
 extern const pw_layers_code pw_layers_plain, pw_layers_avx2, pw_layers_avx512;
@@ -58,9 +60,5 @@ extern const pw_layers_code pw_layers_plain, pw_layers_avx2, pw_layers_avx512;
 PW_EXPORT void pw_add_rms_norm(const pw_norm *call);
 PW_EXPORT void pw_rotate_and_write(const pw_rotation *call);
 PW_EXPORT void pw_gate(const pw_gating *call);
-
-/* A head of `dim` elements of a pw_type, a multiple of 16, becomes a row of the KV memory: codes and
- * their scale, as kernels/kv_format.py has it. */
-void pw_quantize_head(int64_t type, const void *head, int64_t dim, pw_i8 *row);
 
 #endif

@@ -93,8 +93,12 @@ static inline void TYPED(turn_head)(const pw_rotation *call, const ELEMENT *sour
     }
 }
 
-/* Its largest magnitude is code 127; what is hardly more than zeros is stored as zeros. */
-static void TYPED(quantize)(const void *head, int64_t dim, pw_i8 *row) {
+/* Of codes, the largest magnitude is 127; what is hardly more than zeros is stored as zeros. */
+static void TYPED(store)(const void *head, int64_t dim, bool is_quantized, char *row) {
+    if (!is_quantized) {
+        memcpy(row, head, (size_t)dim * sizeof(ELEMENT));
+        return;
+    }
     const ELEMENT *values = head;
     vf magnitudes = v_set(0.0f);
     for (int64_t i = 0; i < dim; i += LANES) {
@@ -104,17 +108,9 @@ static void TYPED(quantize)(const void *head, int64_t dim, pw_i8 *row) {
     const float largest = v_highest(magnitudes), scale = largest / 127.0f;
     const vf factor = v_set(largest > 1e-30f ? 127.0f / largest : 0.0f);
     for (int64_t i = 0; i < dim; i += LANES) {
-        v_store_i8(row + i, v_mul(LOAD(values + i), factor));
+        v_store_i8((pw_i8 *)row + i, v_mul(LOAD(values + i), factor));
     }
     memcpy(row + dim, &scale, sizeof scale);
-}
-
-static void TYPED(store_head)(const pw_rotation *call, const ELEMENT *head, char *target) {
-    if (call->is_quantized) {
-        TYPED(quantize)(head, call->head_dim, (pw_i8 *)target);
-    } else {
-        memcpy(target, head, (size_t)call->head_dim * sizeof *head);
-    }
 }
 
 static void TYPED(rotate)(const pw_rotation *call, int64_t begin, int64_t end) {
@@ -134,10 +130,11 @@ static void TYPED(rotate)(const pw_rotation *call, int64_t begin, int64_t end) {
             ELEMENT turned[PW_LONGEST_HEAD];
             TYPED(turn_head)(call, source, position, call->key_weight, call->key_weight_is_f32,
                              turned);
-            TYPED(store_head)(call, turned, key + h * call->kv_head * size);
+            TYPED(store)(turned, dim, call->is_quantized, key + h * call->kv_head * size);
         }
         for (int64_t h = 0; h < call->num_kv_heads; h++, source += dim) {
-            TYPED(store_head)(call, source, key + (call->kv_value + h * call->kv_head) * size);
+            TYPED(store)(source, dim, call->is_quantized,
+                         key + (call->kv_value + h * call->kv_head) * size);
         }
     }
 }

@@ -48,11 +48,7 @@ PW_INLINE TARGET void NAME(add_group)(const char *x, int64_t stride, const char 
 PW_INLINE TARGET void NAME(tile)(const char *x, int64_t stride, const char *groups,
                                  int64_t num_groups, const bool bytes, const int rows,
                                  const char *ahead, int64_t ahead_bytes, uint32_t *out) {
-    FLOATS sums[TILE_ROWS * NAME(parts)];
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * NAME(parts); i++) {
-        sums[i] = SPREAD(0.0f);
-    }
+    FLOATS sums[TILE_ROWS * NAME(parts)] = {{0}};
     for (int64_t g = 0; g < num_groups; g++) {
         for (int64_t byte = 0; byte < ahead_bytes; byte += 64) {
             __builtin_prefetch(ahead + byte, 0, 2);

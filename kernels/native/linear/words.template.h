@@ -10,14 +10,7 @@
 PW_INLINE TARGET void NAME(tile)(const char *x, int64_t stride, const uint32_t *w, int64_t words,
                                  const int rows, const int strips, const char *ahead, int64_t lines,
                                  uint32_t *sums) {
-    VECTOR sum[TILE_ROWS][TILE_STRIPS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 8
-        for (int s = 0; s < strips; s++) {
-            sum[r][s] = ZERO();
-        }
-    }
+    VECTOR sum[TILE_ROWS][TILE_STRIPS] = {{{0}}};
     for (int64_t begin = 0; begin < words; begin += 4) {
         for (int64_t line = 0; line < lines; line++, ahead += 64) {
             __builtin_prefetch(ahead, 0, 2);
