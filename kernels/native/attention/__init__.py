@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.kv_format import head_size
 from kernels.native import library
-from kernels.native.library import TYPES
+from kernels.native.library import TYPES, pointer
 from kernels.types import AttentionBatch, AttentionShape, PrefixGroups
 
 _CALL = Struct("=11q17q2d")
@@ -93,7 +93,7 @@ def pack_call(
         batch.block_tables.data_ptr(),
         batch.query_starts.data_ptr(),
         batch.context_lens.data_ptr(),
-        *_addresses(groups),
+        *map(pointer, _tensors(groups)),
         query_token,
         query_head,
         *kv.stride()[:4],
@@ -119,16 +119,11 @@ def holds_codes(kv: Tensor, dtype: torch.dtype) -> bool:
     return kv.dtype == torch.int8
 
 
-def _addresses(groups: PrefixGroups | None) -> tuple[int, ...]:
+def _tensors(groups: PrefixGroups | None) -> tuple[Tensor | None, ...]:
     if groups is None:
-        return 0, 0, 0, 0, 0
-    return (
-        groups.begins.data_ptr(),
-        groups.ends.data_ptr(),
-        groups.member_starts.data_ptr(),
-        groups.members.data_ptr(),
-        groups.private_starts.data_ptr(),
-    )
+        return (None,) * 5
+    table = (groups.begins, groups.ends, groups.member_starts, groups.members)
+    return *table, groups.private_starts
 
 
 def _example(shape: AttentionShape) -> Tensor:

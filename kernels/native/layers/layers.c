@@ -13,31 +13,23 @@ static int num_parts(int64_t num_tokens, int64_t width, int64_t share) {
     return threads == 1 || parts < 1 ? 1 : (int)parts;
 }
 
-static void norm_part(void *context, int part, int parts) {
-    const pw_norm *call = context;
-    PW_CODE(pw_layers)->norm[call->type](call, call->num_tokens * part / parts,
-                                    call->num_tokens * (part + 1) / parts);
-}
+#define DEFINE_PART(operation, call_type)                                                  \
+    static void operation##_part(void *context, int part, int parts) {                      \
+        const call_type *call = context;                                                    \
+        PW_CODE(pw_layers)->operation[call->type](call, call->num_tokens * part / parts,    \
+                                                  call->num_tokens * (part + 1) / parts);   \
+    }
+DEFINE_PART(norm, pw_norm)
+DEFINE_PART(rotate, pw_rotation)
+DEFINE_PART(gate, pw_gating)
 
 void pw_add_rms_norm(const pw_norm *call) {
     pw_parallel(norm_part, (void *)call, num_parts(call->num_tokens, call->dim, NORM_SHARE));
 }
 
-static void rotate_part(void *context, int part, int parts) {
-    const pw_rotation *call = context;
-    PW_CODE(pw_layers)->rotate[call->type](call, call->num_tokens * part / parts,
-                                      call->num_tokens * (part + 1) / parts);
-}
-
 void pw_rotate_and_write(const pw_rotation *call) {
     const int64_t width = (call->num_heads + 2 * call->num_kv_heads) * call->head_dim;
     pw_parallel(rotate_part, (void *)call, num_parts(call->num_tokens, width, ROTATION_SHARE));
-}
-
-static void gate_part(void *context, int part, int parts) {
-    const pw_gating *call = context;
-    PW_CODE(pw_layers)->gate[call->type](call, call->num_tokens * part / parts,
-                                    call->num_tokens * (part + 1) / parts);
 }
 
 void pw_gate(const pw_gating *call) {
