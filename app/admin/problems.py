@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from app.admin.issuer import IssuerUnavailable
@@ -44,6 +45,9 @@ _STORE_ERRORS: Mapping[type[StoreError], tuple[HTTPStatus, str]] = {
     StoreConflict: (HTTPStatus.CONFLICT, "conflict"),
     PromptsExceeded: (HTTPStatus.CONFLICT, "prompts_exceeded"),
 }
+_OF_JSON = dict.fromkeys(("dict_type", "model_type"), "Input should be an object")
+"""What pydantic says in Python's words, as it takes the body to come from there."""
+_NO_JSON = "Invalid JSON: EOF while parsing a value at line 1 column 0"
 _ROUTING_CODES: Mapping[HTTPStatus, str] = {
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
@@ -131,6 +135,21 @@ def invalid(*complaints: Complaint) -> Problem:
     return _about(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_field", complaints)
 
 
+def invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:
+    """A request of which this was found, as pydantic says it; each is in a body or a query."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Problem(HTTPStatus.BAD_REQUEST, first["msg"], code="invalid_json")
+    if first["type"] == "missing" and first["loc"] == ("body",):
+        return Problem(HTTPStatus.BAD_REQUEST, _NO_JSON, code="invalid_json")
+    return invalid(*map(_complaint, errors))
+
+
+def _complaint(error: Mapping[str, Any]) -> Complaint:
+    detail = _OF_JSON.get(error["type"], error["msg"])
+    return Complaint(field=field_path(error["loc"][1:]), detail=detail)
+
+
 def clash(*complaints: Complaint) -> Problem:
     """A request whose fields could be what they are, but not beside what is there now."""
     return _about(HTTPStatus.CONFLICT, "conflict", complaints)
@@ -157,8 +176,6 @@ def as_problem(error: Exception) -> Problem | None:
         return Problem(
             HTTPStatus(error.status), error.message, code=error.code, headers=error.headers
         )
-    if isinstance(error, ValidationError):
-        return _from_validation(error)
     if isinstance(error, InvalidField):
         return invalid(complaint(error))
     if isinstance(error, StoreReadOnly):
@@ -186,15 +203,6 @@ def as_problem(error: Exception) -> Problem | None:
 def complaint(error: InvalidField) -> Complaint:
     """The store's complaint about a field."""
     return Complaint(field=error.field, detail=str(error).removeprefix(f"{error.field}: "))
-
-
-def _from_validation(error: ValidationError) -> Problem:
-    complaints = error.errors(include_url=False, include_context=False, include_input=False)
-    if complaints[0]["type"] == "json_invalid":
-        return Problem(HTTPStatus.BAD_REQUEST, complaints[0]["msg"], code="invalid_json")
-    return invalid(
-        *(Complaint(field=field_path(one["loc"]), detail=one["msg"]) for one in complaints)
-    )
 
 
 def _about(status: HTTPStatus, code: str, complaints: Sequence[Complaint]) -> Problem:

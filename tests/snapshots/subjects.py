@@ -64,13 +64,24 @@ def admin() -> Any:
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             return await client.get("/admin/openapi.json")
 
-    document = asyncio.run(ask()).json()
+    document = asyncio.run(ask()).json(parse_float=_number, object_hook=_told)
     for operations in document["paths"].values():
         for operation in operations.values():
             operation.get("parameters", []).sort(key=lambda one: (one["in"], one["name"]))
     for schema in document["components"]["schemas"].values():
         schema.get("required", []).sort()
     return document
+
+
+def _number(text: str) -> float:
+    """JSON knows one kind of number."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _told(members: dict[str, Any]) -> dict[str, Any]:
+    """Without a default that is null, as that of all that may be left out is."""
+    return {name: one for name, one in members.items() if (name, one) != ("default", None)}
 
 
 def public_routes() -> Any:

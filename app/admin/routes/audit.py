@@ -6,10 +6,12 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from app.admin.declaration import endpoint
 from app.admin.documents import AuditDocument, Document
-from app.admin.endpoint import Call
 from app.admin.lists import Next, PageSize, Query, page
+from app.admin.parameters import InQuery, Served
+from app.admin.route import operations
+
+router = operations("Audit")
 
 EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")]
 Owner = Annotated[str, StringConstraints(pattern=r"^@?[a-z0-9-]{1,63}$")]
@@ -32,15 +34,11 @@ class AuditList(Document):
     next: Next
 
 
-@endpoint("GET", "/audit", "Audit")
-async def list_audit(call: Call[None, AuditQuery]) -> AuditList:
+@router.get("/audit")
+async def list_audit(query: InQuery[AuditQuery], service: Served) -> AuditList:
     """List what operators have changed."""
-    query = call.query
-    found = await call.service.stores.audit.read(
+    found = await service.stores.audit.read(
         before=query.after, owner=query.owner, limit=query.limit + 1
     )
     entries, after = page(found, query.limit, lambda entry: entry.id)
     return AuditList(entries=[AuditDocument.of(entry) for entry in entries], next=after)
-
-
-ENDPOINTS = [list_audit]

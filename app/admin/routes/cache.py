@@ -9,10 +9,10 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import Field
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document
-from app.admin.endpoint import Call
 from app.admin.lists import Next, PageSize, Query, page
+from app.admin.parameters import InQuery, Served, TenantId
+from app.admin.route import operations
 from app.context import Service
 from engine.api import ChainState
 from tenants.prompts.index import engine_fingerprint
@@ -20,6 +20,8 @@ from tenants.records import Tenant
 from tenants.usage.usage import DayUsage
 
 _DAYS: Final = 31
+
+router = operations("Live view")
 
 
 class CacheQuery(Query):
@@ -91,23 +93,24 @@ class TenantCache(Document):
     days: list[CacheDay]
 
 
-@endpoint("GET", "/tenants/{tenant}/cache", "Live view")
-async def show_tenant_cache(call: Call[None, CacheQuery]) -> TenantCache:
+@router.get("/tenants/{tenant}/cache")
+async def show_tenant_cache(
+    tenant: TenantId, query: InQuery[CacheQuery], service: Served
+) -> TenantCache:
     """Show what a tenant has in this replica's cache.
 
     By conversation and by registered prompt, its own and those of its share group that it has used,
     as far as this replica remembers their last use. And which part of its prompts' tokens was found
     on each of the last 31 days.
     """
-    service, query = call.service, call.query
-    tenant = await service.stores.tenants.get_tenant(call.path["tenant"])
-    found = await _chains(service, tenant.id, query.after, query.limit + 1)
+    record = await service.stores.tenants.get_tenant(tenant)
+    found = await _chains(service, tenant, query.after, query.limit + 1)
     chains, after = page(found, query.limit, lambda chain: chain.number)
-    prompts = await _prompts(service, tenant) if any(one.prompt for one in chains) else {}
+    prompts = await _prompts(service, record) if any(one.prompt for one in chains) else {}
     today = datetime.now(UTC).date()
-    days = await service.stores.usage.read(tenant.id, today - timedelta(_DAYS - 1), today)
+    days = await service.stores.usage.read(tenant, today - timedelta(_DAYS - 1), today)
     return TenantCache(
-        tenant=tenant.id,
+        tenant=tenant,
         block_size=service.engine.info.block_size,
         chains=[_cached(chain, prompts.get(chain.prompt)) for chain in chains],
         next=after,
@@ -146,6 +149,3 @@ def _cached(chain: ChainState, prompt: CachedPrompt | None) -> Cached:
     fields: Mapping[str, object] = msgspec.structs.asdict(chain)
     told = {name: fields[name] for name in Cached.model_fields if name != "prompt"}
     return Cached.model_validate({**told, "prompt": prompt})
-
-
-ENDPOINTS = [show_tenant_cache]

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document, GroupDocument, Id, Name
-from app.admin.endpoint import Call
 from app.admin.lists import Next, PageSize, Query, page
+from app.admin.parameters import Asking, GroupId, IfMatch, InBody, InQuery, Served
+from app.admin.route import operations
 from tenants.records import ShareGroup
 
-_TAG = "Share groups"
+router = operations("Share groups", "/groups")
 
 
 class GroupPatch(TypedDict, total=False):
@@ -52,66 +52,53 @@ class MemberList(Document):
     members: list[str]
 
 
-@endpoint("POST", "/groups", _TAG, status=HTTPStatus.CREATED)
-async def create_group(call: Call[NewGroup, None]) -> GroupDocument:
+@router.post("", status_code=HTTPStatus.CREATED)
+async def create_group(body: InBody[NewGroup], service: Served, by: Asking) -> GroupDocument:
     """Create a share group."""
-    body = call.body
-    group = await call.service.stores.groups.create(body["id"], body.get("name"), actor=call.actor)
+    group = await service.stores.groups.create(body["id"], body.get("name"), actor=by.name)
     return GroupDocument.of(group)
 
 
-@endpoint("GET", "/groups", _TAG)
-async def list_groups(call: Call[None, GroupQuery]) -> GroupList:
+@router.get("")
+async def list_groups(query: InQuery[GroupQuery], service: Served) -> GroupList:
     """List share groups."""
-    query = call.query
-    found = await call.service.stores.groups.list(query.after, query.limit + 1)
+    found = await service.stores.groups.list(query.after, query.limit + 1)
     groups, after = page(found, query.limit, lambda group: group.id)
     return GroupList(groups=[GroupDocument.of(group) for group in groups], next=after)
 
 
-@endpoint("GET", "/groups/{group}", _TAG)
-async def show_group(call: Call[None, None]) -> GroupDocument:
+@router.get("/{group}")
+async def show_group(group: GroupId, service: Served) -> GroupDocument:
     """Show a share group."""
-    return GroupDocument.of(await call.service.stores.groups.get(call.path["group"]))
+    return GroupDocument.of(await service.stores.groups.get(group))
 
 
-@endpoint("GET", "/groups/{group}/members", _TAG)
-async def list_members(call: Call[None, None]) -> MemberList:
+@router.get("/{group}/members")
+async def list_members(group: GroupId, service: Served) -> MemberList:
     """List the tenants in a share group."""
-    return MemberList(members=await call.service.stores.groups.members(call.path["group"]))
+    return MemberList(members=await service.stores.groups.members(group))
 
 
-@endpoint("PATCH", "/groups/{group}", _TAG)
-async def update_group(call: Call[GroupPatch, None]) -> GroupDocument:
+@router.patch("/{group}")
+async def update_group(
+    group: GroupId, body: InBody[GroupPatch], expected: IfMatch, service: Served, by: Asking
+) -> GroupDocument:
     """Rename a share group."""
 
-    def edit(group: ShareGroup) -> ShareGroup:
-        call.require_match(GroupDocument.of(group))
-        return replace(group, name=call.body.get("name", group.name))
+    def edit(old: ShareGroup) -> ShareGroup:
+        expected.require(GroupDocument.of(old))
+        return replace(old, name=body.get("name", old.name))
 
-    groups = call.service.stores.groups
-    return GroupDocument.of(await groups.update(call.path["group"], edit, actor=call.actor))
+    return GroupDocument.of(await service.stores.groups.update(group, edit, actor=by.name))
 
 
-@endpoint("POST", "/groups/{group}/rotate-secret", _TAG)
-async def rotate_group_secret(call: Call[None, None]) -> GroupDocument:
+@router.post("/{group}/rotate-secret")
+async def rotate_group_secret(group: GroupId, service: Served, by: Asking) -> GroupDocument:
     """Give a share group another namespace secret, as a tenant has one."""
-    groups = call.service.stores.groups
-    return GroupDocument.of(await groups.rotate_secret(call.path["group"], actor=call.actor))
+    return GroupDocument.of(await service.stores.groups.rotate_secret(group, actor=by.name))
 
 
-@endpoint("DELETE", "/groups/{group}", _TAG, status=HTTPStatus.NO_CONTENT)
-async def delete_group(call: Call[None, None]) -> None:
+@router.delete("/{group}", status_code=HTTPStatus.NO_CONTENT)
+async def delete_group(group: GroupId, service: Served, by: Asking) -> None:
     """Delete a share group that has no members, with its prompts."""
-    await call.service.stores.groups.delete(call.path["group"], actor=call.actor)
-
-
-ENDPOINTS = [
-    create_group,
-    list_groups,
-    show_group,
-    update_group,
-    rotate_group_secret,
-    delete_group,
-    list_members,
-]
+    await service.stores.groups.delete(group, actor=by.name)

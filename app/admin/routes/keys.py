@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.admin.declaration import endpoint
 from app.admin.documents import WHOLE, YEAR_SECONDS, Document, KeyDocument, Lifetime, Name, expiry
-from app.admin.endpoint import Call
+from app.admin.parameters import Asking, IfMatch, InBody, KeyInPath, Served, TenantId
+from app.admin.route import operations
 from tenants.records import ApiKey
 
-_TAG = "API keys"
+router = operations("API keys", "/tenants/{tenant}/keys")
 
 Overlap = Annotated[int, Field(ge=0, le=YEAR_SECONDS), WHOLE]
 
@@ -57,79 +57,78 @@ class KeyList(Document):
     keys: list[KeyDocument]
 
 
-@endpoint("POST", "/tenants/{tenant}/keys", _TAG, status=HTTPStatus.CREATED)
-async def create_key(call: Call[NewKey, None]) -> CreatedKey:
+@router.post("", status_code=HTTPStatus.CREATED)
+async def create_key(
+    tenant: TenantId, body: InBody[NewKey], service: Served, by: Asking
+) -> CreatedKey:
     """Create an API key."""
-    key, api_key = await call.service.stores.tenants.create_key(
-        call.path["tenant"],
-        call.body.name,
-        expires_at=expiry(call.body.expires_in_seconds),
-        actor=call.actor,
+    key, api_key = await service.stores.tenants.create_key(
+        tenant, body.name, expires_at=expiry(body.expires_in_seconds), actor=by.name
     )
     return _created(key, api_key)
 
 
-@endpoint("GET", "/tenants/{tenant}/keys", _TAG)
-async def list_keys(call: Call[None, None]) -> KeyList:
+@router.get("")
+async def list_keys(tenant: TenantId, service: Served) -> KeyList:
     """List a tenant's API keys."""
-    keys = await call.service.stores.tenants.list_keys(call.path["tenant"])
+    keys = await service.stores.tenants.list_keys(tenant)
     return KeyList(keys=[KeyDocument.of(key) for key in keys])
 
 
-@endpoint("GET", "/tenants/{tenant}/keys/{key}", _TAG)
-async def show_key(call: Call[None, None]) -> KeyDocument:
+@router.get("/{key}")
+async def show_key(tenant: TenantId, key: KeyInPath, service: Served) -> KeyDocument:
     """Show an API key."""
-    path = call.path
-    return KeyDocument.of(await call.service.stores.tenants.get_key(path["tenant"], path["key"]))
+    return KeyDocument.of(await service.stores.tenants.get_key(tenant, key))
 
 
-@endpoint("PATCH", "/tenants/{tenant}/keys/{key}", _TAG)
-async def update_key(call: Call[KeyPatch, None]) -> KeyDocument:
+@router.patch("/{key}")
+async def update_key(
+    tenant: TenantId,
+    key: KeyInPath,
+    body: InBody[KeyPatch],
+    expected: IfMatch,
+    service: Served,
+    by: Asking,
+) -> KeyDocument:
     """Change an API key: its name, or when it expires."""
 
-    def edit(key: ApiKey) -> ApiKey:
-        call.require_match(KeyDocument.of(key))
-        key = replace(key, name=call.body.get("name", key.name))
-        if "expires_in_seconds" not in call.body:
-            return key
-        return replace(key, expires_at=expiry(call.body["expires_in_seconds"]))
+    def edit(old: ApiKey) -> ApiKey:
+        expected.require(KeyDocument.of(old))
+        new = replace(old, name=body.get("name", old.name))
+        if "expires_in_seconds" not in body:
+            return new
+        return replace(new, expires_at=expiry(body["expires_in_seconds"]))
 
-    path, tenants = call.path, call.service.stores.tenants
-    return KeyDocument.of(
-        await tenants.update_key(path["tenant"], path["key"], edit, actor=call.actor)
-    )
+    tenants = service.stores.tenants
+    return KeyDocument.of(await tenants.update_key(tenant, key, edit, actor=by.name))
 
 
-@endpoint(
-    "POST",
-    "/tenants/{tenant}/keys/{key}/rotate",
-    _TAG,
-    status=HTTPStatus.CREATED,
-    body_required=False,
-)
-async def rotate_key(call: Call[Rotation, None]) -> CreatedKey:
+@router.post("/{key}/rotate", status_code=HTTPStatus.CREATED)
+async def rotate_key(
+    tenant: TenantId,
+    key: KeyInPath,
+    service: Served,
+    by: Asking,
+    body: InBody[Rotation] = Rotation(),  # noqa: B008 - it does not change
+) -> CreatedKey:
     """Rotate an API key.
 
     The new one has the same name. The old one ends at once, or after `overlap_seconds`.
     """
-    key, api_key = await call.service.stores.tenants.rotate_key(
-        call.path["tenant"], call.path["key"], call.body.overlap_seconds, actor=call.actor
+    new, api_key = await service.stores.tenants.rotate_key(
+        tenant, key, body.overlap_seconds, actor=by.name
     )
-    return _created(key, api_key)
+    return _created(new, api_key)
 
 
-@endpoint("DELETE", "/tenants/{tenant}/keys/{key}", _TAG, status=HTTPStatus.NO_CONTENT)
-async def revoke_key(call: Call[None, None]) -> None:
+@router.delete("/{key}", status_code=HTTPStatus.NO_CONTENT)
+async def revoke_key(tenant: TenantId, key: KeyInPath, service: Served, by: Asking) -> None:
     """Revoke an API key.
 
     Its open streams and sockets end within a second, on every replica.
     """
-    path = call.path
-    await call.service.stores.tenants.revoke_key(path["tenant"], path["key"], actor=call.actor)
+    await service.stores.tenants.revoke_key(tenant, key, actor=by.name)
 
 
 def _created(key: ApiKey, api_key: str) -> CreatedKey:
     return CreatedKey(**KeyDocument.of(key).model_dump(), api_key=api_key)
-
-
-ENDPOINTS = [create_key, list_keys, show_key, update_key, revoke_key, rotate_key]

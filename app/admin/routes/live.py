@@ -9,13 +9,15 @@ import asyncio
 import msgspec
 from pydantic import Field
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document
-from app.admin.endpoint import Call
+from app.admin.parameters import Served
+from app.admin.route import operations
 from app.context import Service
 from app.limits.connections import Connected
 from engine.api import EngineStats, EngineUnavailable, TenantStats
 from engine.replicas import FleetFigures, ReplicaFigures
+
+router = operations("Live view")
 
 _NOBODY = Connected(sockets=0, streams=0)
 _IDLE = TenantStats(
@@ -100,13 +102,13 @@ class Live(Document):
     tenants: list[LiveTenant]
 
 
-@endpoint("GET", "/live", "Live view")
-async def show_live(call: Call[None, None]) -> Live:
+@router.get("/live")
+async def show_live(service: Served) -> Live:
     """Show what this replica is doing: streams, sockets and KV blocks, by tenant."""
-    stats = await _engine_stats(call.service)
-    connected = call.service.connections.snapshot()
+    stats = await _engine_stats(service)
+    connected = service.connections.snapshot()
     known = {} if stats is None else stats.tenants
-    fleet = call.service.engine.fleet
+    fleet = service.engine.fleet
     return Live(
         engine=None if stats is None else _engine(stats),
         replicas=[] if fleet is None else [_replica(one) for one in fleet.replicas],
@@ -136,13 +138,13 @@ class CacheSizes(Document):
     sizes: list[PoolSize]
 
 
-@endpoint("GET", "/cache", "Live view")
-async def show_cache(call: Call[None, None]) -> CacheSizes:
+@router.get("/cache")
+async def show_cache(service: Served) -> CacheSizes:
     """Show what a larger or smaller KV cache would have found, of all tenants together.
 
     A sample of the blocks is watched for how many others are used before they are used again.
     """
-    info, stats = call.service.engine.info, await call.service.engine.stats()
+    info, stats = service.engine.info, await service.engine.stats()
     return CacheSizes(
         block_size=info.block_size,
         blocks=stats.blocks_total,
@@ -207,6 +209,3 @@ async def _engine_stats(service: Service) -> EngineStats | None:
             return await service.engine.stats()
     except (EngineUnavailable, TimeoutError):
         return None
-
-
-ENDPOINTS = [show_live, show_cache]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document
-from app.admin.endpoint import Call
+from app.admin.parameters import Asking
+from app.admin.route import operations
 from app.admin.token import OF_ITSELF
 from tenants.records import TokenRole
+
+router = operations("Admin tokens")
 
 
 class OperatorDocument(Document):
@@ -19,12 +21,8 @@ class OperatorDocument(Document):
     tenant: str | None = Field(description="Of whom alone they see anything.")
 
 
-@endpoint("GET", OF_ITSELF, "Admin tokens")
-async def show_me(call: Call[None, None]) -> OperatorDocument:
+@router.get(OF_ITSELF)
+async def show_me(operator: Asking) -> OperatorDocument:
     """Show who asks, and what they are held to."""
-    operator = call.operator
     role: TokenRole = "read" if operator.reads_only else "admin"
     return OperatorDocument(name=operator.name, role=role, tenant=operator.tenant)
-
-
-ENDPOINTS = [show_me]

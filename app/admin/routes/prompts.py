@@ -5,13 +5,13 @@ Both are served by the same handlers: an owner's prompts are an owner's prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
+from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.declaration import endpoint
 from app.admin.documents import (
     WHOLE,
     Document,
@@ -20,21 +20,45 @@ from app.admin.documents import (
     PromptName,
     PromptWithText,
 )
-from app.admin.endpoint import Call, Endpoint, Handler
 from app.admin.lists import Next, PageSize, Query, page
+from app.admin.parameters import Asking, GroupId, InBody, InQuery, NameInPath, Served, TenantId
 from app.admin.problems import clash, complaint
+from app.admin.route import Handler, operations
+from app.context import Service
 from engine.api import EngineError
 from tenants.errors import InvalidField, PromptNotFound
 from tenants.prompts.system_prompts import MAX_TEXT_BYTES
 from tenants.records import SystemPrompt
 
-_TAGS = {"tenant": "System prompts", "group": "Group prompts"}
 _MAX_BYTES_A_CHARACTER = 4
 _MAX_VERSION = 10**15 - 1
 
 Version = Annotated[int, Field(ge=1, le=_MAX_VERSION), WHOLE]
 
-ENDPOINTS: list[Endpoint] = []
+
+async def _tenant(tenant: TenantId) -> None:
+    """Declares the part of the path that `_owner` reads."""
+
+
+async def _group(group: GroupId) -> None:
+    """The same of a group."""
+
+
+ROUTERS = {
+    "tenant": operations(
+        "System prompts", "/tenants/{tenant}/prompts", dependencies=[Depends(_tenant)]
+    ),
+    "group": operations("Group prompts", "/groups/{group}/prompts", dependencies=[Depends(_group)]),
+}
+
+
+async def _owner(request: Request) -> str:
+    """Under whose name the store keeps the prompts that the path means."""
+    path = request.path_params
+    return path["tenant"] if "tenant" in path else f"@{path['group']}"
+
+
+Owner = Annotated[str, Depends(_owner)]
 
 
 class NewPrompt(BaseModel):
@@ -96,147 +120,133 @@ def _for_both_owners(method: str, suffix: str, **options: Any) -> Callable[[Hand
     """Declare a handler for the prompts of tenants, and for those of share groups."""
 
     def declare(handler: Handler) -> Handler:
-        for kind in ("tenant", "group"):
-            verb, _, what = handler.__name__.partition("_")
-            declared = endpoint(
-                method,
-                f"/{kind}s/{{{kind}}}/prompts{suffix}",
-                _TAGS[kind],
-                name=f"{verb}_{kind}_{what}",
-                **options,
-            )
-            ENDPOINTS.append(declared(handler))
+        verb, _, what = handler.__name__.partition("_")
+        for kind, router in ROUTERS.items():
+            name = f"{verb}_{kind}_{what}"
+            router.add_api_route(suffix, handler, methods=[method], name=name, **options)
         return handler
 
     return declare
 
 
 @_for_both_owners("GET", "")
-async def list_prompts(call: Call[None, PromptQuery]) -> PromptList:
+async def list_prompts(
+    owner: Owner, query: InQuery[PromptQuery], service: Served, request: Request
+) -> PromptList:
     """List system prompts."""
-    owner, query = await _existing_owner(call), call.query
-    found = await call.service.stores.prompts.list(owner, query.after, query.limit + 1)
+    await _require_owner(service, request.path_params)
+    found = await service.stores.prompts.list(owner, query.after, query.limit + 1)
     prompts, after = page(found, query.limit, lambda prompt: prompt.name)
-    return PromptList(prompts=[await _shown(call, owner, one) for one in prompts], next=after)
+    return PromptList(prompts=[await _shown(service, owner, one) for one in prompts], next=after)
 
 
 @_for_both_owners("PUT", "/{name}")
-async def put_prompt(call: Call[NewPrompt, None]) -> PromptDocument:
+async def put_prompt(
+    owner: Owner, name: NameInPath, body: InBody[NewPrompt], service: Served, by: Asking
+) -> PromptDocument:
     """Register a system prompt, or a new version of it.
 
     The text of the newest version, put again, makes no new one. Running services compute the
     active version's KV blocks at once; `warm` waits for that.
     """
-    owner = _owner(call)
-    prompt = await call.service.stores.prompts.put(
-        owner,
-        call.path["name"],
-        call.body.text,
-        activate=call.body.activate,
-        actor=call.actor,
+    prompt = await service.stores.prompts.put(
+        owner, name, body.text, activate=body.activate, actor=by.name
     )
-    return await _shown(call, owner, prompt)
+    return await _shown(service, owner, prompt)
 
 
 @_for_both_owners("GET", "/{name}")
-async def show_prompt(call: Call[None, VersionQuery]) -> PromptWithText:
+async def show_prompt(
+    owner: Owner, name: NameInPath, query: InQuery[VersionQuery], service: Served
+) -> PromptWithText:
     """Show a system prompt and its text."""
-    owner, name = _owner(call), call.path["name"]
-    prompts, version = call.service.stores.prompts, call.query.version
-    prompt = await prompts.get(owner, name, version)
+    prompts = service.stores.prompts
+    prompt = await prompts.get(owner, name, query.version)
     if prompt is None:
-        raise PromptNotFound(name, version)
+        raise PromptNotFound(name, query.version)
     return PromptWithText.of(prompt, await prompts.newest_index(owner, prompt))
 
 
 @_for_both_owners("GET", "/{name}/versions")
-async def list_prompt_versions(call: Call[None, VersionsQuery]) -> VersionList:
+async def list_prompt_versions(
+    owner: Owner, name: NameInPath, query: InQuery[VersionsQuery], service: Served
+) -> VersionList:
     """List the versions of a system prompt."""
-    owner, query = _owner(call), call.query
-    found = await call.service.stores.prompts.versions(
-        owner, call.path["name"], query.after, query.limit + 1
-    )
+    found = await service.stores.prompts.versions(owner, name, query.after, query.limit + 1)
     versions, after = page(found, query.limit, lambda prompt: prompt.version)
-    return VersionList(versions=[await _shown(call, owner, one) for one in versions], next=after)
+    return VersionList(versions=[await _shown(service, owner, one) for one in versions], next=after)
 
 
 @_for_both_owners("POST", "/{name}/activate")
-async def activate_prompt(call: Call[Activation, None]) -> PromptDocument:
+async def activate_prompt(
+    owner: Owner, name: NameInPath, body: InBody[Activation], service: Served, by: Asking
+) -> PromptDocument:
     """Activate a version.
 
     It is the one that requests get which name none.
     """
-    owner = _owner(call)
-    prompt = await call.service.stores.prompts.activate(
-        owner, call.path["name"], call.body.version, actor=call.actor
-    )
-    return await _shown(call, owner, prompt)
+    prompt = await service.stores.prompts.activate(owner, name, body.version, actor=by.name)
+    return await _shown(service, owner, prompt)
 
 
 @_for_both_owners("POST", "/{name}/warm")
-async def warm_prompt(call: Call[None, None]) -> PromptIndexDocument:
+async def warm_prompt(owner: Owner, name: NameInPath, service: Served) -> PromptIndexDocument:
     """Warm a system prompt.
 
     The active version's KV blocks are computed, in this replica; the answer comes when they are
     there.
     """
     try:
-        index = await call.service.warmer.warm(_owner(call), call.path["name"])
+        index = await service.warmer.warm(owner, name)
     except InvalidField as error:
         raise clash(complaint(error)) from error
     return PromptIndexDocument.of(index)
 
 
 @_for_both_owners("POST", "/{name}/pin")
-async def pin_prompt(call: Call[None, None]) -> PromptDocument:
+async def pin_prompt(owner: Owner, name: NameInPath, service: Served, by: Asking) -> PromptDocument:
     """Pin a system prompt.
 
     The active version's KV blocks stay in memory, from now on and on every replica. Refused, and
     not pinned, where they do not fit: `limits.pinned_blocks` of the tenant, or the engine's memory.
     """
-    owner, name, prompts = _owner(call), call.path["name"], call.service.stores.prompts
+    prompts = service.stores.prompts
     before = await prompts.get(owner, name)
-    pinned = await prompts.set_pinned(owner, name, True, actor=call.actor)
+    pinned = await prompts.set_pinned(owner, name, True, actor=by.name)
     try:
-        index = await call.service.warmer.warm(owner, name)
+        index = await service.warmer.warm(owner, name)
     except (InvalidField, EngineError) as error:
         if before is None or not before.pinned:
-            await prompts.set_pinned(owner, name, False, actor=call.actor)
+            await prompts.set_pinned(owner, name, False, actor=by.name)
         raise clash(complaint(error)) if isinstance(error, InvalidField) else error from error
     return PromptDocument.of(pinned, index)
 
 
 @_for_both_owners("POST", "/{name}/unpin")
-async def unpin_prompt(call: Call[None, None]) -> PromptDocument:
+async def unpin_prompt(
+    owner: Owner, name: NameInPath, service: Served, by: Asking
+) -> PromptDocument:
     """Unpin a system prompt.
 
     Its KV blocks may be evicted like any others.
     """
-    owner = _owner(call)
-    prompt = await call.service.stores.prompts.set_pinned(
-        owner, call.path["name"], False, actor=call.actor
-    )
-    return await _shown(call, owner, prompt)
+    prompt = await service.stores.prompts.set_pinned(owner, name, False, actor=by.name)
+    return await _shown(service, owner, prompt)
 
 
-@_for_both_owners("DELETE", "/{name}", status=HTTPStatus.NO_CONTENT)
-async def delete_prompt(call: Call[None, None]) -> None:
+@_for_both_owners("DELETE", "/{name}", status_code=HTTPStatus.NO_CONTENT)
+async def delete_prompt(owner: Owner, name: NameInPath, service: Served, by: Asking) -> None:
     """Delete a system prompt in all its versions."""
-    await call.service.stores.prompts.delete(_owner(call), call.path["name"], actor=call.actor)
+    await service.stores.prompts.delete(owner, name, actor=by.name)
 
 
-def _owner(call: Call[Any, Any]) -> str:
-    """Under whose name the store keeps the prompts that the path means."""
-    path = call.path
-    return path["tenant"] if "tenant" in path else f"@{path['group']}"
-
-
-async def _existing_owner(call: Call[Any, Any]) -> str:
-    stores, path = call.service.stores, call.path
+async def _require_owner(service: Service, path: Mapping[str, str]) -> None:
+    """Raises `TenantNotFound` or `GroupNotFound`."""
     if "tenant" in path:
-        return (await stores.tenants.get_tenant(path["tenant"])).id
-    return (await stores.groups.get(path["group"])).owner
+        await service.stores.tenants.get_tenant(path["tenant"])
+    else:
+        await service.stores.groups.get(path["group"])
 
 
-async def _shown(call: Call[Any, Any], owner: str, prompt: SystemPrompt) -> PromptDocument:
-    return PromptDocument.of(prompt, await call.service.stores.prompts.newest_index(owner, prompt))
+async def _shown(service: Service, owner: str, prompt: SystemPrompt) -> PromptDocument:
+    return PromptDocument.of(prompt, await service.stores.prompts.newest_index(owner, prompt))

@@ -6,10 +6,12 @@ from http import HTTPStatus
 
 from pydantic import Field
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document
-from app.admin.endpoint import Call
+from app.admin.parameters import Entry
 from app.admin.problems import Problem
+from app.admin.route import NEEDS_NO_TOKEN, may_be, operations
+
+router = operations("Signing in")
 
 
 class SignInDocument(Document):
@@ -21,16 +23,14 @@ class SignInDocument(Document):
     client_id: str = Field(description="Of a public client: there is no secret.")
 
 
-@endpoint(
-    "GET", "/sign-in", "Signing in", needs_token=False, other_problems=(HTTPStatus.NOT_FOUND,)
-)
-async def show_sign_in(call: Call[None, None]) -> SignInDocument:
+@router.get("/sign-in", openapi_extra=NEEDS_NO_TOKEN, responses=may_be(HTTPStatus.NOT_FOUND))
+async def show_sign_in(door: Entry) -> SignInDocument:
     """Show where people sign in.
 
     By the authorization code flow with PKCE (RFC 7636), for the scopes `openid email`. 404 where
     the service has no `--oidc-client-id`, or the provider no such flow.
     """
-    found = None if call.people is None else await call.people.flow()
+    found = None if door.people is None else await door.people.flow()
     if found is None:
         raise Problem(HTTPStatus.NOT_FOUND, "No page signs people in here.", code="not_found")
     return SignInDocument(
@@ -39,6 +39,3 @@ async def show_sign_in(call: Call[None, None]) -> SignInDocument:
         token_endpoint=found.token_endpoint,
         client_id=found.client_id,
     )
-
-
-ENDPOINTS = [show_sign_in]

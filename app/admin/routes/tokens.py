@@ -6,12 +6,12 @@ from http import HTTPStatus
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document, Id, Lifetime, Name, TokenDocument, expiry
-from app.admin.endpoint import Call
+from app.admin.parameters import Asking, InBody, Served, TokenInPath
+from app.admin.route import operations
 from tenants.records import TokenRole
 
-_TAG = "Admin tokens"
+router = operations("Admin tokens", "/tokens")
 
 
 class NewToken(BaseModel):
@@ -39,37 +39,33 @@ class TokenList(Document):
     tokens: list[TokenDocument]
 
 
-@endpoint("POST", "/tokens", _TAG, status=HTTPStatus.CREATED)
-async def create_token(call: Call[NewToken, None]) -> CreatedToken:
+@router.post("", status_code=HTTPStatus.CREATED)
+async def create_token(body: InBody[NewToken], service: Served, by: Asking) -> CreatedToken:
     """Create an admin token."""
-    body = call.body
-    token, shown = await call.service.stores.operator_tokens.create(
+    token, shown = await service.stores.operator_tokens.create(
         body.name,
         body.role,
         body.tenant,
         expires_at=expiry(body.expires_in_seconds),
-        actor=call.actor,
+        actor=by.name,
     )
     return CreatedToken(**TokenDocument.of(token).model_dump(), admin_token=shown)
 
 
-@endpoint("GET", "/tokens", _TAG)
-async def list_tokens(call: Call[None, None]) -> TokenList:
+@router.get("")
+async def list_tokens(service: Served) -> TokenList:
     """List admin tokens.
 
     Those of the first start and of `--admin-token-file` are not among them.
     """
-    tokens = await call.service.stores.operator_tokens.list()
+    tokens = await service.stores.operator_tokens.list()
     return TokenList(tokens=[TokenDocument.of(token) for token in tokens])
 
 
-@endpoint("DELETE", "/tokens/{token}", _TAG, status=HTTPStatus.NO_CONTENT)
-async def revoke_token(call: Call[None, None]) -> None:
+@router.delete("/{token}", status_code=HTTPStatus.NO_CONTENT)
+async def revoke_token(token: TokenInPath, service: Served, by: Asking) -> None:
     """Revoke an admin token.
 
     It opens nothing from now on, on every replica.
     """
-    await call.service.stores.operator_tokens.revoke(call.path["token"], actor=call.actor)
-
-
-ENDPOINTS = [create_token, list_tokens, revoke_token]
+    await service.stores.operator_tokens.revoke(token, actor=by.name)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import date
+from http import HTTPStatus
 from typing import Annotated, Literal
 
+from fastapi import Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
-from starlette.responses import Response
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document, UsageDay, usage_csv
-from app.admin.endpoint import Call
 from app.admin.lists import Query
+from app.admin.parameters import InQuery, Served, TenantId
+from app.admin.route import operations
 from tenants.usage.prices import TOKENS_PRICED, shown
+
+router = operations("Usage")
 
 _CSV = "text/csv"
 
@@ -63,27 +65,30 @@ class PricesDocument(Document):
     block_hours: str = Field(description="A million KV blocks, leased for an hour.")
 
 
-@endpoint("GET", "/tenants/{tenant}/usage", "Usage", other_content={_CSV: str})
-async def show_usage(call: Call[None, UsageQuery]) -> Usage | Response:
+@router.get(
+    "/tenants/{tenant}/usage",
+    response_model=Usage,
+    responses={HTTPStatus.OK: {"content": {_CSV: {"schema": {"type": "string"}}}}},
+)
+async def show_usage(
+    tenant: TenantId, query: InQuery[UsageQuery], service: Served, request: Request
+) -> Usage | Response:
     """Show what a tenant used, by day."""
-    tenant = await call.service.stores.tenants.get_tenant(call.path["tenant"])
-    query = call.query
-    used = await call.service.stores.usage.read(
-        tenant.id, query.since or date.min, query.until or date.max
-    )
+    await service.stores.tenants.get_tenant(tenant)
+    used = await service.stores.usage.read(tenant, query.since or date.min, query.until or date.max)
     days = [UsageDay.of(day) for day in used]
-    if query.format == "csv" or (query.format is None and _prefers_csv(call.headers)):
-        name = f'attachment; filename="{tenant.id}-usage.csv"'
+    if query.format == "csv" or (query.format is None and _prefers_csv(request)):
+        name = f'attachment; filename="{tenant}-usage.csv"'
         return Response(usage_csv(days), headers={"content-disposition": name}, media_type=_CSV)
-    return Usage(tenant=tenant.id, currency=call.service.prices.currency or None, usage=days)
+    return Usage(tenant=tenant, currency=service.prices.currency or None, usage=days)
 
 
-@endpoint("GET", "/prices", "Usage")
-async def show_prices(call: Call[None, None]) -> PricesDocument:
+@router.get("/prices")
+async def show_prices(service: Served) -> PricesDocument:
     """Show what tokens cost; the settings say so, in the price file."""
-    prices = call.service.prices
+    prices = service.prices
     return PricesDocument(
-        model=call.service.names.model_id,
+        model=service.names.model_id,
         currency=prices.currency or None,
         input=shown(prices.input * TOKENS_PRICED),
         cached=shown(prices.cached * TOKENS_PRICED),
@@ -93,10 +98,7 @@ async def show_prices(call: Call[None, None]) -> PricesDocument:
     )
 
 
-def _prefers_csv(headers: Mapping[str, str]) -> bool:
+def _prefers_csv(request: Request) -> bool:
     """Whether `Accept` names CSV, and JSON not before it."""
-    kinds = [one.partition(";")[0].strip() for one in headers.get("accept", "").split(",")]
+    kinds = [one.partition(";")[0].strip() for one in request.headers.get("accept", "").split(",")]
     return _CSV in kinds and "application/json" not in kinds[: kinds.index(_CSV)]
-
-
-ENDPOINTS = [show_usage, show_prices]

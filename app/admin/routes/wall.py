@@ -7,26 +7,31 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 import msgspec
+from fastapi import Request, Response
 from pydantic import Field
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.admin.declaration import endpoint
 from app.admin.documents import Document
-from app.admin.endpoint import Call
+from app.admin.door import bearer
 from app.admin.lists import Query
+from app.admin.parameters import Entry, InQuery, Served
 from app.admin.problems import Problem
+from app.admin.route import may_be, operations
 from app.context import Service
 from app.transport.server_sent_events import EventStream
 from engine.api import ChainBreak, EngineError, EngineUnavailable, Loss, RequestState
 from engine.blocks.wall import PARTIAL
+from engine.client import EngineClient
+
+router = operations("Live view", "/wall")
 
 _MEDIA_TYPE: Final = "application/octet-stream"
+_BYTES: Final = {"type": "string", "format": "binary"}
 _INTERVAL_SECONDS: Final = 0.2
 _BYTES_A_SECOND: Final = 50_000
 _RETRY_SECONDS: Final = 1.0
@@ -62,22 +67,25 @@ class WallQuery(ReplicaQuery):
     ] = 3600
 
 
-@endpoint(
-    "GET",
-    "/wall",
-    "Live view",
-    other_content={_MEDIA_TYPE: bytes},
-    other_problems=(HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
+@router.get(
+    "",
+    response_class=Response,
+    responses={
+        HTTPStatus.OK: {"content": {_MEDIA_TYPE: {"schema": _BYTES}}},
+        **may_be(HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
+    },
 )
-async def watch_wall(call: Call[None, WallQuery]) -> Response:
+async def watch_wall(
+    query: InQuery[WallQuery], service: Served, door: Entry, request: Request
+) -> Response:
     """Stream what becomes of every KV block: its state, its owner, and how many hold it.
 
     Frames, each behind its length (4 bytes, big-endian), as docs/wall.md describes them: first
     every block, then five times a second what has changed, 50 KB a second at most. Who reads slowly
     is told of several changes at once. An empty frame says that the stream lives.
     """
-    watch = _Watch(call)
-    return _FrameResponse(call.service, watch, await watch.first())
+    watch = _Watch(service.engine, query, lambda: door.is_open(bearer(request)))
+    return _FrameResponse(service, watch, await watch.first())
 
 
 class WallBreak(Document):
@@ -147,15 +155,15 @@ class WallRequests(Document):
     )
 
 
-@endpoint("GET", "/wall/requests", "Live view", other_problems=(HTTPStatus.CONFLICT,))
-async def list_wall_requests(call: Call[None, RequestsQuery]) -> WallRequests:
+@router.get("/requests", responses=may_be(HTTPStatus.CONFLICT))
+async def list_wall_requests(query: InQuery[RequestsQuery], service: Served) -> WallRequests:
     """Show which requests lean on which of a replica's KV blocks, and what is on disk.
 
     64 of the live ones at most, those that wait last; and up to 32 that have ended while somebody
     asked this at least every ten seconds.
     """
-    engine = call.service.engine
-    roll = await engine.roll(call.query.replica, call.query.cell)
+    engine = service.engine
+    roll = await engine.roll(query.replica, query.cell)
     return WallRequests(
         block_size=engine.info.block_size,
         replicas=roll.replicas,
@@ -217,11 +225,14 @@ class _FrameResponse(Response):
 class _Watch:
     """One watcher of an engine's blocks."""
 
-    def __init__(self, call: Call[None, WallQuery]) -> None:
-        self._engine = call.service.engine
-        self._replica = call.query.replica
-        self._seconds = call.query.seconds
-        self._is_welcome = call.is_welcome
+    def __init__(
+        self, engine: EngineClient, query: WallQuery, is_welcome: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """`is_welcome` says whether its sender would still be let in."""
+        self._engine = engine
+        self._replica = query.replica
+        self._seconds = query.seconds
+        self._is_welcome = is_welcome
         self._name = secrets.token_hex(8)
 
     async def first(self) -> bytes:
@@ -269,6 +280,3 @@ class _Watch:
             return None
         except EngineError:
             return b""
-
-
-ENDPOINTS = [watch_wall, list_wall_requests]
