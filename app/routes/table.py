@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
 
 from app.admin import ops
 from app.routes import conversations, models, prompts, responses, stored_completions, tokens
@@ -65,12 +69,24 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
 
 
 def tenant_routes() -> list[BaseRoute]:
-    """The routes of the tenants' port."""
+    """The routes of the tenants' port: one a path, so that a 405 names all of its methods."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for counted_as, endpoints in _ENDPOINTS.items():
+        for method, path, endpoint in endpoints:
+            by_path.setdefault(path, {})[method] = answering(endpoint, counted_as)
     return [
         WebSocketRoute("/v1/responses", responses_socket),
         *(
-            Route(path, answering(endpoint, counted_as), methods=[method])
-            for counted_as, endpoints in _ENDPOINTS.items()
-            for method, path, endpoint in endpoints
+            Route(path, _by_method(by_path[path]), methods=list(by_path[path]))
+            for path in sorted(by_path, key=lambda path: "{" in path)
         ),
     ]
+
+
+def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
+    async def answer(request: Request) -> ASGIApp:
+        # Whatever Starlette lets through besides is the HEAD of a GET.
+        chosen = endpoints.get(request.method) or endpoints["GET"]
+        return await chosen(request)
+
+    return answer

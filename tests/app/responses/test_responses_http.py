@@ -328,7 +328,9 @@ async def test_http_errors_all_have_the_shape_and_a_request_id(
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
         assert answer.headers["x-request-id"].startswith("req_")
     assert answers[401].headers["www-authenticate"].startswith("Bearer")
-    assert "POST" in answers[405].headers["allow"]
+    assert answers[405].headers["allow"] == "POST"
+    other = await http.put("/v1/chat/completions")
+    assert set(other.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
 
 
 async def test_a_body_that_is_encoded_is_refused_by_the_name_of_its_coding(
