@@ -14,6 +14,7 @@ from app.wire.common import (
     CacheControl,
     Declined,
     DeclinedList,
+    Declining,
     Effort,
     Identifier,
     Metadata,
@@ -22,7 +23,6 @@ from app.wire.common import (
     Tier,
     Verbosity,
     Wire,
-    declining,
     text_or_list,
 )
 from app.wire.events import EncodedLogprob, Sent
@@ -41,7 +41,7 @@ MAX_SEQUENCES = 16
 """Lines of one request, sampled or searched, at most."""
 
 
-class TextPart(MarkedText):
+class ChatTextPart(MarkedText):
     """A text part of a message."""
 
     type: Literal["text"]
@@ -55,7 +55,7 @@ def _part_tag(value: Any) -> str:
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("@text")],
+    Annotated[ChatTextPart, Tag("@text")],
     Discriminator(
         _part_tag,
         custom_error_type="unsupported_value",
@@ -133,7 +133,7 @@ class ChatMessage(Wire):
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(Wire):
+class ChatStreamOptions(Wire):
     """`include_usage` adds a last chunk with the token counts, and `continuous_usage_stats`, an
     extension, those so far to every chunk. `include_obfuscation` pads chunks with text.
     """
@@ -166,7 +166,7 @@ class ChatBody(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prompt_logprobs: PromptLogprobsField = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -178,12 +178,12 @@ class ChatBody(SamplingFields):
 
     store: bool | None = None
     metadata: Metadata | None = None
-    modalities: Annotated[Any, AfterValidator(declining(["text"]))] = None
+    modalities: Annotated[Any, Declining(["text"])] = None
     tools: ChatTools | None = None
     tool_choice: ChatToolChoice | None = None
     chat_template_kwargs: TemplateKwargs = None
     functions: DeclinedList = None
-    function_call: Annotated[Any, AfterValidator(declining("auto", "none"))] = None
+    function_call: Annotated[Any, Declining("auto", "none")] = None
     audio: Declined = None
     moderation: Declined = None
     prediction: Declined = None

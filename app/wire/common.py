@@ -11,7 +11,7 @@ is declared as `Declined`, with the values that ask for nothing; any other value
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from threading import Lock
@@ -25,11 +25,14 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     StringConstraints,
     Tag,
     ValidationError,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from app.wire.errors import ApiError, from_validation, invalid_request, shortened
 
@@ -100,22 +103,33 @@ def _ignored(message: Wire, prefix: str) -> Iterator[str]:
                     yield from _ignored(one, f"{path}[{index}].")
 
 
-def declining(*neutral: object) -> Callable[[object], object]:
-    """A validator that lets only values through that ask for nothing (`None` always does)."""
+class Declining:
+    """Lets only values through that ask for nothing (`None` always does)."""
 
-    def check(value: object) -> object:
-        if value is None or any(type(value) is type(one) and value == one for one in neutral):
+    def __init__(self, *neutral: object) -> None:
+        self._neutral = (None, *neutral)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"enum": list(self._neutral)}
+
+    def _check(self, value: object) -> object:
+        if any(type(value) is type(one) and value == one for one in self._neutral):
             return value
         raise PydanticCustomError("unsupported_value", "this service does not support it")
 
-    return check
 
-
-Declined = Annotated[Any, AfterValidator(declining())]
+Declined = Annotated[Any, Declining()]
 """A known field that this service does not serve."""
 
-DeclinedFlag = Annotated[Any, AfterValidator(declining(False))]
-DeclinedList = Annotated[Any, AfterValidator(declining([]))]
+DeclinedFlag = Annotated[Any, Declining(False)]
+DeclinedList = Annotated[Any, Declining([])]
 PromptLogprobsField = Annotated[int, Field(ge=0, le=20)] | None
 """vLLM's: alternatives to each of the prompt's tokens."""
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.wire.chat import MAX_SEQUENCES, ChatUsage, FinishReason, StreamOptions
-from app.wire.common import Identifier, PromptLogprobsField, SamplingFields, declining
+from app.wire.chat import MAX_SEQUENCES, ChatStreamOptions, ChatUsage, FinishReason
+from app.wire.common import Declining, Identifier, PromptLogprobsField, SamplingFields
 from app.wire.events import Sent
 
 MAX_PROMPTS = 128
@@ -52,8 +52,8 @@ class CompletionBody(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    suffix: Annotated[Any, AfterValidator(declining(""))] = None
+    stream_options: ChatStreamOptions | None = None
+    suffix: Annotated[Any, Declining("")] = None
     prompt_logprobs: PromptLogprobsField = None
 
     @model_validator(mode="after")

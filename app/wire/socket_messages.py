@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from app.wire.common import (
+    Declining,
     Identifier,
     Wire,
-    declining,
     decode_json,
     parse,
 )
@@ -22,7 +22,7 @@ class CreateMessage(CreateBody):
 
     type: Literal["response.create"]
     stream_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    stream: Annotated[Any, AfterValidator(declining(True))] = None
+    stream: Annotated[Any, Declining(True)] = None
 
 
 class CancelMessage(Wire):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.wire.chat import ChatMessage
-from app.wire.common import MAX_ITEMS, Identifier, Wire, declining
+from app.wire.common import MAX_ITEMS, Declining, Identifier, Wire
 from app.wire.template_options import TemplateKwargs
 
 
@@ -25,7 +25,7 @@ class TokenizeBody(Wire):
         | None
     ) = None
     add_special_tokens: bool = True
-    add_generation_prompt: Annotated[Any, AfterValidator(declining(True))] = None
+    add_generation_prompt: Annotated[Any, Declining(True)] = None
     chat_template_kwargs: TemplateKwargs = None
     return_token_strs: bool = False
 

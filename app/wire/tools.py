@@ -189,7 +189,7 @@ class FunctionCallItem(Wire):
     caller: Declined = None
 
 
-class OutputText(MarkedText):
+class ResultText(MarkedText):
     """A text part of a result."""
 
     type: Literal["input_text"]
@@ -204,7 +204,7 @@ class FunctionCallOutputItem(Wire):
     output: Annotated[
         Annotated[str, Tag("@text")]
         | Annotated[
-            list[OutputText], Field(fail_fast=True, max_length=MAX_FUNCTIONS), Tag("@list")
+            list[ResultText], Field(fail_fast=True, max_length=MAX_FUNCTIONS), Tag("@list")
         ],
         Discriminator(lambda value: "@text" if isinstance(value, str) else "@list"),
     ]
