@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
 import msgspec
-from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from app.admin.problems import ProblemDocument
 from app.transport.http import json_response
+from app.transport.openapi import JsonObject, openapi_document
 
 _VERSION = "1"
 _DESCRIPTION = """\
@@ -39,36 +38,21 @@ _POLICY = (
 )
 
 
-def admin_document(prefix: str, routes: Sequence[BaseRoute]) -> dict[str, Any]:
+def admin_document(prefix: str, routes: Sequence[BaseRoute]) -> JsonObject:
     """The OpenAPI document of `routes`, which lie under `prefix`."""
-    document = get_openapi(
+    return openapi_document(
+        routes,
+        tags=_TAGS,
+        security="token",
+        types={"ProblemDocument": ProblemDocument},
         title="Partywall admin API",
         version=_VERSION,
         description=_DESCRIPTION,
-        routes=routes,
-        tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
         servers=[{"url": prefix}],
     )
-    schemas = document["components"]["schemas"]
-    problem = ProblemDocument.model_json_schema(
-        mode="serialization", ref_template="#/components/schemas/{model}"
-    )
-    schemas |= problem.pop("$defs") | {"ProblemDocument": problem}
-    # FastAPI's own way to refuse a field, which is not the one here.
-    del schemas["HTTPValidationError"], schemas["ValidationError"]
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            if "application/json" in operation["responses"].get("422", {}).get("content", {}):
-                del operation["responses"]["422"]
-            for parameter in operation.get("parameters", []):
-                parameter["schema"] = _given(parameter["schema"])
-    document["security"] = [{"token": []}]
-    schemes = {"token": {"type": "http", "scheme": "bearer"}}
-    document["components"]["securitySchemes"] = schemes
-    return document
 
 
-def docs_routes(document: dict[str, Any]) -> list[Route]:
+def docs_routes(document: JsonObject) -> list[Route]:
     """The routes of an OpenAPI document, and of the page that shows it."""
     text = msgspec.json.encode(document)
     page = (files("app.admin") / "docs.html").read_bytes()
@@ -81,10 +65,3 @@ def docs_routes(document: dict[str, Any]) -> list[Route]:
         return Response(page, headers=headers, media_type="text/html")
 
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
-
-
-def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a parameter that is given: one that is absent has no null."""
-    kinds = schema.pop("anyOf", [])
-    schema.pop("description", None)
-    return schema | next((one for one in kinds if one != {"type": "null"}), {})

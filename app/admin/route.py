@@ -35,6 +35,7 @@ from app.admin.problems import (
 from app.admin.token import Operator
 from app.transport.bodies import read_body, require_json
 from app.transport.http import json_response
+from app.transport.openapi import reference
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ Handler = Callable[..., Awaitable[BaseModel | Response | None]]
 
 NEEDS_NO_TOKEN: dict[str, Any] = {"security": []}
 """As `openapi_extra` of an operation that is open to all."""
-_PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+_PROBLEM = {MEDIA_TYPE: reference("ProblemDocument")}
 _ETAG = {"ETag": {"description": "Names this state of it.", "schema": {"type": "string"}}}
 _ANYBODY = Operator("anybody", reads_only=True)
 

@@ -13,6 +13,7 @@ from app.routes import conversations, models, prompts, responses, stored_complet
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text
+from app.routes.openapi import openapi_endpoint
 from app.routes.responses_ws import responses_socket
 from app.transport.http import Endpoint, answering
 
@@ -66,11 +67,12 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
     ],
 }
 """Methods, paths and endpoints, by what their refusals are counted as."""
+_openapi = openapi_endpoint(one for endpoints in _ENDPOINTS.values() for one in endpoints)
 
 
 def tenant_routes() -> list[BaseRoute]:
     """The routes of the tenants' port: one a path, so that a 405 names all of its methods."""
-    by_path: dict[str, dict[str, Endpoint]] = {}
+    by_path: dict[str, dict[str, Endpoint]] = {"/openapi.json": {"GET": answering(_openapi, "ops")}}
     for counted_as, endpoints in _ENDPOINTS.items():
         for method, path, endpoint in endpoints:
             by_path.setdefault(path, {})[method] = answering(endpoint, counted_as)

@@ -8,20 +8,19 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, NotRequired, Required, Union, cast, get_args, get_origin
+from typing import Any, cast
 from unittest.mock import Mock
 
 import httpx
-import msgspec
 import typer
 from pydantic import TypeAdapter
+from starlette.applications import Starlette
 from starlette.routing import Route
-from typing_extensions import TypedDict
 
 from app.admin.door import Door
 from app.assembly.service import create_admin_app
 from app.cli.program import app as program
+from app.routes.openapi import described
 from app.routes.table import tenant_routes
 from app.settings import Settings, env_name, option_name
 from app.wire.common import Wire
@@ -57,12 +56,21 @@ def _without(word: str, document: Any) -> Any:
 
 def admin() -> Any:
     """The OpenAPI document of `/admin`."""
+    return _openapi(create_admin_app(Mock(), Door(None, Mock())), "/admin/openapi.json")
 
+
+def public() -> Any:
+    """That of the tenants' port, but for the schemas, which are the wire's."""
+    document = _openapi(Starlette(routes=tenant_routes()), "/openapi.json")
+    del document["components"]
+    return document
+
+
+def _openapi(app: Starlette, path: str) -> Any:
     async def ask() -> httpx.Response:
-        app = create_admin_app(Mock(), Door(None, Mock()))
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-            return await client.get("/admin/openapi.json")
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await client.get(path)
 
     document = asyncio.run(ask()).json(parse_float=_number, object_hook=_told)
     for operations in document["paths"].values():
@@ -95,7 +103,7 @@ def public_routes() -> Any:
 
 def wire() -> Any:
     """The schemas of all that is read and sent at `/v1`, by name."""
-    models = [*_heirs(Wire), *map(_described, _heirs(Sent))]
+    models = [*_heirs(Wire), *map(described, _heirs(Sent))]
     asked = [(number, "validation", TypeAdapter(one)) for number, one in enumerate(models)]
     _, document = TypeAdapter.json_schemas(asked)  # type: ignore[arg-type]
     schemas = _without("description", document["$defs"])
@@ -115,33 +123,6 @@ def _heirs(kind: type) -> Iterator[type]:
         if not heir.__module__.startswith("tests."):
             yield heir
         yield from _heirs(heir)
-
-
-def _described(struct: type) -> Any:
-    """What pydantic can describe in the place of a struct: a dictionary of the same fields."""
-    fields = {
-        one.encode_name: Required[_plain(one.type)]
-        if one.required
-        else NotRequired[_plain(one.type)]
-        for one in msgspec.structs.fields(struct)
-    }
-    return _DESCRIBED.setdefault(struct, TypedDict(struct.__name__, fields))
-
-
-_DESCRIBED: dict[type, Any] = {}
-
-
-def _plain(kind: Any) -> Any:
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _described(kind)
-    if kind is msgspec.Raw:
-        return Any
-    if get_origin(kind) in (Union, UnionType):
-        given = [_plain(one) for one in get_args(kind) if one is not msgspec.UnsetType]
-        return Union[tuple(given)]  # noqa: UP007 - there is no other way to write it
-    if get_origin(kind) is list:
-        return list[_plain(get_args(kind)[0])]
-    return kind
 
 
 def metrics() -> Any:
@@ -197,6 +178,7 @@ SUBJECTS: Mapping[str, Callable[[], Any]] = {
     "commands": commands,
     "greedy": greedy_tokens,
     "metrics": metrics,
+    "public": public,
     "public_routes": public_routes,
     "settings": settings,
     "wire": wire,

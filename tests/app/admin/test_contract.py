@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from app.transport.bounds import Bounds
 from tenants.records import Tenant
 from tenants.storage.embedded import EmbeddedStore
 from tests.app.conftest import ADMIN_TOKEN, World, living
+from tests.app.schemathesis import schemathesis
 from tests.app.scripted_engine import ScriptedEngine
 from tests.effort import scaled
 
@@ -55,25 +54,11 @@ async def world(engine: ScriptedEngine, store_server: EmbeddedStore) -> AsyncIte
         yield world
 
 
-async def schemathesis(admin_url: str, folder: Path, *options: str) -> tuple[int, str]:
+async def found(admin_url: str, folder: Path, *options: str) -> tuple[int, str]:
     """The exit status of a run over the document at `admin_url`, and what it printed."""
-    config = folder / "schemathesis.toml"
-    config.write_text(CONFIG)
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
-    command += [f"{admin_url}/admin/openapi.json", "-H", f"Authorization: Bearer {ADMIN_TOKEN}"]
     # A stream that does not end by itself.
-    command += ["--exclude-path", "/wall"]
-    command += ["--checks", "all", "--seed", "1", "--no-color", "--generation-database", "none"]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        *options,
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    printed, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, printed.decode()
+    options = ("--exclude-path", "/wall", *options)
+    return await schemathesis(f"{admin_url}/admin", ADMIN_TOKEN, CONFIG, folder, *options)
 
 
 @pytest.mark.scaled
@@ -87,7 +72,7 @@ async def test_schemathesis_finds_nothing(
             url = f"/{kind}/{one}/prompts/desk"
             assert (await admin.put(url, json={"text": "You are the support desk."})).is_success
     examples = str(scaled(2))
-    status, printed = await schemathesis(world.admin_url, tmp_path, "--max-examples", examples)
+    status, printed = await found(world.admin_url, tmp_path, "--max-examples", examples)
     assert status == 0, printed
     paths = (await admin.get("/openapi.json")).json()["paths"]
     count = sum(len(methods) for path, methods in paths.items() if path != "/wall")
@@ -104,7 +89,7 @@ async def test_schemathesis_would_find_an_answer_that_is_not_as_documented(
 
     monkeypatch.setattr(TenantDocument, "of", wrong)
     options = ["--include-path", "/tenants", "--phases", "coverage"]
-    status, printed = await schemathesis(world.admin_url, tmp_path, *options)
+    status, printed = await found(world.admin_url, tmp_path, *options)
     assert status == 1
     assert "Response violates schema" in printed
 

@@ -1,0 +1,271 @@
+"""`/openapi.json`: what clients can ask for and what they are answered, by the types of the wire.
+
+A socket is not in it, as OpenAPI has no words for one; its messages are bodies and events that are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+
+import msgspec
+from fastapi import Body, Path, Query
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.types import ASGIApp
+from typing_extensions import TypedDict
+
+from app.admin import ops
+from app.routes import answers, conversations, models, prompts, responses, tokens
+from app.routes import stored_completions as stored
+from app.routes.chat_completions import create_completion
+from app.routes.compact import compact_conversation
+from app.routes.completions import complete_text
+from app.transport.http import Endpoint, json_response
+from app.transport.openapi import JsonObject, openapi_document, reference
+from app.wire.chat import ChatBody, ChatChunk, ChatCompletion
+from app.wire.common import Wire
+from app.wire.completions import Completion, CompletionBody
+from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
+from app.wire.events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CompactedResource,
+    ItemEvent,
+    LifecycleEvent,
+    PartEvent,
+    ReasoningDelta,
+    ReasoningDone,
+    ResponseResource,
+    TextDelta,
+    TextDone,
+)
+from app.wire.responses import CompactBody, CreateBody, Includable
+from app.wire.tokens import DetokenizeBody, TokenizeBody
+
+_VERSION = "1"
+_DESCRIPTION = """\
+OpenAI's APIs, as far as they are served, and what else there is. Errors name the field at fault.
+Responses are served over a WebSocket, too: `GET /v1/responses`, whose messages are the bodies and
+events of `POST /v1/responses`."""
+_PROBES = "Probes"
+_TAGS = {
+    "Responses": "Answers that can be read again, and gone on from.",
+    "Conversations": "What was said, kept under one name.",
+    "Chat completions": "Answers to a list of messages.",
+    "Completions": "Texts that are continued as they are.",
+    "Tokens": "What a text consists of.",
+    "Models": "The one that is served.",
+    "Prompts": "Registered system prompts, which requests may name.",
+    _PROBES: "How the service is; without a key.",
+}
+_ERROR = {"content": {"application/json": reference("Error")}}
+_NOT_READY = {"content": {"application/json": reference("State")}}
+_EVENTS = "text/event-stream"
+
+
+class Including(BaseModel):
+    """What is to be there besides; all that is kept is, always."""
+
+    include: Includable | None = None
+
+
+class Page(BaseModel):
+    """Which part of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] | None = None
+    after: Annotated[str | None, Field(description="The id of the item before it.")] = None
+
+
+class PageOfItems(Page, Including):
+    """Which part of a list of items."""
+
+
+class PageOfCompletions(Page):
+    """Which part of those that were made with a model; `metadata[KEY]` filters, too."""
+
+    model: str | None = None
+
+
+class PageOfPrompts(Page):
+    """Which part of the prompts, which are in the order of their names."""
+
+    order: Literal["asc"] | None = None
+
+
+class Following(Including):
+    """Whether its events are wanted, and from where on."""
+
+    stream: Literal["true", "false"] | None = None
+    starting_after: Annotated[
+        int | None, Field(ge=0, lt=10**18, description="The number of the last event seen.")
+    ] = None
+
+
+ResponseEvent = (
+    LifecycleEvent
+    | ItemEvent
+    | PartEvent
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+)
+
+
+@dataclass(frozen=True)
+class Says:
+    """What an endpoint takes and gives; `events` names those of its stream, if it has one."""
+
+    answer: Any
+    body: type[Wire] | None = None
+    query: type[BaseModel] | None = None
+    events: str | None = None
+
+
+_SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
+    "Responses": {
+        responses.create_response: Says(ResponseResource, CreateBody, events="ResponseEvent"),
+        responses.get_response: Says(ResponseResource, None, Following, "ResponseEvent"),
+        responses.delete_response: Says(answers.Deleted),
+        responses.list_input_items: Says(answers.List, query=PageOfItems),
+        responses.cancel_response: Says(ResponseResource),
+        compact_conversation: Says(CompactedResource, CompactBody),
+        tokens.count_input: Says(answers.InputTokens, CreateBody),
+    },
+    "Conversations": {
+        conversations.create_conversation: Says(answers.Conversation, ConversationBody),
+        conversations.get_conversation: Says(answers.Conversation),
+        conversations.update_conversation: Says(answers.Conversation, MetadataBody),
+        conversations.delete_conversation: Says(answers.Deleted),
+        conversations.add_items: Says(answers.List, ItemsBody, Including),
+        conversations.list_items: Says(answers.List, query=PageOfItems),
+        conversations.get_item: Says(dict[str, Any], query=Including),
+        conversations.delete_item: Says(answers.Conversation),
+    },
+    "Chat completions": {
+        create_completion: Says(ChatCompletion, ChatBody, events="ChatChunk"),
+        stored.list_completions: Says(answers.List, query=PageOfCompletions),
+        stored.get_completion: Says(ChatCompletion),
+        stored.update_completion: Says(ChatCompletion, MetadataBody),
+        stored.delete_completion: Says(answers.Deleted),
+        stored.list_messages: Says(answers.List, query=Page),
+    },
+    "Completions": {complete_text: Says(Completion, CompletionBody, events="Completion")},
+    "Tokens": {
+        tokens.tokenize: Says(answers.Tokens, TokenizeBody),
+        tokens.detokenize: Says(answers.Text, DetokenizeBody),
+    },
+    "Models": {
+        models.list_models: Says(answers.Models),
+        models.get_model: Says(answers.Model),
+    },
+    "Prompts": {prompts.list_prompts: Says(answers.List, query=PageOfPrompts)},
+    _PROBES: {
+        ops.healthz: Says(answers.State),
+        ops.readyz: Says(answers.State),
+        ops.version: Says(answers.Version),
+    },
+}
+
+
+def openapi_endpoint(served: Iterable[tuple[str, str, Endpoint]]) -> Endpoint:
+    """What answers with the document of `served`."""
+    document = msgspec.json.encode(public_document(served))
+
+    async def openapi(_: Request) -> ASGIApp:
+        return json_response(document)
+
+    return openapi
+
+
+def public_document(served: Iterable[tuple[str, str, Endpoint]]) -> JsonObject:
+    """The OpenAPI document of methods, paths and endpoints; of those that serve something."""
+    said = {one: (tag, says) for tag, group in _SAYS.items() for one, says in group.items()}
+    return openapi_document(
+        [_route(*one, *said[one[2]]) for one in served if one[2] in said],
+        tags=_TAGS,
+        security="key",
+        types={
+            "Error": answers.Error,
+            "ResponseEvent": described(ResponseEvent),
+            "ChatChunk": described(ChatChunk),
+            "Completion": described(Completion),
+        },
+        title="Partywall API",
+        version=_VERSION,
+        description=_DESCRIPTION,
+    )
+
+
+def _route(method: str, path: str, endpoint: Endpoint, tag: str, says: Says) -> APIRoute:
+    """A route that describes an endpoint; nobody asks it."""
+    takes: dict[str, Any] = {name: Annotated[str, Path()] for name in re.findall(r"{(\w+)", path)}
+    if says.query is not None:
+        takes["query"] = Annotated[says.query, Query()]
+    if says.body is not None:
+        takes["body"] = Annotated[says.body, Body()]
+
+    def asked() -> None:
+        """Takes all that."""
+
+    asked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+            for name, kind in takes.items()
+        ]
+    )
+    is_probe = tag == _PROBES
+    gives: dict[int | str, JsonObject] = (
+        {503: _NOT_READY} if is_probe else {"4XX": _ERROR, 503: _ERROR}
+    )
+    if says.events is not None:
+        gives[200] = {"content": {_EVENTS: reference(says.events)}}
+    return APIRoute(
+        path,
+        asked,
+        methods=[method],
+        tags=[tag],
+        operation_id=path[1:] if is_probe else endpoint.__name__,
+        name=endpoint.__name__,
+        description=inspect.cleandoc(endpoint.__doc__ or ""),
+        response_model=described(says.answer),
+        response_description="OK",
+        responses=gives,
+        openapi_extra={"security": []} if is_probe else None,
+    )
+
+
+def described(kind: Any) -> Any:
+    """What pydantic can describe in the place of a type: with structs as dictionaries."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _dictionary(kind)
+    if kind is msgspec.Raw:
+        return Any
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [described(one) for one in get_args(kind) if one is not msgspec.UnsetType]
+        return Union[tuple(kinds)]  # noqa: UP007 - there is no other way to write it
+    if get_origin(kind) is list:
+        return list[described(get_args(kind)[0])]  # type: ignore[misc]
+    return kind
+
+
+@cache
+def _dictionary(struct: type[msgspec.Struct]) -> Any:
+    config, fields = struct.__struct_config__, dict[str, Any]()
+    if config.tag_field is not None:
+        fields[config.tag_field] = Required[Literal[config.tag]]
+    for one in msgspec.structs.fields(struct):
+        may_lack = msgspec.UnsetType in get_args(one.type)
+        kind = described(one.type)
+        fields[one.encode_name] = NotRequired[kind] if may_lack else Required[kind]
+    return TypedDict(struct.__name__, fields)  # type: ignore[operator]
