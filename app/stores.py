@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from app.setting_kinds import paths
 from app.settings import Settings
+from app.settings.kinds import paths
 from tenants.at_rest.pepper import Peppers, load_peppers
 from tenants.backup.backup import Backup
 from tenants.errors import StoreUnavailable, TenantExists

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import jwt
 import msgspec
 
-from app.setting_kinds import checked_secure_url
+from app.settings.kinds import checked_secure_url
 
 if TYPE_CHECKING:
     import httpx

@@ -33,7 +33,7 @@ def check_places(settings: Settings) -> Iterator[Check]:
 
 def check_disk(settings: Settings) -> Iterator[Check]:
     """Whether what is to be kept in the data directory has room there."""
-    kept = settings.data_dir / "kept"
+    kept = settings.kept_dir
     used = sum(file.stat().st_size for file in kept.glob("*/*")) if may_write(kept) else 0
     needed = max(0, int(settings.kept_disk) - used) if settings.prefix_cache else 0
     needed += _STORE_BYTES if settings.redis_url is None else 0
@@ -83,7 +83,7 @@ def _folder(part: str, field: str, folder: Path) -> Check:
 
 
 def _kept(settings: Settings) -> Check:
-    folder = settings.data_dir / "kept"
+    folder = settings.kept_dir
     if may_write(folder):
         return Check("kept blocks", "ok", f"up to {settings.kept_disk // _MIB} MiB in {folder}")
     return Check(

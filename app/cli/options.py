@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
-from pydantic import ByteSize
 
-from app.setting_kinds import AUTO
 from app.settings import Settings, env_name, option_name
+from app.settings.text import choices, default_text
 
 _LONG_METAVAR = 40
 """Help pages do not wrap them."""
@@ -49,30 +47,16 @@ def settings_command(
     return decorate
 
 
-def default_text(field: str) -> str:
-    """A field's default as a user would write it."""
-    default = Settings.model_fields[field].get_default(call_default_factory=True)
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    if isinstance(default, Path):
-        return str(default).replace(str(Path.home()), "~", 1)
-    if default is None:
-        return "auto" if AUTO in Settings.model_fields[field].metadata else "none"
-    if isinstance(default, ByteSize) and default:
-        return default.human_readable(separator="")
-    return str(default)
-
-
 def _parameter(name: str, is_shown: bool) -> inspect.Parameter:
     field = Settings.model_fields[name]
     flag = field.annotation is bool
     option = option_name(name)
     default = default_text(name) or "empty"
-    choices, description = _choices(name), field.description or ""
-    metavar = "|".join(choices) or "VALUE"
+    named, description = choices(name), field.description or ""
+    metavar = "|".join(named) or "VALUE"
     if len(metavar) > _LONG_METAVAR:
         metavar = "VALUE"
-        description += f" One of {', '.join(choices)}."
+        description += f" One of {', '.join(named)}."
     declaration = f"{option}/{option_name('no_' + name)}" if flag else option
     annotation = bool if flag else str
     return inspect.Parameter(
@@ -90,9 +74,3 @@ def _parameter(name: str, is_shown: bool) -> inspect.Parameter:
             ),
         ],
     )
-
-
-def _choices(field: str) -> tuple[str, ...]:
-    """The values a field accepts, if it names them all."""
-    annotation = Settings.model_fields[field].annotation
-    return tuple(str(value) for value in get_args(annotation) if isinstance(value, str))

@@ -8,7 +8,7 @@ from pathlib import Path
 from app.admin.scraping import read_scraping
 from app.admin.token import load_admin_token, token_path
 from app.assembly.check import Check
-from app.assembly.main import engine_config, service_prices, service_webhook
+from app.assembly.parts import engine_config, service_prices, service_webhook
 from app.assembly.places import check_disk, check_places
 from app.doctor.machine import check_machine
 from app.doctor.model import check_models
@@ -16,8 +16,8 @@ from app.doctor.network import check_ports
 from app.doctor.sign_in import check_sign_in
 from app.doctor.store import check_store
 from app.doctor.system import check_clock, check_environment
-from app.setting_kinds import paths
 from app.settings import Settings
+from app.settings.kinds import paths
 from engine.model.machine import Machine, examine
 from tenants.at_rest.pepper import load_peppers, pepper_path
 from tenants.errors import InvalidField

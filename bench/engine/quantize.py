@@ -28,15 +28,14 @@ from bench.common.mt_bench import DEFAULT_QUESTIONS
 from bench.common.stopwatch import replaced
 from bench.registry import BenchError, Result, parameters
 from engine.batch.batch import pack
-from engine.config import EngineConfig, Quantization
+from engine.config import Dtype, EngineConfig, KVDtype, Quantization
 from engine.model.layers import fused as decoder
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.weights import DEFAULT_MODEL, resolve_model
-from kernels.kv_format import KvDtype
 from kernels.types import Linear
 
-_SCHEMES: Final[dict[str, tuple[str, Quantization, KvDtype]]] = {
+_SCHEMES: Final[dict[str, tuple[Dtype, Quantization, KVDtype]]] = {
     "float32": ("float32", "none", "auto"),
     "bfloat16": ("bfloat16", "none", "auto"),
     "int8_kv": ("bfloat16", "none", "int8"),

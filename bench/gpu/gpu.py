@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Final
+from typing import Final, cast
 
 import torch
 from rich.table import Table
@@ -27,7 +27,7 @@ from bench.gpu.loop import Case, Loop, Mode
 from bench.gpu.models import SHAPES, Shape, write_model
 from bench.registry import BenchError, Result, parameters
 from engine.assembly.assemble import Parts, load_parts
-from engine.config import EngineConfig
+from engine.config import Device, Dtype, EngineConfig
 
 _BATCHES: Final = (1, 8, 64, 256)
 _ON_A_GPU: Final = {
@@ -179,8 +179,8 @@ def _load(
     most = max(*options.batches, options.tenants * options.sequences)
     config = EngineConfig(
         model_path=str(folder),
-        device=device.type,
-        dtype=str(dtype).removeprefix("torch."),
+        device=cast(Device, device.type),
+        dtype=cast(Dtype, str(dtype).removeprefix("torch.")),
         max_running_requests=most,
     )
     start = perf_counter()

@@ -12,7 +12,7 @@ import pytest
 from app.admin.issuer import Issuer
 from app.admin.oidc import People
 from app.admin.problems import Problem
-from app.assembly.main import service_people
+from app.assembly.parts import service_people
 from app.settings import load_settings
 from tests.app.admin.provider import AUDIENCE, Provider, providing
 

@@ -17,7 +17,7 @@ from app.admin.door import Door
 from app.admin.issuer import Issuer, usable
 from app.admin.oidc import People
 from app.admin.token import AdminToken
-from app.assembly.main import service_people
+from app.assembly.parts import service_people
 from app.assembly.service import create_admin_app
 from app.settings import SettingsError, load_settings
 from tests.app.admin.problem import problem

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.assembly.main import _new_tracing, _remove_what_is_not_kept, draft_folder
+from app.assembly.main import _remove_what_is_not_kept
+from app.assembly.parts import draft_folder, new_tracing
 from app.settings import SettingsError, load_settings
 from engine.disk.folder import Folder
 from engine.model.weights import ModelUnavailable
@@ -76,9 +77,9 @@ def test_a_service_that_keeps_nothing_removes_what_another_has_kept(tmp_path: Pa
 
 async def test_there_are_traces_where_an_endpoint_is_given() -> None:
     async with contextlib.AsyncExitStack() as stack:
-        assert _new_tracing(load_settings(), "m", stack) is None
+        assert new_tracing(load_settings(), "m", stack) is None
         given = load_settings(otlp_endpoint="http://127.0.0.1:4318")
-        assert _new_tracing(given, "m", stack) is not None
+        assert new_tracing(given, "m", stack) is not None
 
 
 async def test_traces_without_their_extra_are_refused_by_name(
@@ -89,7 +90,7 @@ async def test_traces_without_their_extra_are_refused_by_name(
     given = load_settings(otlp_endpoint="http://127.0.0.1:4318")
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(ValueError, match=r"otlp_endpoint: .*partywall\[otel\]"):
-            _new_tracing(given, "m", stack)
+            new_tracing(given, "m", stack)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4318", "ftp://collector", "http://me@collector"])

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from app.assembly.main import connection_bounds
+from app.assembly.parts import connection_bounds
 from app.assembly.server import CannotListen, Listener, bind, local_url, run_server
 from app.settings import Settings, load_settings
 from app.transport.connection_bounds import ConnectionBounds

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
@@ -105,14 +105,15 @@ DefaultSize = Annotated[ByteSize | None, _UNLIMITED]
 AutoCount = Annotated[Count | None, AUTO]
 AutoSize = Annotated[ByteSize | None, AUTO]
 Location = Annotated[Path, BeforeValidator(_expanded)]
+GIVEN: Final = object()
+"""Of a file that has to be there."""
+GivenFile = Annotated[Location | None, GIVEN]
 Seconds = Annotated[float, Field(gt=0)]
 AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
 Networks = Annotated[str, AfterValidator(_checked_networks)]
 Origins = Annotated[str, AfterValidator(_checked_origins)]
 Url = Annotated[str, AfterValidator(_checked_url)]
 SecureUrl = Annotated[str, AfterValidator(checked_secure_url)]
-Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 def check_given_file(name: str, path: Path) -> None:

@@ -3,20 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from app.assembly.main import (
-    _model_id,
-    connection_bounds,
+from app.assembly.parts import (
     engine_config,
-    service_bounds,
-    service_prices,
-    service_webhook,
 )
-from app.cli.options import default_text
 from app.settings import (
     Settings,
     SettingsError,
@@ -24,21 +17,12 @@ from app.settings import (
     load_settings,
     option_name,
 )
+from app.settings.text import default_text
 from app.stores import open_stores
-from app.transport.bounds import Bounds
-from app.transport.connection_bounds import ConnectionBounds
 from engine.config import EngineConfig
 from tenants.errors import TooLargeToStore
 from tenants.limits.limiter import LimitExceeded
 from tenants.records import DEFAULTED, TenantLimits
-from tenants.usage.prices import FREE
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in Settings.model_fields:
-        monkeypatch.delenv(env_name(field), raising=False)
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
 
 
 def test_a_setting_has_one_name_everywhere() -> None:
@@ -220,80 +204,13 @@ def test_operators_have_the_port_behind_the_tenants(
     assert load_settings(port=port, admin_port=admin_port).resolved_admin_port == expected
 
 
-ENGINE_SETTINGS = {
-    "cache_dir": "/cache",
-    "device": "cpu",
-    "dtype": "float32",
-    "kv_events": "tcp://127.0.0.1:5557",
-    "kv_events_replay": "tcp://127.0.0.1:5558",
-    "kv_events_topic": "kv",
-    "log_format": "json",
-    "log_level": "warning",
-    "core_dumps": True,
-    "block_size": 32,
-    "max_context_tokens": 512,
-    "step_token_budget": 256,
-    "itl_target_ms": 40.0,
-    "max_running_requests": 8,
-    "prefix_cache": False,
-    "eviction": "lru",
-    "quantize": "int8",
-    "kv_dtype": "fp8",
-    "prefix_grouping": False,
-    "batch_invariant": True,
-    "threads": 3,
-    "tensor_parallel": 2,
-    "kernel_paths": "words",
-    "speculation": "off",
-    "speculation_tokens": 3,
-    "fairness": "fcfs",
-    "lease_share": 0.5,
-    "recovery": "swap",
-    "min_run_tokens": 5,
-    "prompt_token_price": 3.0,
-    "cached_token_price": 0.5,
-    "output_token_price": 4.0,
-}
-
-
-def test_the_engine_is_given_every_setting_that_is_its_own() -> None:
-    own = Settings.model_fields.keys() & set(EngineConfig.__struct_fields__)
-    assert ENGINE_SETTINGS.keys() == own
-    config = engine_config(
-        load_settings(**ENGINE_SETTINGS, kv_memory="1GiB", host_memory="2GiB", kept_disk="0"),
-        Path("/model"),
-    )
-    assert {name: getattr(config, name) for name in own} == ENGINE_SETTINGS
-    assert (config.model_path, config.kv_memory_bytes) == ("/model", 2**30)
-    assert config.host_memory_bytes == 2**31
-
-
-def test_the_service_is_given_every_limit_that_is_a_setting() -> None:
-    own = Settings.model_fields.keys() & {field.name for field in fields(Bounds)}
-    given = {name: index for index, name in enumerate(sorted(own), 1)}
-    limits = service_bounds(load_settings(**given))
-    assert {name: getattr(limits, name) for name in own} == given
-    assert limits.max_body_bytes == limits.max_message_bytes
-
-
-def test_connections_are_given_every_bound_that_is_a_setting() -> None:
-    own = Settings.model_fields.keys() & {field.name for field in fields(ConnectionBounds)}
-    given: dict[str, object] = {name: index for index, name in enumerate(sorted(own), 5000)}
-    proxies = {"trusted_proxies": "10.0.0.0/8, ::1"}
-    bounds = connection_bounds(load_settings(**given | proxies, max_message_bytes=7))
-    del given["trusted_proxies"]
-    assert {name: getattr(bounds, name) for name in given} == given
-    assert [str(network) for network in bounds.trusted_proxies] == ["10.0.0.0/8", "::1/128"]
-    assert bounds.max_body_bytes == 7
-
-
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
 @pytest.mark.parametrize("field", Settings.model_fields)
 def test_the_docs_list_the_setting_with_its_default_and_meaning(field: str) -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    documented = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
     description = Settings.model_fields[field].description
     row = f"| `{option_name(field)}` | `{default_text(field)}` | {description}"
     assert row in documented
@@ -319,53 +236,3 @@ async def test_the_services_stores_hold_tenants_to_the_defaults(tmp_path: Path) 
         for store in (stores.responses, stores.suspended):
             with pytest.raises(TooLargeToStore):
                 await store.save("acme", "resp_1", b"x" * 1024, 60)
-
-
-def test_clients_call_a_local_model_by_the_last_part_of_its_path(tmp_path: Path) -> None:
-    file, folder = tmp_path / "small.gguf", tmp_path / "large"
-    file.touch()
-    folder.mkdir()
-    assert _model_id(str(file), tmp_path / "converted") == "small"
-    assert _model_id(str(folder), folder) == "large"
-    assert _model_id("acme/model", folder) == "acme/model"
-
-
-def test_prices_are_those_of_the_served_model(tmp_path: Path) -> None:
-    file = tmp_path / "prices.toml"
-    file.write_text('currency = "EUR"\n[models.small]\ninput = 0.1\noutput = 0.4\n')
-    settings = load_settings(price_file=file)
-    assert service_prices(settings, "small").output == 400
-    assert service_prices(load_settings(), "small") == FREE
-    with pytest.raises(ValueError, match="price_file: models: there are no prices for 'large'"):
-        service_prices(settings, "large")
-    file.write_text("currency")
-    with pytest.raises(ValueError, match="price_file: "):
-        service_prices(settings, "small")
-
-
-def test_a_webhook_needs_a_secret_and_a_safe_address(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
-    file.write_text("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
-    for url in ("https://example.com/hook", "http://127.0.0.1:9/hook", "http://[::1]/"):
-        webhook = service_webhook(load_settings(webhook_url=url, webhook_secret_file=file))
-        assert webhook is not None
-        assert (webhook.url, len(webhook.keys)) == (url, 1)
-    users = ("https://me@example.com", "https://:password@example.com")
-    ports = ("https://example.com:99999", "https://example.com:port", "https://example.com:0")
-    for url in (
-        "http://example.com/",
-        "ftp://example.com",
-        "https://",
-        "https://a\n/",
-        *users,
-        *ports,
-    ):
-        with pytest.raises(SettingsError, match="--webhook-url"):
-            load_settings(webhook_url=url, webhook_secret_file=file)
-    with pytest.raises(SettingsError, match="webhook_url and webhook_secret_file go together"):
-        load_settings(webhook_url="https://example.com")
-    file.write_text("secret")
-    settings = load_settings(webhook_url="https://example.com", webhook_secret_file=file)
-    with pytest.raises(ValueError, match="webhook_secret_file: secret 1"):
-        service_webhook(settings)
-    assert service_webhook(load_settings()) is None
