@@ -12,7 +12,7 @@ from pathlib import Path
 
 from app.settings import Settings
 from app.settings.kinds import paths
-from tenants.at_rest.pepper import Peppers, load_peppers
+from tenants.at_rest.pepper import Peppers, load_peppers, pepper_path
 from tenants.backup.backup import Backup
 from tenants.errors import StoreUnavailable, TenantExists
 from tenants.groups import ShareGroups
@@ -139,6 +139,17 @@ class PublicTenantStore(TenantStore):
         return principal
 
 
+def has_pepper(settings: Settings) -> bool:
+    """Whether there is one; a start makes one where there is none."""
+    return settings.pepper_file is not None or pepper_path(settings.data_dir).exists()
+
+
+def known_peppers(settings: Settings) -> Peppers:
+    """The pepper, made if there is none, and the others. Raises `InvalidField` and `OSError`."""
+    others = paths(settings.other_pepper_files)
+    return load_peppers(settings.data_dir, settings.pepper_file, others)
+
+
 @contextlib.asynccontextmanager
 async def open_stores(
     settings: Settings,
@@ -167,9 +178,7 @@ async def open_stores(
         journal = FileJournal(settings.data_dir / "usage") if owner else None
         stores = Stores.over(
             redis,
-            load_peppers(
-                settings.data_dir, settings.pepper_file, paths(settings.other_pepper_files)
-            ),
+            known_peppers(settings),
             tenant_store=tenant_store,
             audit_max_entries=settings.audit_max_entries,
             default_limits=settings.default_limits,

