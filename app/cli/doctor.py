@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from app.cli.errors import CommandError
 from app.cli.options import settings_command
 from app.cli.store import AsJson, print_json
-from app.settings import Settings, SettingsError, load_settings
+from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from app.assembly.check import Check
@@ -31,10 +30,7 @@ def doctor(as_json: AsJson = False, **given: Any) -> None:
     """
     from app.doctor.examine import checks, machine_of
 
-    try:
-        settings = load_settings(**given)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+    settings = load_settings(**given)
     machine = machine_of(settings)
     found = asyncio.run(checks(settings, machine))
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from app.cli.errors import CommandError
 from app.cli.options import settings_command
 from app.cli.store import AsJson, print_json, print_table
-from app.settings import Settings, SettingsError, load_settings
+from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from app.models.inventory import Found
@@ -32,10 +32,7 @@ def models(
     from app.models.catalogue import fitting
     from app.models.inventory import models_at_hand
 
-    try:
-        settings = load_settings(**given)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+    settings = load_settings(**given)
     missing = [folder for folder in folders or () if not folder.exists()]
     if missing:
         raise CommandError(f"{missing[0]}: there is no such file or folder")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from app.settings import Settings, env_name, option_name
+from app.cli.errors import CommandError
+from app.settings import Settings, SettingsError, env_name, option_name
 from app.settings.text import choices, default_text
 
 _LONG_METAVAR = 40
@@ -23,7 +24,7 @@ def settings_command(
     Its help shows those of `shown` (all of them, unless told otherwise).
 
     The command takes the options that were given as keyword arguments, as text: checking them is
-    `load_settings`' business, whose errors name option and variable alike.
+    `load_settings`' business, whose errors name option and variable alike and end the command.
     """
     names = list(Settings.model_fields) if fields is None else fields
 
@@ -35,7 +36,11 @@ def settings_command(
         ]
 
         def run(**values: Any) -> None:
-            command(**{name: value for name, value in values.items() if value is not None})
+            given = {name: value for name, value in values.items() if value is not None}
+            try:
+                command(**given)
+            except SettingsError as error:
+                raise CommandError(str(error)) from None
 
         parameters = [*own, *(_parameter(name, name in (shown or names)) for name in names)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from app.cli.errors import CommandError
 from app.cli.models import stronger_models
 from app.cli.options import settings_command
 from app.cli.store import store_options
-from app.settings import Settings, SettingsError, load_settings
+from app.settings import Settings, load_settings
 from engine.model.weights import DEFAULT_MODEL, in_a_line
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def serve(**given: Any) -> None:
     """
     from app.observe.log_setup import log_to
 
-    try:
-        settings = load_settings(**given)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+    settings = load_settings(**given)
     log_to(sys.stderr, settings.log_format, settings.log_level)
     _warn_if_exposed(settings)
     _serve(settings)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from app.cli.errors import CommandError
-from app.settings import Settings, SettingsError, load_settings, option_name
+from app.settings import Settings, load_settings, option_name
 from engine.model.weights import in_a_line
 
 if TYPE_CHECKING:
@@ -34,15 +34,12 @@ def with_stores(
 ) -> Result:
     """Run `work` over the store that the options name, see `open_stores`.
 
-    Raises `CommandError`.
+    Raises `CommandError` and `SettingsError`.
     """
     from app.stores import open_stores
     from tenants.errors import StoreError
 
-    try:
-        settings = load_settings(**given)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+    settings = load_settings(**given)
 
     async def run() -> Result:
         async with open_stores(
