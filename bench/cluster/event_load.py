@@ -12,7 +12,7 @@ import msgspec
 from bench.cluster.replica import Pace
 from bench.cluster.routing import Case, Setting, simulate
 from bench.cluster.workloads import load_workload
-from engine.blocks.changes import Change
+from engine.blocks.listeners import Change
 from engine.serve.kv_events import KVEventBatch, events_of
 
 LOAD_PERCENT: Final = 90

@@ -16,7 +16,7 @@ import psutil
 
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
-from engine.blocks.changes import Change
+from engine.blocks.listeners import Change
 from engine.serve.kv_events import KVEventBatch, events_of
 
 BLOCK_SIZE: Final = 16

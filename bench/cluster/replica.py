@@ -14,6 +14,8 @@ from typing import Final
 
 from bench.cluster.workloads import Request
 from engine.api import Loss
+from engine.blocks.listeners import Listener
+from engine.blocks.partial_hits import Place
 from engine.blocks.pool import BlockPool
 
 _OWNER: Final = "all"
@@ -66,16 +68,18 @@ class Changes:
     removed: list[bytes]
 
 
-class Replica:
+class Replica(Listener):
     """One engine. `clock` is where its time has come to: the end of its last step."""
 
-    def __init__(self, pool: BlockPool, block_size: int, pace: Pace) -> None:
-        """Several replicas may have one `pool`; then none of them tells of its changes."""
+    def __init__(
+        self, num_blocks: int, block_size: int, pace: Pace, shared: BlockPool | None = None
+    ) -> None:
+        """Several replicas may have one `shared` pool; then none of them tells of its changes."""
         self.clock = 0.0
         self.changes: deque[Changes] = deque()
         """What has become of blocks, to be taken from the left."""
         self._ended: list[Served] = []
-        self.pool = pool
+        self.pool = shared or BlockPool(num_blocks, listener=self)
         self._block_size = block_size
         self._pace = pace
         self._waiting: deque[Served] = deque()
@@ -88,8 +92,8 @@ class Replica:
         self._left_tokens = 0
         self._coming: Counter[bytes] = Counter()
         """Blocks of what waits: who comes behind will find them."""
+        self._stored: dict[int, bytes] = {}
         self._removed: list[bytes] = []
-        pool.on_loss = self._lose
 
     @property
     def num_requests(self) -> int:
@@ -204,13 +208,21 @@ class Replica:
         for block, block_hash in zip(served.blocks[first:], hashes, strict=False):
             self.pool.register(block, block_hash)
 
-    def _lose(self, _block: int, block_hash: bytes, _owner: str, _why: Loss) -> None:
+    def stored(
+        self, block: int, block_hash: bytes | None, _where: Place | None, _parent: bytes | None
+    ) -> None:
+        """See `Listener`."""
+        assert block_hash is not None, "no tails"
+        self._stored[block] = block_hash
+
+    def lost(self, block: int, block_hash: bytes | None, _owner: str, _why: Loss | None) -> None:
+        """See `Listener`."""
+        assert block_hash is not None, "no tails"
+        self._stored.pop(block, None)
         self._removed.append(block_hash)
 
     def _tell(self) -> None:
         """Note what the step has changed: what it evicted, it did before it stored anything."""
-        fresh = self.pool.take_fresh()
-        stored = [key for block in fresh if (key := self.pool.hash_of(block)) is not None]
-        if stored or self._removed:
-            self.changes.append(Changes(self.clock, stored, self._removed))
-            self._removed = []
+        if self._stored or self._removed:
+            self.changes.append(Changes(self.clock, [*self._stored.values()], self._removed))
+            self._stored, self._removed = {}, []

@@ -62,10 +62,9 @@ class Cluster:
         longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
         if longest > size * workload.block_size:
             raise BenchError(f"a replica's memory is less than a request of {longest} tokens")
-        shared = BlockPool(num_replicas * size)
+        shared = BlockPool(num_replicas * size) if pooled else None
         self.replicas = [
-            Replica(shared if pooled else BlockPool(size), workload.block_size, pace)
-            for _ in range(num_replicas)
+            Replica(size, workload.block_size, pace, shared) for _ in range(num_replicas)
         ]
         self.index = PrefixIndex()
         self._doors: list[Policy] = doors(num_doors, self.index, workload.block_size)

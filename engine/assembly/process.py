@@ -129,7 +129,7 @@ def main() -> None:
     tell("libraries")
     try:
         core = load_core(config, tell)
-        publisher = make_publisher(core.config, core.scheduler.pool, core.info.block_size)
+        publisher = make_publisher(core.config, core.scheduler.tiers)
     except Exception as error:
         reason = str(error)
         if not isinstance(error, EngineError):  # what an operator can mend needs no traceback

@@ -73,7 +73,7 @@ class Chains:
 
     def __init__(self, tiers: Tiers, most_bytes: int | None = None) -> None:
         self._tiers = tiers
-        self._clock = tiers.pool.clock
+        self._clock = tiers.clock
         self._most = most_bytes or _BYTES + _BYTES_A_BLOCK * tiers.pool.num_blocks
         self._num_bytes = 0
         self._numbers = count(1)
@@ -221,7 +221,7 @@ class Chains:
         for block_hash in chain:
             blocks = pool.find([block_hash])
             if blocks:
-                num_references = pool.num_references(blocks[0])
+                num_references = pool.references[blocks[0]]
                 lease = leases.get(blocks[0])
                 if lease is not None:
                     num_leased, until = num_leased + 1, max(until, lease.until)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from engine.api import Loss
 from engine.blocks.eviction_policy import Eviction, make_order
 from engine.blocks.leases import Leases, LeaseTerms
+from engine.blocks.listeners import Listener
 
 
 @dataclass(slots=True)
@@ -43,10 +44,16 @@ class EvictionQueue:
     Every operation on a block takes constant time, amortised where leases end.
     """
 
-    def __init__(self, num_blocks: int, eviction: Eviction, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: Eviction,
+        clock: Callable[[], float],
+        listener: Listener,
+    ) -> None:
+        """The pool's `listener` is told of blocks that nobody leases any more."""
         self.leases = Leases(clock)
-        self.touched: set[int] | None = None
-        """See `BlockPool.touched`; here blocks are added that nobody leases any more."""
+        self._listener = listener
         self._lost: dict[int, Loss] = {}
         """Blocks that nobody leases any more, and why, if not for want of memory."""
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -244,8 +251,7 @@ class EvictionQueue:
 
     def _unlease(self, blocks: Sequence[int], why: Loss | None = None) -> None:
         """Nobody leases `blocks` any more: what is up for eviction of them, goes next."""
-        if self.touched is not None:
-            self.touched.update(blocks)
+        self._listener.touched(blocks)
         for block in reversed(blocks):
             if why is not None:
                 self._lost[block] = why

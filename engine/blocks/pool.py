@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from engine.api import Loss
-from engine.blocks.changes import Changes
 from engine.blocks.eviction import EvictionQueue
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.leases import Leases, LeaseTerms
-from engine.blocks.partial_hits import PartialHits, Place
+from engine.blocks.listeners import Listener
+from engine.blocks.partial_hits import Place
 
 
 class InvariantError(AssertionError):
@@ -31,36 +31,26 @@ class BlockPool:
         num_blocks: int,
         eviction: Eviction = "arc",
         clock: Callable[[], float] = time.monotonic,
+        listener: Listener | None = None,
     ) -> None:
         """`clock` tells the seconds by which leases end."""
         if num_blocks < 0:
             raise ValueError("num_blocks: must not be negative")
         self.num_blocks = num_blocks
         self.peak_in_use = 0
-        self.partial_hits = PartialHits()
-        self.clock = clock
-        self.on_loss: Callable[[int, bytes, str, Loss], None] = _lose_silently
-        """Told of each full block (its hash and owner, too) that is evicted or deleted, and why."""
-        self.changes: Changes | None = None
-        """Where full blocks are noted that can be found, or no more, if somebody wants to know."""
+        self._listener = listener or Listener()
         self._refs = [0] * num_blocks
         self._owners = [""] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         self._tails: set[int] = set()
-        self._fresh: set[int] = set()
-        self._queue = EvictionQueue(num_blocks, eviction, clock)
-
-    @property
-    def touched(self) -> set[int] | None:
-        """The blocks whose books have changed since somebody took them from here; `None`: nobody
-        wants to know.
-        """
-        return self._queue.touched
-
-    @touched.setter
-    def touched(self, blocks: set[int] | None) -> None:
-        self._queue.touched = blocks
+        self._queue = EvictionQueue(num_blocks, eviction, clock, self._listener)
+        self.references: Sequence[int] = self._refs
+        """How many hold each block."""
+        self.owners: Sequence[str] = self._owners
+        """The tenant that had each block computed, or takes it."""
+        self.hashes: Sequence[bytes | None] = self._hashes
+        """What each block is findable by, tails included; see `hash_of`."""
 
     @property
     def num_in_use(self) -> int:
@@ -85,10 +75,6 @@ class BlockPool:
     def num_cached_of(self, owner: str) -> int:
         """Blocks that `owner` had computed, that nobody holds and that can still be found."""
         return self._queue.cached_of(owner)
-
-    def is_shared(self, block: int) -> bool:
-        """Whether the block is referenced more than once."""
-        return self._refs[block] > 1
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest prefix of `hashes` that is present."""
@@ -139,7 +125,7 @@ class BlockPool:
             self._refs[block] = 1
             self._owners[block] = owner
             blocks.append(block)
-        self._touch(blocks)
+        self._listener.touched(blocks)
         self.peak_in_use = max(self.peak_in_use, self.num_in_use)
         return blocks
 
@@ -151,13 +137,10 @@ class BlockPool:
             block = self._queue.evict(owner)
             self._empty(block)
             self._queue.add_free(block)
-            self._touch((block,))
 
-    def acquire(self, blocks: Iterable[int]) -> None:
+    def acquire(self, blocks: Collection[int]) -> None:
         """Add a reference to each of `blocks`, which are in use or were just returned by `find`."""
-        if self._queue.touched is not None:
-            blocks = list(blocks)  # they may come only once
-            self._touch(blocks)
+        self._listener.touched(blocks)
         for block in blocks:
             if self._refs[block] == 0:
                 self._queue.remove_cached(block, self._owners[block])
@@ -170,7 +153,7 @@ class BlockPool:
         The tail of a sequence goes up for eviction before its beginning: that is a useful prefix
         without its tail, and a tail alone can never be hit.
         """
-        self._touch(blocks)
+        self._listener.touched(blocks)
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} released twice"
             self._refs[block] -= 1
@@ -201,49 +184,17 @@ class BlockPool:
         assert self._hashes[block] is None, "a full block is immutable"
         if block_hash in self._by_hash:
             return
-        self._touch((block,))
         self._hashes[block] = block_hash
         self._by_hash[block_hash] = block
-        self._fresh.add(block)
         if is_tail:
             self._tails.add(block)
-        elif self.changes is not None:
-            self.changes.store(block_hash, parent if where is None else where.parent_hash)
-        if where is not None:
-            self.partial_hits.add(block, where)
         if owner is not None:
             self._owners[block] = owner
-
-    def take_fresh(self) -> set[int]:
-        """The findable blocks that were registered since the last call."""
-        fresh, self._fresh = self._fresh, set()
-        return fresh
-
-    @property
-    def fresh(self) -> Set[int]:
-        """What `take_fresh` would return."""
-        return self._fresh
-
-    def look(self, blocks: Iterable[int]) -> list[tuple[int, bool, str]]:
-        """Of each block: how many hold it, whether it can be found, and its owner."""
-        references, hashes, owners = self._refs, self._hashes, self._owners
-        return [(references[one], hashes[one] is not None, owners[one]) for one in blocks]
-
-    def num_references(self, block: int) -> int:
-        """How many hold the block."""
-        return self._refs[block]
-
-    def is_findable(self, block: int) -> bool:
-        """Whether the block can be found, or part of it."""
-        return self._hashes[block] is not None
+        self._listener.stored(block, None if is_tail else block_hash, where, parent)
 
     def hash_of(self, block: int) -> bytes | None:
         """The hash by which the full block is found; a tail has none that others may ask for."""
         return None if block in self._tails else self._hashes[block]
-
-    def owner_of(self, block: int) -> str:
-        """The tenant that had the block computed."""
-        return self._owners[block]
 
     def reserve(self, owner: str, count: int) -> None:
         """Keep up to `count` cached blocks of `owner` from being evicted for others."""
@@ -259,7 +210,7 @@ class BlockPool:
         """Keep what is present of `hashes`, in sequence order, as the last to be evicted."""
         if terms.seconds or terms.tenant in self._queue.leases.tenants:
             present = [self._by_hash[key] for key in hashes if key in self._by_hash]
-            self._touch(present)
+            self._listener.touched(present)
             self._queue.lease(present, terms)
 
     def forget_owner(self, owner: str, keep: Container[int] = ()) -> None:
@@ -300,11 +251,6 @@ class BlockPool:
         )
         _require(all(map(known.__contains__, self._queue.leases.blocks)), "a lease of nothing")
         _require(self._tails <= known.keys(), "a forgotten block is a tail")
-        _require(self._fresh <= known.keys(), "a forgotten block is fresh")
-        try:
-            self.partial_hits.check(set(known))
-        except AssertionError as error:
-            raise InvariantError(str(error)) from error
 
     def check_some(self, first: int, end: int) -> None:
         """Verify what can be told of blocks number `first ... end` alone, and of as many free ones.
@@ -321,45 +267,28 @@ class BlockPool:
             is_free = self._refs[block] == 0 and self._hashes[block] is None
             _require(is_free, f"block {block} is not free")
 
-    def references(self) -> list[int]:
-        """A copy of all reference counts, by block."""
-        return list(self._refs)
-
-    def _touch(self, blocks: Iterable[int]) -> None:
-        if self._queue.touched is not None:
-            self._queue.touched.update(blocks)
-
     def _empty(self, block: int) -> None:
         """Let go of what a block holds that is queued no more."""
-        if self._hashes[block] is not None:
-            self._forget(block, self._queue.emptied(block))
+        key = self._hashes[block]
+        if key is not None:
+            self._forget(block, key, self._queue.emptied(block))
 
     def _forget_all(self, blocks: Iterable[int], why: Loss | None = None) -> None:
         for block in blocks:
-            if self._hashes[block] is not None:
+            key = self._hashes[block]
+            if key is not None:
                 if self._refs[block] == 0:
                     self._queue.remove_cached(block, self._owners[block])
                     self._queue.add_free(block)
                 self._queue.emptied(block)
-                self._forget(block, why)
-                self._touch((block,))
+                self._forget(block, key, why)
 
-    def _forget(self, block: int, why: Loss | None) -> None:
-        key = self._hashes[block]
-        if key is not None:
-            if why is not None and block not in self._tails:
-                self.on_loss(block, key, self._owners[block], why)
-            if self.changes is not None and block not in self._tails:
-                self.changes.remove(key)
-            self._hashes[block] = None
-            del self._by_hash[key]
-            self.partial_hits.drop(block)
-            self._tails.discard(block)
-            self._fresh.discard(block)
-
-
-def _lose_silently(_block: int, _block_hash: bytes, _owner: str, _why: Loss) -> None:
-    """Nobody wants to know."""
+    def _forget(self, block: int, key: bytes, why: Loss | None) -> None:
+        block_hash = self.hash_of(block)
+        self._hashes[block] = None
+        del self._by_hash[key]
+        self._tails.discard(block)
+        self._listener.lost(block, block_hash, self._owners[block], why)
 
 
 def _require(condition: bool, message: str) -> None:

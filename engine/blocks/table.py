@@ -14,7 +14,7 @@ from engine.blocks.hashing import (
     tail_hash,
 )
 from engine.blocks.leases import LeaseTerms
-from engine.blocks.partial_hits import PartialHit, Place, place
+from engine.blocks.partial_hits import Place, place
 from engine.blocks.pool import BlockPool
 
 
@@ -115,16 +115,15 @@ class BlockTable:
         """The cached blocks that a sequence of `token_ids` could start with."""
         return self._pool.find(self.prefix_hashes(token_ids))
 
-    def partial_hit(self, token_ids: Sequence[int], num_blocks: int) -> PartialHit | None:
-        """What continues `num_blocks` blocks, which have hit, with the next of `token_ids`.
-
-        As with `hits`, the last token is never among them.
+    def next_place(self, token_ids: Sequence[int], num_blocks: int) -> Place | None:
+        """Where a block stands that continues `num_blocks`, which have hit, with the next of
+        `token_ids`, if there are any. As with `hits`, the last token is never among them.
         """
         if self.num_kept(len(token_ids) - 1) <= num_blocks * self._block_size:
             return None
         self._extend_hashes(token_ids)
         known = token_ids[: self.num_kept(len(token_ids) - 1)]
-        return self._pool.partial_hits.longest(self._place(known, num_blocks))
+        return self._place(known, num_blocks)
 
     def admit(self, num_tokens: int, held: Sequence[int]) -> None:
         """Take the blocks for `num_tokens` tokens: `held` first, new ones behind.
@@ -188,13 +187,13 @@ class BlockTable:
         """How many blocks it takes to write the newest of `num_tokens` tokens."""
         index = (num_tokens - 1) // self._block_size
         if index < len(self.blocks):
-            return int(self._pool.is_shared(self.blocks[index]))
+            return int(self._is_shared(index))
         return index + 1 - len(self.blocks)
 
     def writes_shared(self, num_tokens: int) -> bool:
         """Whether the newest of `num_tokens` tokens belongs into a block that others hold, too."""
         index = (num_tokens - 1) // self._block_size
-        return index < len(self.blocks) and self._pool.is_shared(self.blocks[index])
+        return index < len(self.blocks) and self._is_shared(index)
 
     def copy_on_write(self, num_tokens: int) -> tuple[int, int]:
         """Put a new block in place of the one that the newest token belongs into.
@@ -249,14 +248,14 @@ class BlockTable:
         """
         num_kept = self.num_kept(num_computed)
         index, count = divmod(num_kept, self._block_size)
-        if not count or (num_kept < self.up_to and self._pool.is_shared(self.blocks[index])):
+        if not count or (num_kept < self.up_to and self._is_shared(index)):
             return
         computed = token_ids[:num_kept]
         self._extend_hashes(computed)
         self._tail = tail_hash(
             self._hashes, computed, self._block_size, self._namespaces, self._extras
         )
-        if not self._pool.is_findable(self.blocks[index]):
+        if self._pool.hashes[self.blocks[index]] is None:
             where = self._place(computed, index)
             self._pool.register(self.blocks[index], self._tail, where, is_tail=True)
 
@@ -291,6 +290,9 @@ class BlockTable:
     def known_hashes(self, most: int) -> list[bytes]:
         """Those of the first full blocks, held or not, that may be found and are hashed."""
         return self._hashes[: min(most, self.up_to // self._block_size)]
+
+    def _is_shared(self, index: int) -> bool:
+        return self._pool.references[self.blocks[index]] > 1
 
     def _left(self) -> Iterator[bytes]:
         """The hashes of what is left findable."""

@@ -1,28 +1,97 @@
-"""Where blocks are found, and what moves them between here and there."""
+"""The host tier behind the pool, and what follows from what becomes of the pool's blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Set
 
 from engine.api import BlockFate, Loss
-from engine.blocks.host_tier import HostTier
-from engine.blocks.losses import Losses
-from engine.blocks.pool import BlockPool
+from engine.blocks.eviction_policy import Eviction
+from engine.blocks.listeners import Changes, Listener, Losses, Marks
+from engine.blocks.partial_hits import PartialHits, Place
+from engine.blocks.pool import BlockPool, InvariantError
 from engine.blocks.transfers import TransferQueue
 
 
-class Tiers:
+class HostTier(BlockPool):
+    """Blocks in host memory, by the same rules as in the pool; none if there is no memory for them.
+
+    A *slot* holds one block. Cached blocks move here when the pool evicts them and stay findable by
+    their hash; swapped requests leave their blocks here until they come back. So a slot, like a
+    block, is free, held or cached, has an owner, and is evicted least recently used first. The tier
+    counts; the copies are the step's transfers.
+    """
+
+    def __init__(self, num_slots: int, listener: Listener | None = None) -> None:
+        super().__init__(num_slots, "lru", listener=listener)
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a block."""
+        return self.num_in_use + self.num_cached
+
+    def take(self, owner: str, block_hash: bytes | None = None) -> int:
+        """A slot for a block of `owner`, to be held until `release`; evicts a cached one.
+
+        With `block_hash`, which is not here yet, the slot can be found by others.
+        """
+        assert block_hash is None or not self.find([block_hash]), "the block is here already"
+        (slot,) = self.allocate(1, owner)
+        if block_hash is not None:
+            self.register(slot, block_hash)
+        return slot
+
+    def keep(self, block_hash: bytes, owner: str) -> int | None:
+        """The slot, held, that a block which the pool evicts is to be copied to.
+
+        `None` if it is here already, which makes it the most recently used one, or if every slot
+        is held.
+        """
+        present = self.find([block_hash])
+        if present:
+            self.acquire(present)
+            self.release(present)
+            return None
+        return self.take(owner, block_hash) if self.can_allocate(1, owner) else None
+
+
+class Tiers(Listener):
     """The pool, and the host tier behind it, which takes what the pool evicts."""
 
-    def __init__(self, pool: BlockPool, host: HostTier, block_size: int) -> None:
-        self.pool = pool
-        self.host = host
+    def __init__(
+        self,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        eviction: Eviction = "arc",
+        clock: Callable[[], float] = time.monotonic,
+        changes: Changes | None = None,
+    ) -> None:
+        """`clock` tells the seconds by which leases end. `changes`, if somebody wants to know, are
+        told what is found on the device.
+        """
         self.block_size = block_size
-        self.transfers = TransferQueue(pool, host)
+        self.clock = clock
+        self.changes = changes
+        self.marks, self.host_marks = Marks(), Marks()
+        self.partial_hits = PartialHits()
+        self.pool = BlockPool(num_blocks, eviction, clock, self)
+        self.host = HostTier(num_slots, self.host_marks)
+        self.transfers = TransferQueue(self.pool, self.host)
         self.incoming: list[int] = []
         """Blocks that are held while they, or what continues them, are read from disk."""
-        self._losses = Losses(pool.num_blocks, pool.clock)
-        pool.on_loss = self._lose
+        self._fresh: set[int] = set()
+        self._losses = Losses(num_blocks, clock)
+
+    @property
+    def fresh(self) -> Set[int]:
+        """The findable blocks that were registered since they were taken."""
+        return self._fresh
+
+    def take_fresh(self) -> set[int]:
+        """These, once."""
+        fresh, self._fresh = self._fresh, set()
+        return fresh
 
     def fates(self, hashes: Iterable[bytes]) -> list[BlockFate]:
         """Of each block: whether it can be found, or else what is known of its loss."""
@@ -33,12 +102,45 @@ class Tiers:
             for one in hashes
         ]
 
-    def _lose(self, block: int, block_hash: bytes, owner: str, why: Loss) -> None:
-        """Note what the pool loses; what it evicts moves to the host tier."""
+    def check(self) -> None:
+        """Verify every invariant in O(blocks). Raises `InvariantError`."""
+        self.pool.check()
+        self.host.check()
+        findable = {block for block, key in enumerate(self.pool.hashes) if key is not None}
+        try:
+            self.partial_hits.check(findable)
+            assert self._fresh <= findable, "a forgotten block is fresh"
+        except AssertionError as error:
+            raise InvariantError(str(error)) from error
+
+    def stored(
+        self, block: int, block_hash: bytes | None, where: Place | None, parent: bytes | None
+    ) -> None:
+        """See `Listener`."""
+        self._fresh.add(block)
+        if where is not None:
+            self.partial_hits.add(block, where)
+        self.marks.stored(block, block_hash, where, parent)
+        if self.changes is not None:
+            self.changes.stored(block, block_hash, where, parent)
+
+    def lost(self, block: int, block_hash: bytes | None, owner: str, why: Loss | None) -> None:
+        """See `Listener`; what the pool evicts moves to the host tier."""
+        self._fresh.discard(block)
+        self.partial_hits.drop(block)
+        self.marks.lost(block, block_hash, owner, why)
+        if self.changes is not None:
+            self.changes.lost(block, block_hash, owner, why)
+        if block_hash is None or why is None:
+            return
         self._losses.add(block_hash, why)
-        if why == "deleted" or not self.host.num_slots:
+        if why == "deleted" or not self.host.num_blocks:
             return
         slot = self.host.keep(block_hash, owner)
         if slot is not None:
             self.transfers.swap_out(block, slot)
             self.host.release([slot])
+
+    def touched(self, blocks: Collection[int]) -> None:
+        """See `Listener`."""
+        self.marks.touched(blocks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool
 
 
@@ -32,7 +31,7 @@ class TransferQueue:
     nothing else goes there within the same step.
     """
 
-    def __init__(self, pool: BlockPool, host: HostTier) -> None:
+    def __init__(self, pool: BlockPool, host: BlockPool) -> None:
         self._pool = pool
         self._host = host
         self._swap_outs: list[tuple[int, int]] = []
@@ -126,5 +125,5 @@ class TransferQueue:
         self._sources, self._kept = {}, {}
 
     def _hold_slot(self, slot: int) -> None:
-        self._host.hold([slot])
+        self._host.acquire([slot])
         self.held_slots.append(slot)

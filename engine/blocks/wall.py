@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.blocks.pins import Pins
+from engine.blocks.pool import BlockPool
 from engine.blocks.tiers import Tiers
 
 HELD: Final = 1
@@ -86,9 +87,10 @@ class Wall:
 
     def __init__(self, tiers: Tiers, pins: Pins) -> None:
         self._pool = tiers.pool
-        self._slots = tiers.host.books
+        self._slots = tiers.host
+        self._marks = (tiers.marks, tiers.host_marks)
         self._pins = pins
-        self._clock = tiers.pool.clock
+        self._clock = tiers.clock
         self._watchers: dict[str, _Watcher] = {}
 
     def __len__(self) -> int:
@@ -119,7 +121,8 @@ class Wall:
         """This watcher looks no more. Unknown names are fine."""
         self._watchers.pop(name, None)
         if not self._watchers:
-            self._pool.touched = self._slots.touched = None
+            for marks in self._marks:
+                marks.blocks = None
 
     def lapse(self) -> None:
         """Take those that have not asked for long to look no more."""
@@ -128,8 +131,9 @@ class Wall:
             self.unwatch(name)
 
     def _begin(self, name: str) -> _Watcher:
-        if self._pool.touched is None:
-            self._pool.touched, self._slots.touched = set(), set()
+        if not self._watchers:
+            for marks in self._marks:
+                marks.blocks = set()
         watcher = self._watchers[name] = _Watcher(np.ones(len(self), dtype=np.bool_), len(self))
         return watcher
 
@@ -153,7 +157,7 @@ class Wall:
         first = self._pool.num_blocks
         num_blocks = bisect_left(numbers, first)
         blocks, slots = numbers[:num_blocks], [number - first for number in numbers[num_blocks:]]
-        books = self._pool.look(blocks) + self._slots.look(slots)
+        books = _look(self._pool, blocks) + _look(self._slots, slots)
         leased, pinned = self._pool.leases.blocks, self._pins.references
         flags: Iterable[int] = repeat(0)
         if leased or pinned:
@@ -168,15 +172,19 @@ class Wall:
 
     def _note(self) -> None:
         """Mark what has changed since the last frame of any watcher, for all of them."""
-        if self._pool.touched is None or self._slots.touched is None:
-            return
         _ = self._pool.leases  # those that are due end
-        first = self._pool.num_blocks
-        changed = [*self._pool.touched, *(first + slot for slot in self._slots.touched)]
-        self._pool.touched.clear()
-        self._slots.touched.clear()
+        changed: list[int] = []
+        for marks, first in zip(self._marks, (0, self._pool.num_blocks), strict=True):
+            changed += (first + block for block in marks.blocks or ())
+            marks.blocks = set()
         for watcher in self._watchers.values():
             watcher.pending[changed] = True
+
+
+def _look(pool: BlockPool, blocks: list[int]) -> list[tuple[int, bool, str]]:
+    """Of each block: how many hold it, whether it can be found, and its owner."""
+    references, hashes, owners = pool.references, pool.hashes, pool.owners
+    return [(references[one], hashes[one] is not None, owners[one]) for one in blocks]
 
 
 def _encoded(numbers: Sequence[int], cells: Iterable[_Cell], owners: dict[str, int]) -> bytearray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,14 +19,12 @@ from engine.config import EngineConfig
 from engine.disk.folder import Folder, KeptFile, mark, remove, remove_folder
 from engine.disk.memory import BlockMemory
 from engine.disk.restoring import Restorer
-from engine.disk.saving import Keep, Saver
+from engine.disk.saving import Saver
 from engine.disk.shelf import Shelf
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
-_PINNED_SECONDS: Final = 30 * 86_400.0
-"""How long a pinned prompt's blocks stay on disk once nobody pins them any more."""
 _MAKING_READY_SECONDS: Final = 0.5
 """By which a start is later, at most; some GiB on a quiet machine."""
 _BUSY_SECONDS: Final = 0.001
@@ -55,7 +53,6 @@ class Keeper:
         assert config.kept_dir is not None
         self._interval = config.kept_seconds
         self._due = time.monotonic() + self._interval
-        self._scheduler = scheduler
         self._layout = _layout(info, memory)
         self._folder = Folder(Path(config.kept_dir))
         self._shelf = Shelf(config.kept_bytes)
@@ -64,19 +61,9 @@ class Keeper:
         self._entering: dict[str, Entering] = {}
         self._owners: dict[str, str] = {}
         """By the names of their folders."""
-        self._saver = Saver(
-            scheduler.pool, self, memory, self._shelf, self._folder, self._layout, self._disk
-        )
+        self._saver = Saver(scheduler, memory, self._shelf, self._folder, self._layout, self._disk)
         self._restorer = Restorer(
-            scheduler.lifecycle,
-            scheduler.pace,
-            memory,
-            self._shelf,
-            lambda request: scheduler.new_table(request)(),
-            scheduler.lease_terms,
-            self._folder.may_be_of,
-            self._used,
-            self._damaged,
+            scheduler, memory, self._shelf, self._folder, self._used, self._damaged
         )
         self._put_on_shelf(self._folder.scan(self._layout, set()))
         # The pool's first blocks are taken first; what is read would wait for their memory. To make
@@ -193,17 +180,6 @@ class Keeper:
             self.advance(_BUSY_SECONDS)
         self._restorer.close()
         self._disk.shutdown()
-
-    def keep(self, block: int) -> Keep | None:
-        """See `engine.disk.saving.Wishes`."""
-        if block in self._scheduler.pins.references:
-            return Keep(_PINNED_SECONDS, 0.0, self._scheduler.pool.owner_of(block))
-        lease = self._scheduler.pool.leases.longest(block)
-        return None if lease is None else Keep(*lease)
-
-    def unsettled(self) -> Collection[int]:
-        """See `engine.disk.saving.Wishes`."""
-        return self._scheduler.unsettled()
 
     def check(self) -> None:
         """Verify the books. Raises `AssertionError`."""

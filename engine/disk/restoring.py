@@ -24,11 +24,10 @@ from engine.blocks.leases import LeaseTerms
 from engine.blocks.partial_hits import Place, place
 from engine.blocks.table import BlockTable
 from engine.disk.files import DamagedFile, block_name, name_key, read_blocks
-from engine.disk.folder import KeptFile
+from engine.disk.folder import Folder, KeptFile
 from engine.disk.memory import BlockMemory, Landing
 from engine.disk.shelf import Shelf, Spot
-from engine.schedule.lifecycle import Lifecycle
-from engine.sequences.pace import Pace
+from engine.schedule.scheduler import Scheduler
 from engine.system.fair_threads import Lanes
 
 PORTION_BYTES: Final = 8 << 20
@@ -96,30 +95,23 @@ class Restorer:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
-        pace: Pace,
+        scheduler: Scheduler,
         memory: BlockMemory,
         shelf: Shelf,
-        new_table: Callable[[EngineRequest], BlockTable],
-        lease_terms: Callable[[EngineRequest], LeaseTerms],
-        may_be_of: Callable[[str, KeptFile], bool],
+        folder: Folder,
         on_use: Callable[[KeptFile], None],
         on_damage: Callable[[KeptFile, Exception], None],
     ) -> None:
-        """`may_be_of` says whether a file is a tenant's; `on_use` and `on_damage` are told of each
-        file that was read, or could not be.
-        """
+        """`on_use` and `on_damage` are told of each file that was read, or could not be."""
         self.num_restored = 0
         """Blocks."""
-        self._lifecycle = lifecycle
-        self._pool = lifecycle.pool
-        self._pace = pace
+        self._scheduler = scheduler
+        self._lifecycle = scheduler.lifecycle
+        self._pool = scheduler.pool
         self._memory = memory
         self._block_bytes = memory.block_bytes
         self._shelf = shelf
-        self._new_table = new_table
-        self._lease_terms = lease_terms
-        self._may_be_of = may_be_of
+        self._folder = folder
         self._on_use = on_use
         self._on_damage = on_damage
         self._reads: Lanes[float] = Lanes(3, "kept")
@@ -147,7 +139,7 @@ class Restorer:
         """Let a request wait for its blocks if its chain's first one is on disk."""
         if not len(self._shelf) or request.sampling.prompt_logprobs is not None:
             return False
-        table = self._new_table(request)
+        table = self._scheduler.new_table(request)()
         table.begin(len(request.prompt))
         table.hash_ahead(request.prompt, 1)
         hashes = table.prefix_hashes(request.prompt[: self._lifecycle.block_size + 1])
@@ -227,7 +219,7 @@ class Restorer:
         spots: list[Spot],
     ) -> Restore:
         """Take blocks for what is at `spots`, number `first` of the chain on, and have it read."""
-        tenant, terms = one.request.tenant, self._lease_terms(one.request)
+        tenant, terms = one.request.tenant, self._scheduler.lease_terms(one.request)
         self._pool.acquire(found)
         blocks = self._pool.allocate(len(spots), tenant)
         self._move_evicted()
@@ -296,7 +288,7 @@ class Restorer:
             self._pool.register(block, restore.hashes[index], where)
         # To find them is a use, from which on the leases last that they had: nobody else's.
         terms = restore.terms
-        if self._may_be_of(terms.tenant, portion.file):
+        if self._folder.may_be_of(terms.tenant, portion.file):
             terms = replace(terms, seconds=max(portion.file.head.lease_seconds, terms.seconds))
         self._pool.lease([restore.hashes[index] for index in portion.indices], terms)
         self.num_restored += count
@@ -343,7 +335,7 @@ class Restorer:
     def _computing_seconds(self, first: int, end: int) -> float:
         """To compute the blocks number `first ... end` of a chain."""
         size = self._lifecycle.block_size
-        seconds = self._pace.seconds(first * size, (end - first) * size)
+        seconds = self._scheduler.pace.seconds(first * size, (end - first) * size)
         return LONGEST_WAIT_SECONDS if seconds is None else min(seconds, LONGEST_WAIT_SECONDS)
 
     def _is_faster(self, first: int, count: int) -> bool:

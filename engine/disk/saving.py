@@ -9,24 +9,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from engine.blocks.pool import BlockPool
 from engine.disk.files import Head, block_name, name_key, new_salt, write_file
 from engine.disk.folder import Folder, KeptFile, disk_bytes, mark, remove
 from engine.disk.memory import BlockMemory, Fetched
 from engine.disk.runs import Candidate, Run, make_runs
 from engine.disk.shelf import Shelf
+from engine.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 _LOOKED_AT: Final = 512
 """Blocks, by one call: a millisecond or two where all of them are to be kept."""
 PORTION_BYTES: Final = 8 << 20
 """Copied by one call, and so the most of a file: a millisecond or two."""
+_PINNED_SECONDS: Final = 30 * 86_400.0
+"""How long a pinned prompt's blocks stay on disk once nobody pins them any more."""
 _RENEWED_SHARE: Final = 0.1
 """Of the time for which a file is kept: when so much of it is gone, it is written down anew."""
 
@@ -40,18 +41,6 @@ class Keep(NamedTuple):
     """As in a file's head."""
     owner: str
     """Whose file it is to be in: who leases it, whoever computed it."""
-
-
-class Wishes(Protocol):
-    """Who knows which blocks are to be kept."""
-
-    def keep(self, block: int) -> Keep | None:
-        """Of a findable block; `None` if it is not."""
-        ...
-
-    def unsettled(self) -> Collection[int]:
-        """The findable blocks that have not been computed yet."""
-        ...
 
 
 @dataclass(slots=True)
@@ -70,16 +59,15 @@ class Saver:
 
     def __init__(
         self,
-        pool: BlockPool,
-        wishes: Wishes,
+        scheduler: Scheduler,
         memory: BlockMemory,
         shelf: Shelf,
         folder: Folder,
         layout: bytes,
         disk: Executor,
     ) -> None:
-        self._pool = pool
-        self._wishes = wishes
+        self._scheduler = scheduler
+        self._pool = scheduler.pool
         self._memory = memory
         self._shelf = shelf
         self._folder = folder
@@ -131,10 +119,10 @@ class Saver:
 
     def _look_on(self, first: int) -> None:
         end = min(first + _LOOKED_AT, self._pool.num_blocks)
-        unsettled, now = self._wishes.unsettled(), time.time()
+        unsettled, now = self._scheduler.unsettled(), time.time()
         for block in range(first, end):
             block_hash = self._pool.hash_of(block)
-            keep = None if block_hash is None else self._wishes.keep(block)
+            keep = None if block_hash is None else self._wish(block)
             if block_hash is not None and keep is not None and block not in unsettled:
                 self._consider(block, block_hash, keep, now)
         self._next = end
@@ -142,8 +130,15 @@ class Saver:
             self._next = None
             self._end_look(now)
 
+    def _wish(self, block: int) -> Keep | None:
+        """Whether a findable block is to be kept."""
+        if block in self._scheduler.pins.references:
+            return Keep(_PINNED_SECONDS, 0.0, self._pool.owners[block])
+        lease = self._pool.leases.longest(block)
+        return None if lease is None else Keep(*lease)
+
     def _consider(self, block: int, block_hash: bytes, keep: Keep, now: float) -> None:
-        where = self._pool.partial_hits.place_of(block)
+        where = self._scheduler.tiers.partial_hits.place_of(block)
         if where is None:
             return  # found by an equal block's tokens, which is gone
         key = self._name_keys.get(where.namespace_key)
@@ -184,7 +179,7 @@ class Saver:
 
     def _start(self, run: Run) -> None:
         """Copy a run whose blocks are still what they were when they were looked at."""
-        unsettled = self._wishes.unsettled()
+        unsettled = self._scheduler.unsettled()
         if any(
             self._pool.hash_of(one.block) != one.block_hash or one.block in unsettled
             for one in run.blocks

@@ -117,7 +117,7 @@ class DraftModel:
         self._pool.check()
         tables = [shadow.sequence.table for shadow in self._shadows.values()]
         blocks = Counter(block for table in tables for block in table.blocks)
-        references = enumerate(self._pool.references())
+        references = enumerate(self._pool.references)
         assert blocks == {block: count for block, count in references if count}, "blocks held"
 
     def _follow(self, wanted: Ordered[tuple[Sequence, int]]) -> dict[Shadow, int]:

@@ -151,7 +151,7 @@ class ComputeAdmission:
         pool, slots = tiers.pool, self.slots
         # All of them first: what one sequence takes must evict nothing that another one has found.
         pool.acquire(self.held)
-        tiers.host.hold(slots)
+        tiers.host.acquire(slots)
         before: list[int] = []
         for start in self.starts:
             sequence = start.sequence
@@ -172,7 +172,7 @@ def _bring_back(start: Start, tiers: Tiers) -> None:
     first = start.num_shared + len(start.hits)
     for index, slot in enumerate(start.slots, first):
         tiers.transfers.swap_in(slot, table.blocks[index])
-        table.restore(index, sequence.token_ids, tiers.host.owner_of(slot))
+        table.restore(index, sequence.token_ids, tiers.host.owners[slot])
     if start.partial_hit is not None:
         tiers.transfers.copy_held(start.partial_hit.block, table.blocks[start.num_ready_blocks])
 
@@ -230,7 +230,9 @@ def _start(
     ):
         slots = []
     num_ready = num_shared + len(hits) + len(slots)
-    return Start(sequence, num_shared, hits, slots, table.partial_hit(known, num_ready))
+    place = table.next_place(known, num_ready)
+    partial_hit = None if place is None else tiers.partial_hits.longest(place)
+    return Start(sequence, num_shared, hits, slots, partial_hit)
 
 
 def _common_blocks(one: list[int], other: list[int], block_size: int) -> int:

@@ -31,7 +31,7 @@ class EmptyAllowance:
         if self._left:
             held, slots = admission.held, admission.slots
             pool.acquire(held)
-            host.hold(slots)
+            host.acquire(slots)
             pool.empty(self._left, admission.group.tenant)
             host.release(slots)
             pool.release(held)

@@ -74,7 +74,7 @@ class Lifecycle:
     def enqueue(self, group: SequenceGroup) -> None:
         """Let a group wait in its place among the others of its tenant."""
         self.live[group.request_id] = group
-        group.waiting_since = self.pool.clock()
+        group.waiting_since = self.tiers.clock()
         if not self.account(group).waiting:
             self.fairness.begins_to_wait(self.account(group), self.accounts.waiting.values())
         self.accounts.enqueue(group)
@@ -91,7 +91,7 @@ class Lifecycle:
         self.fairness.admits(account)
         account.charge(price)
         group.is_charged = True
-        group.sequences[0].waited_seconds += self.pool.clock() - group.waiting_since
+        group.sequences[0].waited_seconds += self.tiers.clock() - group.waiting_since
         admission.take(self.tiers)
         if isinstance(admission, ComputeAdmission):
             self._count(admission)
@@ -296,7 +296,7 @@ class Lifecycle:
         index = admission.num_cached // self.block_size
         for fate in self.tiers.fates(hashes[index : index + 1]):
             admission.group.missed = fate
-        admission.group.admitted_at = self.pool.clock()
+        admission.group.admitted_at = self.tiers.clock()
 
     def _save(self, group: SequenceGroup) -> Saved | None:
         """Swap a running group to the host, if that is its way back and there is room."""

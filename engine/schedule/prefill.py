@@ -178,7 +178,7 @@ class PrefillPlanner:
             return Attempt(awaits_tokens=True)
         if not victims and not emptying.make(admission):
             return Attempt(is_preparing=True)
-        lifecycle.tiers.host.hold(admission.slots)  # what is preempted now may be swapped
+        lifecycle.tiers.host.acquire(admission.slots)  # what is preempted now may be swapped
         for victim in victims:
             lifecycle.preempt(victim)
         lifecycle.tiers.host.release(admission.slots)

@@ -40,7 +40,7 @@ class RollKeeper:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._tiers = lifecycle.tiers
-        self._clock = lifecycle.pool.clock
+        self._clock = lifecycle.tiers.clock
         self._asked: float | None = None
         self._ended: deque[_Ended] = deque(maxlen=_MOST_ENDED)
         lifecycle.on_end = self._note_end
@@ -58,7 +58,7 @@ class RollKeeper:
         return Roll(requests=live + ended, places=[] if cell is None else self._places(cell))
 
     def _places(self, cell: int) -> list[ChainPlace]:
-        pool, slots = self._tiers.pool, self._tiers.host.books
+        pool, slots = self._tiers.pool, self._tiers.host
         books, index = (pool, cell) if cell < pool.num_blocks else (slots, cell - pool.num_blocks)
         block_hash = books.hash_of(index) if index < books.num_blocks else None
         return [] if block_hash is None else self._lifecycle.chains.places(block_hash)
@@ -126,10 +126,10 @@ class RollKeeper:
         return structs.replace(state, lines=lines, num_shared=num_shared)
 
     def _num_references(self, cell: int) -> int:
-        pool, slots = self._tiers.pool, self._tiers.host.books
+        pool, slots = self._tiers.pool, self._tiers.host
         if cell < pool.num_blocks:
-            return pool.num_references(cell)
-        return slots.num_references(cell - pool.num_blocks)
+            return pool.references[cell]
+        return slots.references[cell - pool.num_blocks]
 
     def _described(
         self,

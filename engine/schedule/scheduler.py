@@ -222,7 +222,7 @@ class Scheduler:
 
     def unsettled(self) -> set[int]:
         """The blocks that can be found already, and that are yet to be computed."""
-        return set(self.pool.fresh).union(*(plan.findable for plan in self._under_way))
+        return set(self.tiers.fresh).union(*(plan.findable for plan in self._under_way))
 
     def plan(self) -> StepPlan:
         """Choose the next step's tokens and take the blocks they need.
@@ -250,7 +250,7 @@ class Scheduler:
         )
         if not chunks:
             return plan  # there is no step; what is to be moved waits for the next one
-        transfers, findable = self.lifecycle.transfers.take(), self.pool.take_fresh()
+        transfers, findable = self.lifecycle.transfers.take(), self.tiers.take_fresh()
         return replace(plan, transfers=transfers, findable=findable)
 
     def launched(self, plan: StepPlan) -> None:
@@ -262,7 +262,7 @@ class Scheduler:
         for sampler in plan.samplers:
             sampler.num_drawn += 1
         self.lifecycle.transfers.settle()
-        self.pool.partial_hits.settle()
+        self.tiers.partial_hits.settle()
 
     def commit(self, plan: StepPlan, sampled: Sampled) -> list[News]:
         """Take over a computed step. `sampled` has a token for each of the plan's draws, in order.
@@ -275,7 +275,7 @@ class Scheduler:
         else:
             self.lifecycle.transfers.settle()
         news = self._results.take(plan, sampled)
-        self.pool.partial_hits.settle()
+        self.tiers.partial_hits.settle()
         self.budget.succeeded()
         return news
 
@@ -284,8 +284,7 @@ class Scheduler:
 
         Raises `InvariantError` or `AssertionError`.
         """
-        self.pool.check()
-        self.tiers.host.check()
+        self.tiers.check()
         self.lifecycle.chains.check()
         transfers = self.lifecycle.transfers
         blocks = Counter(self.pins.references) + Counter(transfers.held_blocks)
@@ -298,10 +297,10 @@ class Scheduler:
             group.check()
             for row in group.blocks:
                 blocks.update(row)
-        references = enumerate(self.pool.references())
+        references = enumerate(self.pool.references)
         assert blocks == {block: count for block, count in references if count}, "blocks held"
         assert all(blocks[source] for source in transfers.sources), "a copy of nobody's block"
-        references = enumerate(self.tiers.host.references())
+        references = enumerate(self.tiers.host.references)
         assert slots == {slot: count for slot, count in references if count}, "slots held"
         waiting, running = 0, 0
         for account in self.accounts.known():
@@ -323,11 +322,11 @@ class Scheduler:
             self.pins.references.keys() | set(transfers.held_blocks) | set(self.tiers.incoming)
         )
         assert self.pool.num_in_use == held, "an idle engine holds blocks"
-        assert host.num_held == len(set(transfers.held_slots)), "an idle engine holds slots"
+        assert host.num_in_use == len(set(transfers.held_slots)), "an idle engine holds slots"
         assert not self.accounts.waiting, "a tenant waits for nothing"
         assert not self.accounts.running, "a tenant runs nothing"
         first, end = self._num_checked, self._num_checked + _CHECKED_BLOCKS
-        self._num_checked = end if end < max(self.pool.num_blocks, host.num_slots) else 0
+        self._num_checked = end if end < max(self.pool.num_blocks, host.num_blocks) else 0
         self.pool.check_some(first, end)
         host.check_some(first, end)
 

@@ -43,16 +43,16 @@ def loss(group: SequenceGroup, blocks: list[int], tiers: Tiers) -> Loss:
 def can_save(blocks: list[int], tiers: Tiers) -> bool:
     """Whether the host tier has room for what `blocks` hold."""
     present = _present(blocks, tiers)
-    return tiers.host.can_take(len(blocks) - len(present), list(present.values()))
+    return tiers.host.can_allocate(len(blocks) - len(present), "", list(present.values()))
 
 
 def save(group: SequenceGroup, blocks: list[int], tiers: Tiers) -> Saved:
     """Copy what a running group holds in `blocks` to the host, but for what is there already."""
     slots = _present(blocks, tiers)
-    tiers.host.hold(slots.values())
+    tiers.host.acquire(slots.values())
     for block in blocks:
         if block not in slots:
-            slots[block] = tiers.host.take(tiers.pool.owner_of(block), tiers.pool.hash_of(block))
+            slots[block] = tiers.host.take(tiers.pool.owners[block], tiers.pool.hash_of(block))
             tiers.transfers.swap_out(block, slots[block])
     incomplete: set[int] = set()
     sequences = group.unfinished
@@ -120,12 +120,12 @@ class SwapAdmission:
         shared: set[int] = set()
         for sequence in group.sequences:
             row = saved.rows[sequence]
-            tiers.pool.acquire(blocks[name] for name in row if name in shared)
+            tiers.pool.acquire([blocks[name] for name in row if name in shared])
             shared.update(row)
             sequence.table.resume([blocks[name] for name in row], saved.num_sealed[sequence])
             for index, name in enumerate(row):
                 if name in saved.complete:
-                    owner = tiers.host.owner_of(saved.slots[name])
+                    owner = tiers.host.owners[saved.slots[name]]
                     sequence.table.restore(index, sequence.token_ids, owner)
         group.prefill = self.writing + saved.prefill
         drop(group, tiers)
@@ -180,7 +180,7 @@ def _surviving(group: SequenceGroup, tiers: Tiers) -> set[int]:
     return {
         block
         for block, count in own.items()
-        if pool.num_references(block) > count and pool.hash_of(block) is not None
+        if pool.references[block] > count and pool.hash_of(block) is not None
     }
 
 

@@ -23,5 +23,5 @@ def undo(plans: list[StepPlan], lifecycle: Lifecycle, keep: Collection[int]) -> 
             lifecycle.forget_saved(group)
     lifecycle.transfers.abandon()
     lifecycle.tiers.host.forget(lost)
-    findable = lifecycle.pool.take_fresh().union(*(plan.findable for plan in plans))
+    findable = lifecycle.tiers.take_fresh().union(*(plan.findable for plan in plans))
     lifecycle.pool.forget(findable.difference(keep))

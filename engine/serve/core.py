@@ -26,8 +26,8 @@ from engine.api import (
     TenantStats,
     TokenDelta,
 )
-from engine.blocks.host_tier import HostTier
-from engine.blocks.pool import BlockPool, InvariantError
+from engine.blocks.listeners import Changes
+from engine.blocks.pool import InvariantError
 from engine.blocks.tiers import Tiers
 from engine.blocks.wall import Wall
 from engine.config import EngineConfig
@@ -108,9 +108,12 @@ class EngineCore:
         self.config = config
         self.info = info
         tiers = Tiers(
-            BlockPool(info.num_blocks, config.eviction, clock),
-            HostTier(info.num_host_blocks),
+            info.num_blocks,
+            info.num_host_blocks,
             info.block_size,
+            config.eviction,
+            clock,
+            None if config.kv_events is None else Changes(),
         )
         recovery = SwapOrRecompute(config.recovery, costs)
         if drafter is None and config.speculation == "lookup":
@@ -229,7 +232,7 @@ class EngineCore:
             lease_block_seconds=leases.block_seconds,
             leases_broken=leases.num_broken,
             leases_cut=leases.num_cut,
-            host_blocks_total=tiers.host.num_slots,
+            host_blocks_total=tiers.host.num_blocks,
             host_blocks_used=tiers.host.num_used,
             recomputed=lifecycle.num_recomputed,
             swapped_out=tiers.transfers.num_swapped_out,
@@ -410,7 +413,7 @@ class EngineCore:
                 running=len(account.running),
                 waiting=len(account.waiting),
                 blocks_held=len(account.held),
-                blocks_shared=sum(map(scheduler.pool.is_shared, account.held)),
+                blocks_shared=sum(scheduler.pool.references[one] > 1 for one in account.held),
                 blocks_cached=scheduler.pool.num_cached_of(tenant),
                 blocks_pinned=pinned.get(tenant, 0),
                 served=account.served,

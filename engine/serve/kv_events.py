@@ -22,8 +22,8 @@ import msgspec
 import zmq
 
 from engine.api import EngineError
-from engine.blocks.changes import Change, Changes
-from engine.blocks.pool import BlockPool
+from engine.blocks.listeners import Change, Changes
+from engine.blocks.tiers import Tiers
 from engine.config import EngineConfig
 
 END: Final = (-1).to_bytes(8, "big", signed=True)
@@ -105,11 +105,11 @@ class KVEventPublisher:
     def __init__(
         self,
         config: EngineConfig,
-        pool: BlockPool,
+        changes: Changes,
         block_size: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._changes = pool.changes = Changes()
+        self._changes = changes
         self._block_size = block_size
         self._topic = config.kv_events_topic.encode()
         self._clock = clock
@@ -199,8 +199,8 @@ class KVEventPublisher:
         return self._encode(KVEventBatch(self._clock(), events, 0))
 
 
-def make_publisher(
-    config: EngineConfig, pool: BlockPool, block_size: int
-) -> KVEventPublisher | None:
-    """Who publishes the changes of `pool`, if that is configured."""
-    return None if config.kv_events is None else KVEventPublisher(config, pool, block_size)
+def make_publisher(config: EngineConfig, tiers: Tiers) -> KVEventPublisher | None:
+    """Who publishes the changes of the pool, if that is configured."""
+    if tiers.changes is None:
+        return None
+    return KVEventPublisher(config, tiers.changes, tiers.block_size)

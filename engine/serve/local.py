@@ -61,7 +61,7 @@ class _Thread:
         publisher: KVEventPublisher | None = None
         try:
             core = self._build()
-            publisher = make_publisher(core.config, core.scheduler.pool, core.info.block_size)
+            publisher = make_publisher(core.config, core.scheduler.tiers)
             serve(core, socket, publisher)
         except EngineBroken:
             _log.exception("the engine gives up; its thread ends")

@@ -53,7 +53,7 @@ class PooledEngine(LocalEngine):
         """Hashes of blocks that can be found, and whose they are. To be asked at rest."""
         pool = self.cores[-1].scheduler.pool
         hashes = {block: pool.hash_of(block) for block in range(pool.num_blocks)}
-        return {key: pool.owner_of(block) for block, key in hashes.items() if key is not None}
+        return {key: pool.owners[block] for block, key in hashes.items() if key is not None}
 
     async def clear(self) -> None:
         """Forget every block, before anything that is asked from here on."""

@@ -24,7 +24,6 @@ from bench.cluster.workloads import (
     tenants,
 )
 from bench.registry import BenchError
-from engine.blocks.pool import BlockPool
 
 PACE = Pace(per_step=1.0, per_prompt_token=0.1, per_decoding=0.5, step_tokens=10, max_running=4)
 NOWHERE = Path("nowhere")
@@ -37,7 +36,7 @@ def request(at: float, prompt: str, output_tokens: int, answer: str = "") -> Req
 
 
 def replica(num_blocks: int = 20) -> Replica:
-    return Replica(BlockPool(num_blocks), 4, PACE)
+    return Replica(num_blocks, 4, PACE)
 
 
 def run(one: Replica) -> list[tuple[float, int]]:

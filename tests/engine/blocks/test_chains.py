@@ -9,8 +9,6 @@ import pytest
 from engine.api import CachePolicy, ChainState, EngineUnavailable
 from engine.blocks.chains import Chains
 from engine.blocks.hashing import HASH_BYTES
-from engine.blocks.host_tier import HostTier
-from engine.blocks.pool import BlockPool
 from engine.blocks.tiers import Tiers
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
@@ -152,7 +150,7 @@ def test_what_is_not_to_be_cached_is_not_told() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_books_of_random_chains_hold_and_pages_are_complete(seed: int) -> None:
     rng = random.Random(seed)
-    tiers = Tiers(BlockPool(4096), HostTier(0), 4)
+    tiers = Tiers(4096, 0, 4)
     pool, known = tiers.pool, Chains(tiers, most_bytes=40_000)
     told: list[str] = []
     for number in range(400):

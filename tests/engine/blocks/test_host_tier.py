@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import InvariantError
+from engine.blocks.tiers import HostTier
 from engine.schedule.swap_or_recompute import ComputeCost, CopyCost, CostModel
 from engine.serve.core import EngineCore
 from tests.effort import scaled
@@ -45,19 +45,19 @@ def test_a_block_that_is_here_already_is_not_copied_again_but_stays_longer() -> 
 def test_slots_of_swapped_requests_are_not_evicted() -> None:
     host = HostTier(2)
     swapped = [host.take("tenant"), host.take("tenant", b"mine")]
-    assert host.num_held == 2
+    assert host.num_in_use == 2
     assert host.keep(b"other", "tenant") is None
-    assert not host.can_take(1)
+    assert not host.can_allocate(1, "tenant")
     host.release(swapped)
     assert host.find([b"mine"]), "a swapped block that others may find stays"
-    assert host.can_take(2)
+    assert host.can_allocate(2, "tenant")
     host.check()
 
 
 def test_without_host_memory_nothing_is_kept() -> None:
     host = HostTier(0)
     assert host.keep(b"a", "tenant") is None
-    assert not host.can_take(1)
+    assert not host.can_allocate(1, "tenant")
     assert host.find([b"a"]) == []
     host.check()
 
@@ -159,7 +159,7 @@ def test_copies_of_a_failed_step_are_not_found(monkeypatch: pytest.MonkeyPatch) 
 def test_damage_is_seen() -> None:
     host = HostTier(2)
     host.take("tenant", b"a")
-    host._slots._by_hash.clear()
+    host._by_hash.clear()
     with pytest.raises(InvariantError):
         host.check()
 
@@ -220,9 +220,9 @@ class HostMachine(RuleBasedStateMachine):
         assert len(slots) == expected
         free = self.SLOTS - len(set(self.held))
         new = len(set(slots) - set(self.held))
-        assert self.host.can_take(free - new, slots)
-        assert not self.host.can_take(free - new + 1, slots)
-        self.host.hold(slots)
+        assert self.host.can_allocate(free - new, "a", slots)
+        assert not self.host.can_allocate(free - new + 1, "a", slots)
+        self.host.acquire(slots)
         self.held += slots
         for key in names[:expected]:
             self.cached.pop(key, None)
@@ -256,13 +256,13 @@ class HostMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         self.host.check()
         counts = Counter(self.held)
-        assert self.host.references() == [counts[slot] for slot in range(self.SLOTS)]
-        assert self.host.num_held == len(counts)
+        assert list(self.host.references) == [counts[slot] for slot in range(self.SLOTS)]
+        assert self.host.num_in_use == len(counts)
         assert self.host.num_used == len(counts) + len(self.cached)
         for name in map(bytes, zip(range(10), strict=True)):
             found = self.host.find([name])
             assert bool(found) == (name in self.findable)
-            assert [self.host.owner_of(slot) for slot in found] == (
+            assert [self.host.owners[slot] for slot in found] == (
                 [self.findable[name]] if found else []
             )
 

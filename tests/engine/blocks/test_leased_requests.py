@@ -14,7 +14,7 @@ from engine.api import (
     TenantShare,
 )
 from engine.blocks.hashing import block_hashes
-from engine.blocks.losses import Losses
+from engine.blocks.listeners import Losses
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
 from engine.validation import check_request

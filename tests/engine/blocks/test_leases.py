@@ -16,6 +16,7 @@ from engine.blocks.pool import BlockPool
 from tests.effort import scaled
 from tests.engine.blocks.test_eviction import POLICIES, chain, scan, serve
 from tests.engine.blocks.test_pool import PoolMachine
+from tests.engine.blocks.told import Told
 
 
 class Clock:
@@ -192,7 +193,8 @@ def test_what_two_tenants_lease_is_kept_until_neither_does() -> None:
 
 
 def test_a_tenants_end_ends_its_leases_and_no_others() -> None:
-    pool = BlockPool(40)
+    told = Told()
+    pool = BlockPool(40, listener=told)
     shared = leased(pool, "shared", 10, tenant="a")
     use(pool, shared, LeaseTerms("b", 60))
     own = leased(pool, "own", 5, tenant="b")
@@ -200,10 +202,9 @@ def test_a_tenants_end_ends_its_leases_and_no_others() -> None:
     pool.check()
     assert (pool.leases.num_blocks, len(pool.find(shared)), len(pool.find(own))) == (10, 10, 0)
     assert "b" not in pool.leases.tenants
-    why: list[str] = []
-    pool.on_loss = lambda *lost: why.append(lost[-1])
+    told.losses.clear()
     pool.release(pool.allocate(40, "c"))
-    assert why == ["pressure"] * 10
+    assert [loss[-1] for loss in told.losses] == ["pressure"] * 10
 
 
 def test_a_reserve_keeps_leased_blocks_from_others_and_for_their_owner_to_evict() -> None:

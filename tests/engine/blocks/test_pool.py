@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool, InvariantError
 from tests.effort import scaled
+from tests.engine.blocks.told import Told
 from tests.engine.simulation import available
 
 
@@ -25,18 +26,17 @@ def test_a_released_cached_block_is_found_until_its_memory_is_needed() -> None:
 
 
 def test_who_wants_to_know_is_told_of_every_evicted_block_before_it_is_taken() -> None:
-    pool = BlockPool(3)
-    told: list[tuple[int, bytes, str, str]] = []
-    pool.on_loss = lambda *lost: told.append(lost)
+    told = Told()
+    pool = BlockPool(3, listener=told)
     first, second = pool.allocate(2, "a")
     pool.register(first, b"h1")
     pool.register(second, b"h2", owner="b")
     pool.release([first, second])
     pool.allocate(2, "c")
-    assert told == [(second, b"h2", "b", "pressure")]
+    assert told.losses == [(second, b"h2", "b", "pressure")]
     pool.forget([first])
     pool.allocate(1, "c")
-    assert len(told) == 1, "a forgotten block holds nothing"
+    assert len(told.losses) == 1, "a forgotten block holds nothing"
 
 
 @pytest.mark.parametrize("eviction", get_args(Eviction))
@@ -222,7 +222,7 @@ class PoolMachine(RuleBasedStateMachine):
         for blocks in self.held:
             for block in blocks:
                 references[block] += 1
-        assert references == self.pool.references()
+        assert references == list(self.pool.references)
         used = sum(1 for count in references if count)
         assert used == self.pool.num_in_use
         assert sum(map(self.pool.num_cached_of, "abc")) == self.pool.num_cached <= 12 - used

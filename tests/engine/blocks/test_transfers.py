@@ -1,7 +1,7 @@
 """What the transfers of a step read stays as it is until the step is on its way."""
 
-from engine.blocks.host_tier import HostTier
 from engine.blocks.pool import BlockPool
+from engine.blocks.tiers import HostTier
 from engine.blocks.transfers import TransferQueue
 
 
@@ -12,11 +12,11 @@ def test_a_block_that_is_to_be_copied_stays_when_its_last_holder_is_gone() -> No
     queue.copy(source, target)
     queue.give_back([source])
     pool.release([source])
-    assert (pool.num_references(source), queue.held_blocks) == (1, [source])
+    assert (pool.references[source], queue.held_blocks) == (1, [source])
     assert queue.take().copies == [(source, target)]
-    assert pool.num_references(source) == 1, "until the step that copies it is on its way"
+    assert pool.references[source] == 1, "until the step that copies it is on its way"
     queue.settle()
-    assert (pool.num_references(source), queue.held_blocks) == (0, [])
+    assert (pool.references[source], queue.held_blocks) == (0, [])
 
 
 def test_a_copy_that_is_not_wanted_any_more_holds_nothing() -> None:

@@ -7,6 +7,7 @@ import pytest
 from engine.api import CachePolicy, TenantShare
 from engine.blocks import wall
 from engine.blocks.leases import LeaseTerms
+from engine.blocks.listeners import Marks
 from engine.blocks.pool import BlockPool
 from engine.blocks.wall import ANEW, FINDABLE, HELD, LEASED, PARTIAL, PINNED
 from engine.serve.core import EngineCore
@@ -39,15 +40,15 @@ class Watcher:
 
 def truth(core: EngineCore) -> list[Cell]:
     """The picture as the books of pool, leases, pins and host tier have it."""
-    pool, slots = core.scheduler.pool, core.scheduler.tiers.host.books
+    pool, slots = core.scheduler.pool, core.scheduler.tiers.host
     leased, pinned = set(pool.leases.blocks), core.scheduler.pins.references
     cells = []
     for books in (pool, slots):
-        for number, references in enumerate(books.references()):
-            state = HELD * (references > 0) | FINDABLE * books.is_findable(number)
+        for number, references in enumerate(books.references):
+            state = HELD * (references > 0) | FINDABLE * (books.hashes[number] is not None)
             if books is pool:
                 state |= LEASED * (number in leased) | PINNED * (number in pinned)
-            cells.append(Cell(state, books.owner_of(number), references) if state else FREE)
+            cells.append(Cell(state, books.owners[number], references) if state else FREE)
     return cells
 
 
@@ -112,24 +113,25 @@ def test_cells_equal_the_books_after_every_step(seed: int, runs_ahead: bool) -> 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_operation_of_a_pool_marks_what_it_changes(seed: int) -> None:
     rng, clock = random.Random(seed), Clock()
-    pool = BlockPool(24, clock=lambda: clock.now)
+    marks = Marks()
+    pool = BlockPool(24, clock=lambda: clock.now, listener=marks)
     pool.reserve("b", 3)
     held: list[list[int]] = []
     hashes = [bytes([number]) * 16 for number in range(30)]
     before = pool_cells(pool)
-    pool.touched = set()
+    marks.blocks = set()
     for _ in range(400):
         tenant, chosen = rng.choice("abc"), rng.randrange(9)
         if chosen == 0 and pool.can_allocate(3, tenant):
             held.append(pool.allocate(3, tenant))
         elif chosen == 1 and held:
-            free = [one for one in rng.choice(held) if not pool.is_findable(one)]
+            free = [one for one in rng.choice(held) if not (pool.hashes[one] is not None)]
             for block in free:
                 pool.register(block, rng.choice(hashes), owner=tenant)
         elif chosen == 2 and held:
             pool.release(held.pop(rng.randrange(len(held))))
         elif chosen == 3 and (found := pool.find([rng.choice(hashes)])):
-            pool.acquire(block for block in found)
+            pool.acquire(found)
             held.append(found)
         elif chosen == 4 and pool.can_allocate(pool.num_free + 1, tenant):
             pool.empty(1, tenant)
@@ -146,19 +148,19 @@ def test_every_operation_of_a_pool_marks_what_it_changes(seed: int) -> None:
         pool.check()
         after = pool_cells(pool)
         changed = {number for number in range(24) if before[number] != after[number]}
-        assert changed <= pool.touched, f"operation {chosen} does not tell"
-        assert len(pool.touched) <= 24
-        pool.touched.clear()
+        assert changed <= marks.blocks, f"operation {chosen} does not tell"
+        assert len(marks.blocks) <= 24
+        marks.blocks.clear()
         before = after
 
 
 def pool_cells(pool: BlockPool) -> list[tuple[int, bool, bool, str]]:
     leased = set(pool._queue.leases.blocks)
     return [
-        (count, pool.is_findable(block), block in leased, pool.owner_of(block))
-        if count or pool.is_findable(block)
+        (count, (pool.hashes[block] is not None), block in leased, pool.owners[block])
+        if count or (pool.hashes[block] is not None)
         else (0, False, False, "")
-        for block, count in enumerate(pool.references())
+        for block, count in enumerate(pool.references)
     ]
 
 
@@ -197,8 +199,8 @@ def test_the_first_picture_comes_in_parts_and_is_told_to_be_partial(
 def test_nothing_is_noted_while_nobody_watches() -> None:
     clock = Clock()
     core = simulated_core(num_blocks=32, clock=lambda: clock.now)
-    pool = core.scheduler.pool
-    assert pool.touched is None
+    marks = core.scheduler.tiers.marks
+    assert marks.blocks is None
     one, other = Watcher(core, "one"), Watcher(core, "other")
     one.ask()
     other.ask()
@@ -208,7 +210,7 @@ def test_nothing_is_noted_while_nobody_watches() -> None:
     core.submit(make_request("r", random_prompt(random.Random(1), 20)))
     run_to_end(core)
     assert not core.wall.is_watched
-    assert pool.touched is None
+    assert marks.blocks is None
     assert other.ask() & ANEW
     assert other.cells == truth(core)
 

@@ -27,9 +27,9 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     blocks: list[int] = []
     forget = BlockPool._forget
 
-    def noting(pool: BlockPool, block: int, why: Loss | None) -> None:
+    def noting(pool: BlockPool, block: int, key: bytes, why: Loss | None) -> None:
         blocks.append(block)
-        forget(pool, block, why)
+        forget(pool, block, key, why)
 
     monkeypatch.setattr(empty_ahead, "_MOST_BLOCKS", MOST)
     monkeypatch.setattr(BlockPool, "_forget", noting)

@@ -93,7 +93,7 @@ def test_what_is_to_be_computed_again_is_told_by_what_can_be_found() -> None:
         core.submit(make_request(name, random_prompt(random.Random(name), 24), 24, tenant=name))
     step_until(core, lambda: any(one.state == "preempted" for one in told(core).values()))
     out = next(one for one in told(core).values() if one.state == "preempted")
-    assert all(core.scheduler.pool.is_findable(cell) for cell in out.lines[0])
+    assert all(core.scheduler.pool.hashes[cell] is not None for cell in out.lines[0])
 
 
 def test_an_eviction_is_named() -> None:
@@ -217,7 +217,7 @@ def test_a_cell_is_told_by_its_places_in_chains() -> None:
     assert (first.age_seconds, first.hits) == (10.0, 0)
     assert [one.conversation for one in core.roll(line[6]).places] == ["c2"]
     pool = core.scheduler.pool
-    free = next(block for block in range(pool.num_blocks) if not pool.is_findable(block))
+    free = next(block for block in range(pool.num_blocks) if not (pool.hashes[block] is not None))
     assert core.roll(free).places == core.roll(10**6).places == core.roll().places == []
     # What is moved to host memory has its places there.
     core.submit(make_request("large", random_prompt(random.Random(3), 92), 1))

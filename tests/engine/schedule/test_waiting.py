@@ -18,7 +18,7 @@ class Clock:
 
 def deltas_of(core: EngineCore, name: str, count: int) -> list[TokenDelta]:
     """The next ones of a request, so many; every step takes a second."""
-    clock = core.scheduler.lifecycle.pool.clock
+    clock = core.scheduler.lifecycle.tiers.clock
     assert isinstance(clock, Clock)
     found: list[TokenDelta] = []
     for _ in range(100):

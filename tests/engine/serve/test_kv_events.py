@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from engine.api import EngineError
-from engine.blocks.changes import Change, Changes
-from engine.blocks.pool import BlockPool
+from engine.blocks.listeners import Change, Changes
 from engine.config import EngineConfig
 from engine.serve.kv_events import AllBlocksCleared, KVEventBatch, KVEventPublisher, events_of
 from tests.engine.simulation import make_request, simulated_core
@@ -50,7 +49,7 @@ def test_changes_tell_what_the_pool_holds_under_any_load(runs_ahead: bool) -> No
     rng = random.Random(int(runs_ahead))
     core = simulated_core(num_blocks=48, num_host_blocks=16, runs_ahead=runs_ahead)
     pool = core.scheduler.pool
-    pool.changes = changes = Changes()
+    core.scheduler.tiers.changes = changes = Changes()
     present: set[bytes] = set()
     num_evicted = 0
     for number in range(120):
@@ -74,7 +73,7 @@ def test_changes_tell_what_the_pool_holds_under_any_load(runs_ahead: bool) -> No
 
 def test_a_stored_block_names_the_one_before_it() -> None:
     core = simulated_core(num_blocks=48)
-    core.scheduler.pool.changes = changes = Changes()
+    core.scheduler.tiers.changes = changes = Changes()
     core.submit(make_request("a", list(range(3, 3 + 3 * core.info.block_size)), max_tokens=1))
     while not core.is_idle:
         core.step()
@@ -86,7 +85,7 @@ def test_a_stored_block_names_the_one_before_it() -> None:
 def test_an_endpoint_that_is_taken_is_named(tmp_path: Path) -> None:
     config = EngineConfig(model_path="", kv_events=f"ipc://{tmp_path}/no/such/folder")
     with pytest.raises(EngineError, match="kv_events: cannot bind ipc://"):
-        KVEventPublisher(config, BlockPool(1), 16)
+        KVEventPublisher(config, Changes(), 16)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from app.cluster.node.events import Follower
 from app.cluster.routing.index import PrefixIndex
+from engine.blocks.listeners import Changes
 from engine.blocks.pool import BlockPool
 from engine.config import EngineConfig
 from engine.serve.core import EngineCore
@@ -31,9 +32,10 @@ class Replica:
             kv_events_replay=f"ipc://{folder}/replay",
             kv_events_topic="kv",
         )
-        self.pool = BlockPool(64)
+        changes = Changes()
+        self.pool = BlockPool(64, listener=changes)
         self.rng = random.Random(seed)
-        self.publisher = KVEventPublisher(self.config, self.pool, 16)
+        self.publisher = KVEventPublisher(self.config, changes, 16)
 
     def live(self, steps: int) -> None:
         for _ in range(steps):
@@ -188,6 +190,7 @@ async def test_an_engine_tells_what_it_holds_and_forgets(tmp_path: Path) -> None
         core.config = structs.replace(
             core.config, kv_events=f"ipc://{tmp_path}/e", kv_events_replay=f"ipc://{tmp_path}/r"
         )
+        core.scheduler.tiers.changes = Changes()
         cores.append(core)
         return core
 
