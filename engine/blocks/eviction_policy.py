@@ -7,51 +7,13 @@ were used again. It knows neither owners nor reserves. Every operation takes con
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 Eviction = Literal["arc", "lru"]
 
 _ONCE_GHOSTS: Final = 3
 _AGAIN_GHOSTS: Final = 1
 """How many keys are remembered, per block of the pool."""
-
-
-class EvictionOrder(Protocol):
-    """The candidates for eviction, and which of them goes next."""
-
-    def __len__(self) -> int:
-        """How many candidates there are."""
-        ...
-
-    def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
-        """A candidate, the most recently used one; `key` tells its contents from all others.
-
-        With `oldest`: the least recently used one.
-        """
-        ...
-
-    def remove(self, block: int) -> bytes:
-        """Take a candidate out, which keeps its contents; returns its key."""
-        ...
-
-    def evict(self) -> int:
-        """Take out the candidate whose contents are worth least, which it then loses."""
-        ...
-
-    def used_again(self, block: int) -> None:
-        """What the block holds was hit. It is no candidate now."""
-        ...
-
-    def emptied(self, block: int) -> None:
-        """The block holds nothing any more. It is no candidate now."""
-        ...
-
-    def candidates(self) -> dict[int, bytes]:
-        """Every candidate with its key. Verifies the books on the way, in linear time.
-
-        Raises `AssertionError`.
-        """
-        ...
 
 
 class LeastRecentlyUsed:
@@ -61,30 +23,37 @@ class LeastRecentlyUsed:
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
+        """How many candidates there are."""
         return len(self._blocks)
 
     def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
-        """See `EvictionOrder`."""
+        """A candidate, the most recently used one; `key` tells its contents from all others.
+
+        With `oldest`: the least recently used one.
+        """
         self._blocks[block] = key
         if oldest:
             self._blocks.move_to_end(block, last=False)
 
     def remove(self, block: int) -> bytes:
-        """See `EvictionOrder`."""
+        """Take a candidate out, which keeps its contents; returns its key."""
         return self._blocks.pop(block)
 
     def evict(self) -> int:
-        """See `EvictionOrder`."""
+        """Take out the candidate whose contents are worth least, which it then loses."""
         return self._blocks.popitem(last=False)[0]
 
     def used_again(self, block: int) -> None:
-        """Being added anew is all that counts here."""
+        """What the block holds was hit. It is no candidate now; to be added anew counts."""
 
     def emptied(self, block: int) -> None:
-        """There is nothing to forget."""
+        """The block holds nothing any more. It is no candidate now; there is nothing to forget."""
 
     def candidates(self) -> dict[int, bytes]:
-        """See `EvictionOrder`."""
+        """Every candidate with its key. Verifies the books on the way, in linear time.
+
+        Raises `AssertionError`.
+        """
         return dict(self._blocks)
 
 
@@ -119,7 +88,7 @@ class AdaptiveReplacement:
         return len(self._once) + len(self._again)
 
     def add(self, block: int, key: bytes, *, oldest: bool = False) -> None:
-        """See `EvictionOrder`."""
+        """See `LeastRecentlyUsed`."""
         if key in self._once_ghosts or key in self._again_ghosts:
             self._recall(key)
             self._used_again.add(block)
@@ -129,11 +98,11 @@ class AdaptiveReplacement:
             queue.move_to_end(block, last=False)
 
     def remove(self, block: int) -> bytes:
-        """See `EvictionOrder`."""
+        """See `LeastRecentlyUsed`."""
         return self._queue_of(block).pop(block)
 
     def evict(self) -> int:
-        """See `EvictionOrder`."""
+        """See `LeastRecentlyUsed`."""
         once, again = len(self._once), len(self._again)
         if once and (not again or once > self._share * (once + again)):
             block, key = self._once.popitem(last=False)
@@ -145,15 +114,15 @@ class AdaptiveReplacement:
         return block
 
     def used_again(self, block: int) -> None:
-        """See `EvictionOrder`."""
+        """See `LeastRecentlyUsed`."""
         self._used_again.add(block)
 
     def emptied(self, block: int) -> None:
-        """See `EvictionOrder`."""
+        """See `LeastRecentlyUsed`."""
         self._used_again.discard(block)
 
     def candidates(self) -> dict[int, bytes]:
-        """See `EvictionOrder`."""
+        """See `LeastRecentlyUsed`."""
         assert self._again.keys() <= self._used_again, "a block was not used again"
         assert not self._once.keys() & self._used_again, "a block was used again"
         found = {**self._once, **self._again}
@@ -177,6 +146,9 @@ class AdaptiveReplacement:
         else:
             del self._again_ghosts[key]
             self._share = max(0.0, self._share - max(1.0, once / again) / self._num_blocks)
+
+
+EvictionOrder = LeastRecentlyUsed | AdaptiveReplacement
 
 
 def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from engine.blocks.partial_hits import PartialHit
 from engine.blocks.tiers import Tiers
@@ -12,57 +12,50 @@ from engine.sequences.group import SequenceGroup
 from engine.sequences.sequence import Sequence
 
 
-class Admission(Protocol):
+@dataclass(frozen=True, slots=True)
+class Admission(ABC):
     """What a group needs to run, each block counted once, and how it gets it."""
 
-    @property
-    def group(self) -> SequenceGroup:
-        """Who is to be admitted."""
-        ...
+    group: SequenceGroup
+    num_new: int
+    """Blocks that it takes for its known tokens beside `hits`."""
+    num_forks: int
+    """Blocks that its sequences take for themselves when they write next."""
+    num_cached: int
+    """Tokens of its prompt that need not be computed; 0 where its tenant was charged for it."""
 
     @property
+    @abstractmethod
     def hits(self) -> list[int]:
         """Blocks of the pool that it starts from."""
-        ...
 
     @property
     def held(self) -> list[int]:
         """These, and blocks of which it copies a part."""
-        ...
-
-    @property
-    def num_new(self) -> int:
-        """Blocks that it takes for its known tokens beside those."""
-        ...
-
-    @property
-    def num_forks(self) -> int:
-        """Blocks that its sequences take for themselves when they write next."""
-        ...
-
-    @property
-    def num_blocks(self) -> int:
-        """Distinct blocks that it holds when every sequence has its next token."""
-        ...
-
-    @property
-    def num_cached(self) -> int:
-        """Tokens of its prompt that need not be computed."""
-        ...
+        return self.hits
 
     @property
     def slots(self) -> list[int]:
         """Host slots that it starts from and does not hold yet."""
-        ...
+        return []
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks that it holds when every sequence has its next token."""
+        return len(self.hits) + self.num_new + self.num_forks
 
     @property
     def writing(self) -> list[Sequence]:
         """Sequences whose newest token may still need a block of its own."""
-        ...
+        return []
 
+    def without_partial_hits(self, block_size: int) -> Admission:  # noqa: ARG002
+        """The same without holding blocks only to copy a part of them."""
+        return self
+
+    @abstractmethod
     def take(self, tiers: Tiers) -> None:
         """Give each sequence its blocks, for which there is room."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +88,10 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class ComputeAdmission:
-    """An `Admission` of a group that has no KV of its own: a new one, or one to be recomputed."""
+class ComputeAdmission(Admission):
+    """That of a group that has no KV of its own: a new one, or one to be recomputed."""
 
-    group: SequenceGroup
     starts: list[Start]
-    num_new: int
-    num_forks: int
-    num_cached: int
 
     @property
     def hits(self) -> list[int]:
@@ -110,39 +99,22 @@ class ComputeAdmission:
         return [block for start in self.starts for block in start.hits]
 
     @property
-    def partial_hits(self) -> list[int]:
-        """Blocks of which it copies a part."""
-        return [start.partial_hit.block for start in self.starts if start.partial_hit is not None]
+    def partial_hits(self) -> list[PartialHit]:
+        """What it copies of blocks."""
+        return [start.partial_hit for start in self.starts if start.partial_hit is not None]
 
     @property
     def held(self) -> list[int]:
         """See `Admission`."""
-        return self.hits + self.partial_hits
-
-    @property
-    def num_blocks(self) -> int:
-        """See `Admission`."""
-        return len(self.hits) + self.num_new + self.num_forks
+        return self.hits + [hit.block for hit in self.partial_hits]
 
     @property
     def slots(self) -> list[int]:
         """See `Admission`."""
         return [slot for start in self.starts for slot in start.slots]
 
-    @property
-    def writing(self) -> list[Sequence]:
-        """See `Admission`; forks do when they decode."""
-        return []
-
-    @property
-    def num_in_block(self) -> int:
-        """Tokens found inside blocks."""
-        return sum(
-            start.partial_hit.num_tokens for start in self.starts if start.partial_hit is not None
-        )
-
     def without_partial_hits(self, block_size: int) -> ComputeAdmission:
-        """The same without holding blocks only to copy them."""
+        """See `Admission`."""
         starts = [replace(start, partial_hit=None) for start in self.starts]
         return replace(self, starts=starts, num_cached=starts[0].num_ready(block_size))
 
@@ -161,7 +133,7 @@ class ComputeAdmission:
             _bring_back(start, tiers)
             sequence.num_cached = sequence.num_computed = start.num_ready(tiers.block_size)
             before = sequence.table.blocks
-        pool.release(self.partial_hits)
+        pool.release([hit.block for hit in self.partial_hits])
         tiers.host.release(slots)
         self.group.prefill = [start.sequence for start in self.starts]
 
@@ -206,7 +178,7 @@ def compute_admission(
     writes = group.request.sampling.max_tokens > 0
     num_forks = group.width - sum(not start.is_fork for start in starts)
     num_cached = starts[0].num_ready(tiers.block_size)
-    return ComputeAdmission(group, starts, num_new, num_forks if writes else 0, num_cached)
+    return ComputeAdmission(group, num_new, num_forks if writes else 0, num_cached, starts)
 
 
 def _start(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.preemption import victim_of_growth
 from engine.sequences.group import SequenceGroup
 from engine.sequences.sequence import Sequence
 
@@ -93,7 +92,21 @@ class DecodePlanner:
             if not is_over and is_alone:
                 return lifecycle.fail(group)
             groups = account.running if is_over else lifecycle.running.values()
-            victim = victim_of_growth(groups, lifecycle)
+            victim = self._victim(groups)
             lifecycle.preempt(victim)
             if victim is group:
                 return []
+
+    def _victim(self, groups: Iterable[SequenceGroup]) -> SequenceGroup:
+        """Which of the running `groups` makes room for one of their sequences.
+
+        It is the newest of the most over-served tenant; one that is spared only where a reserve has
+        broken its promise.
+        """
+        lifecycle = self._lifecycle
+
+        def priority(group: SequenceGroup) -> tuple[bool, tuple[float, float], int]:
+            rank = lifecycle.fairness.rank(lifecycle.account(group))
+            return not group.is_spared, rank, group.arrival
+
+        return max(groups, key=priority)

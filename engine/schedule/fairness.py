@@ -49,7 +49,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.schedule.accounts import Account
@@ -79,103 +78,46 @@ class Prices:
         return self.cached * num_cached + self.prompt * (len(group.request.prompt) - num_cached)
 
 
-class Fairness(Protocol):
-    """The order between tenants."""
+class Fairness:
+    """The order between tenants; this one is no more than the order of arrival."""
 
     def begins_to_wait(self, account: Account, waiting: Iterable[Account]) -> None:
         """The tenant has waited for nothing so far; `waiting` are the others that wait."""
-        ...
 
     def passed_over(self, account: Account) -> None:
         """The tenant's own limit keeps its next request from being admitted."""
-        ...
 
     def admits(self, account: Account) -> None:
         """The tenant's next request is about to be admitted and charged."""
-        ...
 
     def served_elsewhere(self, account: Account, amount: float) -> None:
         """Other engines have served the tenant, that has requests here, so much (`served`)."""
-        ...
 
-    def rank(self, account: Account) -> tuple[float, float]:
+    def rank(self, account: Account) -> tuple[float, float]:  # noqa: ARG002 - all alike
         """Tenants of lower rank are admitted first and preempted last."""
-        ...
+        return 0.0, 0.0
 
-    def patience(self, account: Account, num_before: int, num_tokens: int) -> float:
+    def patience(self, account: Account, num_before: int, num_tokens: int) -> float:  # noqa: ARG002
         """Tokens of prompts after which one of `num_tokens` is due that is admitted now.
 
         Its tenant runs `num_before` other requests that go before it.
         """
-        ...
-
-    def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:
-        """Whether a prompt may make a step longer than others should wait for it.
-
-        `num_queued` requests of its tenant wait to be admitted, itself not counted; sequences of
-        `streams` decode in the step.
-        """
-        ...
-
-    def must_pay(self, account: Account, streams: Collection[Account]) -> bool:
-        """Whether prompts of `account` have to wait while prompts owe time to what decodes.
-
-        Sequences of `streams` decode in the step.
-        """
-        ...
-
-    def yielding(
-        self,
-        account: Account,
-        price: float,
-        running: Iterable[Account],
-        spared: Collection[str],
-    ) -> list[SequenceGroup]:
-        """Requests that make room for the next one of `account`, in the order in which they go.
-
-        `price` is that of admitting it; `spared` are ids of requests that must stay.
-        """
-        ...
-
-
-class FirstCome:
-    """One queue for all, in order of arrival."""
-
-    def begins_to_wait(self, account: Account, waiting: Iterable[Account]) -> None:
-        """See `Fairness`."""
-
-    def passed_over(self, account: Account) -> None:
-        """See `Fairness`."""
-
-    def admits(self, account: Account) -> None:
-        """See `Fairness`."""
-
-    def served_elsewhere(self, account: Account, amount: float) -> None:
-        """See `Fairness`."""
-
-    def rank(self, account: Account) -> tuple[float, float]:  # noqa: ARG002 - all alike
-        """See `Fairness`."""
-        return 0.0, 0.0
-
-    def patience(
-        self,
-        account: Account,  # noqa: ARG002
-        num_before: int,  # noqa: ARG002
-        num_tokens: int,  # noqa: ARG002
-    ) -> float:
-        """See `Fairness`; they are due in the order of their admissions."""
         return 0.0
 
     def may_draw_out(self, num_queued: int, streams: Collection[Account]) -> bool:  # noqa: ARG002
-        """See `Fairness`; streams alone are known to wait."""
+        """Whether a prompt may make a step longer than others should wait for it.
+
+        `num_queued` requests of its tenant wait to be admitted, itself not counted; sequences of
+        `streams` decode in the step. Here these alone are known to wait.
+        """
         return not streams
 
-    def must_pay(
-        self,
-        account: Account,  # noqa: ARG002
-        streams: Collection[Account],  # noqa: ARG002
-    ) -> bool:
-        """See `Fairness`; nobody is known to ask for more than it gets."""
+    def must_pay(self, account: Account, streams: Collection[Account]) -> bool:  # noqa: ARG002
+        """Whether prompts of `account` have to wait while prompts owe time to what decodes.
+
+        Sequences of `streams` decode in the step. Here nobody is known to ask for more than it
+        gets.
+        """
         return False
 
     def yielding(
@@ -185,11 +127,14 @@ class FirstCome:
         running: Iterable[Account],  # noqa: ARG002
         spared: Collection[str],  # noqa: ARG002
     ) -> list[SequenceGroup]:
-        """See `Fairness`; who came first stays."""
+        """Requests that make room for the next one of `account`, in the order in which they go.
+
+        `price` is that of admitting it; `spared` are ids of requests that must stay.
+        """
         return []
 
 
-class VirtualTokenCounters:
+class VirtualTokenCounters(Fairness):
     """The tenant that was served least goes first; see the module's docstring."""
 
     def __init__(self, prices: Prices) -> None:
@@ -268,4 +213,4 @@ class VirtualTokenCounters:
 
 def make_fairness(config: EngineConfig, prices: Prices) -> Fairness:
     """The order that `config` asks for."""
-    return VirtualTokenCounters(prices) if config.fairness == "vtc" else FirstCome()
+    return VirtualTokenCounters(prices) if config.fairness == "vtc" else Fairness()

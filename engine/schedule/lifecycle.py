@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 
 from engine.api import FinishReason
@@ -13,6 +13,7 @@ from engine.schedule import swapping
 from engine.schedule.accounts import Account, Accounts
 from engine.schedule.admission import Admission, ComputeAdmission, compute_admission
 from engine.schedule.fairness import Fairness, Prices
+from engine.schedule.roll import RollKeeper
 from engine.schedule.swap_or_recompute import SwapOrRecompute
 from engine.sequences.group import Saved, SequenceGroup
 from engine.sequences.sequence import Sequence
@@ -54,18 +55,12 @@ class Lifecycle:
         self.num_copied_blocks = 0
         self.reuse = ReuseCurve(tiers.pool.num_blocks)
         self.chains = Chains(tiers)
-        self.on_end: Callable[[SequenceGroup], None] = _end_silently
-        """Told of each group that ends, while it still has its blocks."""
+        self.roll = RollKeeper(tiers, self.chains, self.live, self.running)
 
     @property
     def num_waiting(self) -> int:
         """Groups that hold no blocks: new ones and preempted ones."""
         return len(self.live) - len(self.running)
-
-    @property
-    def num_running_sequences(self) -> int:
-        """How many sequences the running groups may compute in one step."""
-        return sum(group.width for group in self.running.values())
 
     def account(self, group: SequenceGroup) -> Account:
         """The account of the group's tenant."""
@@ -236,7 +231,7 @@ class Lifecycle:
     ) -> list[Sequence]:
         """End a live group; returns one sequence for each index that ends by it."""
         ended = group.finish(reason, error)
-        self.on_end(group)
+        self.roll.note_end(group)
         del self.live[group.request_id]
         if group.request_id in self.running:
             first = group.sequences[0]
@@ -287,7 +282,7 @@ class Lifecycle:
                 self.num_prompt_tokens += first.num_prompt_tokens
                 self.num_cached_tokens += found
             self.num_host_hits += len(admission.slots)
-            self.num_in_block_tokens += admission.num_in_block
+            self.num_in_block_tokens += sum(hit.num_tokens for hit in admission.partial_hits)
             for sequence in admission.group.sequences:
                 sequence.first_hit = found
 
@@ -333,7 +328,3 @@ class Lifecycle:
             # As in the pool, the beginning is the last to become the least recently used.
             self.reuse.touch(reversed(sequence.table.sealed_hashes()))
             sequence.table.release()
-
-
-def _end_silently(_group: SequenceGroup) -> None:
-    """Nobody wants to know."""

@@ -7,13 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.blocks.pins import Pins
-from engine.schedule.admission import Admission, ComputeAdmission
-from engine.schedule.empty_ahead import EmptyAllowance
-from engine.schedule.hash_ahead import HashAllowance
+from engine.schedule.admission import Admission
+from engine.schedule.ahead import EmptyAllowance, HashAllowance
+from engine.schedule.budget import Room, StepBudget
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.preemption import victims_of_admission
-from engine.schedule.room import Room
-from engine.schedule.step_budget import StepBudget
 from engine.sequences.group import SequenceGroup
 from engine.sequences.pace import Pace
 from engine.sequences.plan import ScheduledChunk
@@ -168,7 +165,9 @@ class PrefillPlanner:
         A group that will never find room fails.
         """
         lifecycle = self._lifecycle
-        admission = self._fitting(lifecycle.admission(group))
+        admission = lifecycle.admission(group)
+        if not self.fits(admission):  # there may be no room for blocks only to be copied
+            admission = admission.without_partial_hits(lifecycle.block_size)
         price = lifecycle.prices.admission(group, admission.num_cached)
         victims = self._victims(admission, price, planned)
         if victims is None:
@@ -186,19 +185,24 @@ class PrefillPlanner:
         group.prefill_due = self._due(group, sum(one.num_uncomputed for one in group.prefill))
         return Attempt(is_admitted=True)
 
-    def _fitting(self, admission: Admission) -> Admission:
-        """The same without partial hits, if there is no room for the blocks to be copied."""
-        if isinstance(admission, ComputeAdmission) and not self.fits(admission):
-            return admission.without_partial_hits(self._lifecycle.block_size)
-        return admission
-
     def _victims(
         self, admission: Admission, price: float, planned: Collection[str]
     ) -> list[SequenceGroup] | None:
-        """Who has to be preempted so that a group fits; `None` if it does not fit even then."""
+        """Who has to be preempted so that a group fits, whose admission costs `price`; `None` if it
+        does not fit even then.
+
+        Neither those whose ids are `planned` are, as parts of this step, nor those that are spared.
+        """
         if self.fits(admission):
             return []
-        victims = victims_of_admission(admission, price, planned, self._lifecycle)
+        lifecycle = self._lifecycle
+        spared = {group.request_id for group in lifecycle.running.values() if group.is_spared}
+        victims = lifecycle.fairness.yielding(
+            lifecycle.account(admission.group),
+            price,
+            lifecycle.accounts.running.values(),
+            spared.union(planned),
+        )
         if not victims or not self.fits(admission, victims):
             return None
         fewest = bisect_left(

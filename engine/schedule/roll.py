@@ -14,7 +14,8 @@ from typing import Final, Literal, NamedTuple
 from msgspec import structs
 
 from engine.api import ChainBreak, ChainPlace, RequestState, Roll
-from engine.schedule.lifecycle import Lifecycle
+from engine.blocks.chains import Chains
+from engine.blocks.tiers import Tiers
 from engine.sequences.group import Saved, SequenceGroup
 
 _MOST_LIVE: Final = 64
@@ -35,15 +36,23 @@ class _Ended(NamedTuple):
 
 
 class RollKeeper:
-    """Tells of the groups of a lifecycle."""
+    """Tells of groups by the ids of their requests."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self._lifecycle = lifecycle
-        self._tiers = lifecycle.tiers
-        self._clock = lifecycle.tiers.clock
+    def __init__(
+        self,
+        tiers: Tiers,
+        chains: Chains,
+        live: Mapping[str, SequenceGroup],
+        running: Mapping[str, SequenceGroup],
+    ) -> None:
+        """Of the groups that are `live` some are `running`."""
+        self._tiers = tiers
+        self._clock = tiers.clock
+        self._chains = chains
+        self._live = live
+        self._running = running
         self._asked: float | None = None
         self._ended: deque[_Ended] = deque(maxlen=_MOST_ENDED)
-        lifecycle.on_end = self._note_end
 
     def roll(self, cell: int | None = None) -> Roll:
         """Some of the requests: those that run or were preempted before those that wait; and where
@@ -61,10 +70,10 @@ class RollKeeper:
         pool, slots = self._tiers.pool, self._tiers.host
         books, index = (pool, cell) if cell < pool.num_blocks else (slots, cell - pool.num_blocks)
         block_hash = books.hash_of(index) if index < books.num_blocks else None
-        return [] if block_hash is None else self._lifecycle.chains.places(block_hash)
+        return [] if block_hash is None else self._chains.places(block_hash)
 
-    def _note_end(self, group: SequenceGroup) -> None:
-        """Remember a group that ends, if somebody wants to know."""
+    def note_end(self, group: SequenceGroup) -> None:
+        """Remember a group that ends, and still has its blocks, if somebody wants to know."""
         self._lapse()
         if self._asked is not None:
             hashes = group.sequences[0].table.sealed_hashes()
@@ -78,17 +87,17 @@ class RollKeeper:
             self._ended.clear()
 
     def _chosen(self) -> list[SequenceGroup]:
-        groups = list(islice(self._lifecycle.live.values(), _LOOKED_AT))
+        groups = list(islice(self._live.values(), _LOOKED_AT))
         groups.sort(key=self._is_new)
         return sorted(groups[:_MOST_LIVE], key=lambda group: group.arrival)
 
     def _is_new(self, group: SequenceGroup) -> bool:
         """Whether it has never run."""
-        return not (group.was_preempted or group.request_id in self._lifecycle.running)
+        return not (group.was_preempted or group.request_id in self._running)
 
     def _told(self, group: SequenceGroup, most: int) -> RequestState:
         each = max(1, most // len(group.sequences))
-        if group.request_id in self._lifecycle.running:
+        if group.request_id in self._running:
             lines = [blocks[:each] for blocks in group.blocks]
             described = self._described(group, "running", max(map(len, group.blocks)))
             return self._with_lines(described, lines, Counter(chain.from_iterable(lines)))

@@ -31,15 +31,14 @@ from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.compiled import CompiledGrammar
 from engine.schedule.accounts import Accounts
+from engine.schedule.budget import StepBudget
 from engine.schedule.decode import DecodePlanner, Turns
 from engine.schedule.fairness import Prices, make_fairness
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.prefill import Prefill, PrefillPlanner
-from engine.schedule.results import Results
+from engine.schedule.results import Results, undo
 from engine.schedule.speculation import Speculation
-from engine.schedule.step_budget import StepBudget
 from engine.schedule.swap_or_recompute import SwapOrRecompute
-from engine.schedule.undo import undo
 from engine.sequences.group import SequenceGroup
 from engine.sequences.pace import Pace
 from engine.sequences.plan import News, Sampled, ScheduledChunk, StepPlan

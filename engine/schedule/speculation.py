@@ -23,8 +23,8 @@ from engine.draft.balance import Balances
 from engine.draft.drafter import Draft, Drafter
 from engine.draft.times import StepTimes
 from engine.draft.worth import Market, RowCosts
+from engine.schedule.budget import StepBudget
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.step_budget import StepBudget
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from engine.sequences.sequence import Sequence
 

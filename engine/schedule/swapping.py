@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.blocks.tiers import Tiers
+from engine.schedule.admission import Admission
 from engine.schedule.swap_or_recompute import Loss, Span
 from engine.sequences.group import Saved, SequenceGroup
 from engine.sequences.sequence import Sequence
@@ -68,28 +69,12 @@ def save(group: SequenceGroup, blocks: list[int], tiers: Tiers) -> Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class SwapAdmission:
-    """The `Admission` of a swapped group."""
+class SwapAdmission(Admission):
+    """That of a swapped group, which holds its slots."""
 
-    group: SequenceGroup
     saved: Saved
     found: dict[int, int]
     """Blocks of the pool that hold the same as blocks which the group had."""
-    num_new: int
-    num_forks: int
-    num_cached: int = 0
-    """Its tenant has been charged for the prompt."""
-
-    @property
-    def slots(self) -> list[int]:
-        """See `Admission`; those of a swapped group are held."""
-        return []
-
-    @property
-    def writing(self) -> list[Sequence]:
-        """See `Admission`."""
-        saved = self.saved
-        return [sequence for sequence in self.group.sequences if sequence not in saved.prefill]
 
     @property
     def hits(self) -> list[int]:
@@ -97,14 +82,9 @@ class SwapAdmission:
         return list(self.found.values())
 
     @property
-    def held(self) -> list[int]:
+    def writing(self) -> list[Sequence]:
         """See `Admission`."""
-        return self.hits
-
-    @property
-    def num_blocks(self) -> int:
-        """See `Admission`."""
-        return len(self.found) + self.num_new + self.num_forks
+        return [one for one in self.group.sequences if one not in self.saved.prefill]
 
     def take(self, tiers: Tiers) -> None:
         """See `Admission`: the group shares what it shared, and computes what it had left."""
@@ -150,7 +130,7 @@ def swap_admission(group: SequenceGroup, saved: Saved, tiers: Tiers) -> SwapAdmi
         else:
             num_forks += 1
     num_forks += len(written) - len(set(written))
-    return SwapAdmission(group, saved, found, len(names) - len(found), num_forks)
+    return SwapAdmission(group, len(names) - len(found), num_forks, 0, saved, found)
 
 
 def drop(group: SequenceGroup, tiers: Tiers) -> None:

@@ -40,7 +40,6 @@ from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.grammars import Grammars
 from engine.run.steps import Failure, Grouping, Runner, Steps
 from engine.schedule.decode import Turns
-from engine.schedule.roll import RollKeeper
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, SwapOrRecompute
 from engine.sequences.plan import News, Sampled, StepPlan
@@ -123,7 +122,6 @@ class EngineCore:
             tiers, recovery, config, info.hash_extras, info.rotary_switch, drafter, row_costs, turns
         )
         self.wall = Wall(tiers, self.scheduler.pins)
-        self._roll_keeper = RollKeeper(self.scheduler.lifecycle)
         self._name = secrets.token_hex(8)
         self._runner = runner
         self._grammars = grammars
@@ -254,7 +252,7 @@ class EngineCore:
 
     def roll(self, cell: int | None = None) -> Roll:
         """See `EngineClient.roll`."""
-        roll = self._roll_keeper.roll(cell)
+        roll = self.scheduler.lifecycle.roll.roll(cell)
         if self._keeper is None:
             return roll
         return structs.replace(roll, on_disk=self._keeper.blocks_by_owner())
