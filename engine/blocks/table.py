@@ -111,13 +111,10 @@ class BlockTable:
         self._extend_hashes(token_ids)
         return self._hashes[: self.num_kept(len(token_ids) - 1) // self._block_size]
 
-    def hits(self, token_ids: Sequence[int]) -> list[int]:
-        """The cached blocks that a sequence of `token_ids` could start with."""
-        return self._pool.find(self.prefix_hashes(token_ids))
-
     def next_place(self, token_ids: Sequence[int], num_blocks: int) -> Place | None:
         """Where a block stands that continues `num_blocks`, which have hit, with the next of
-        `token_ids`, if there are any. As with `hits`, the last token is never among them.
+        `token_ids`, if there are any. As with `prefix_hashes`, the last token is never
+        among them.
         """
         if self.num_kept(len(token_ids) - 1) <= num_blocks * self._block_size:
             return None

@@ -119,10 +119,6 @@ class Restorer:
         self._restores: list[Restore] = []
         self._seconds_a_byte = _READ_SECONDS_A_BYTE
 
-    def __len__(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
-
     @property
     def is_busy(self) -> bool:
         """Whether there is anything to advance."""

@@ -8,9 +8,7 @@ changed.
 from __future__ import annotations
 
 import os
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from hashlib import blake2b
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -19,6 +17,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
+from engine.system import cache_files
 
 _DIGEST_BYTES = 16
 _PART_BYTES = 16 << 20
@@ -52,11 +51,8 @@ class _Known:
 
     def __init__(self, store: Path | None) -> None:
         self._store = store
-        self._entries: dict[str, tuple[str, str]] = {}
+        self._entries = cache_files.load(store, _decode) or {}
         self._is_changed = False
-        if store is not None:
-            with suppress(OSError, ValueError, msgspec.DecodeError):
-                self._entries = _decode(store.read_bytes())
 
     def digest_of(self, file: Path) -> str:
         """The digest of what is in `file`, as hexadecimal digits."""
@@ -69,16 +65,9 @@ class _Known:
         return entry[1]
 
     def save(self) -> None:
-        """Keep what is new, if that can be: a cache that cannot be written only costs time."""
-        if self._store is None or not self._is_changed:
-            return
-        with suppress(OSError, UnicodeEncodeError):  # a path need not be a text
-            content = msgspec.json.encode(self._entries)
-            self._store.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._store.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(name, self._store)
+        """Keep what is new."""
+        if self._is_changed:
+            cache_files.save(self._store, self._entries)
 
 
 def _digest(file: Path, size: int) -> str:

@@ -9,8 +9,6 @@ follows a crash computes as the one before it did.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -23,6 +21,7 @@ from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.draft.worth import RowCosts
+from engine.system import cache_files
 from engine.system.threads import thread_counts
 from kernels.native import library, measuring, paths
 from kernels.native.paths import TileSize
@@ -154,7 +153,7 @@ def _keep(config: EngineConfig, choice: Choice) -> None:
     machine = _machine(config)
     _measured[machine] = choice
     store = _store(config)
-    _save(store, _load(store) | {machine: choice})
+    cache_files.save(store, _load(store) | {machine: choice})
 
 
 def _store(config: EngineConfig) -> Path | None:
@@ -184,27 +183,12 @@ def _machine(config: EngineConfig) -> str:
 
 
 def _load(store: Path | None) -> dict[str, Choice]:
-    if store is not None:
-        with suppress(OSError, ValueError, msgspec.DecodeError):
-            return {
-                machine: structs.replace(choice, row_costs=_plausible(choice.row_costs))
-                for machine, choice in _decode(store.read_bytes()).items()
-                if choice.paths.keys() == set(paths.KINDS)
-            }
-    return {}
+    return {
+        machine: structs.replace(choice, row_costs=_plausible(choice.row_costs))
+        for machine, choice in (cache_files.load(store, _decode) or {}).items()
+        if choice.paths.keys() == set(paths.KINDS)
+    }
 
 
 def _plausible(row_costs: dict[str, RowCosts]) -> dict[str, RowCosts]:
     return {model: costs for model, costs in row_costs.items() if costs.is_plausible}
-
-
-def _save(store: Path | None, kept: dict[str, Choice]) -> None:
-    """A cache that cannot be written only costs the time to measure again."""
-    if store is None:
-        return
-    with suppress(OSError):
-        store.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=store.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(kept))
-        os.replace(name, store)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import psutil
 import torch
 
 from engine.config import EngineConfig
@@ -47,7 +46,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
     is_choice_kept: bool
     """By an earlier start; else it was measured just now, and is not kept."""
-    memory_bytes: int
     available_bytes: int
     """What may still be taken, in a container of what it may use."""
     gpu: str | None
@@ -75,7 +73,6 @@ def examine(config: EngineConfig) -> Machine:
         compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         choice=kept or measured_choice(config),
         is_choice_kept=kept is not None,
-        memory_bytes=psutil.virtual_memory().total,
         available_bytes=available_memory(),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     )

@@ -7,28 +7,26 @@ A layer has `qweight` int32 [in, out / 8] of 8 codes a word along the outputs, `
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from engine.model.checkpoints.checkpoint import (
+    FolderCheckpoint,
     Options,
-    TensorFiles,
     grouped,
     require_group_size,
     unpack,
     unsupported,
 )
-from engine.model.checkpoints.coded_linear import ReadGroups
 from kernels.group_format import GroupedWeight
 
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 """Where a word has the code of each of its outputs."""
 
 
-class AwqCheckpoint:
-    """A folder in AWQ's format; a `engine.model.checkpoints.checkpoint.Checkpoint`."""
+class AwqCheckpoint(FolderCheckpoint):
+    """A folder in AWQ's format."""
 
     method = "awq"
 
@@ -44,15 +42,7 @@ class AwqCheckpoint:
             raise unsupported(self.method, f"their layout is {version}, not gemm")
         if not options.get("zero_point", True):
             raise unsupported(self.method, "they have no zero points")
-        self._files = TensorFiles(folder)
-
-    def groups(self, module: str) -> ReadGroups | None:
-        """See `Checkpoint`."""
-        return partial(self._read, module) if f"{module}.qweight" in self._files else None
-
-    def tensor(self, name: str) -> Tensor | None:
-        """See `Checkpoint`."""
-        return self._files.get(name)
+        super().__init__(folder, {"qweight": self._read})
 
     def _read(self, module: str) -> GroupedWeight:
         codes, zeros = (_unpack(self._files[f"{module}.{part}"]) for part in ("qweight", "qzeros"))

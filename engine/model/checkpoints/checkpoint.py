@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +57,26 @@ class TensorFiles:
     def get(self, name: str) -> Tensor | None:
         """The tensor of that name, if there is one."""
         return self[name] if name in self._files else None
+
+
+class FolderCheckpoint:
+    """A `Checkpoint` of a folder's safetensors files; each format reads its codes its own way."""
+
+    def __init__(self, folder: Path, codes: Mapping[str, Callable[[str], GroupedWeight]]) -> None:
+        """`codes` reads a linear layer, by the tensor of it that says in which form it is."""
+        self._files = TensorFiles(folder)
+        self._codes = codes
+
+    def groups(self, module: str) -> ReadGroups | None:
+        """See `Checkpoint`."""
+        for part, read in self._codes.items():
+            if f"{module}.{part}" in self._files:
+                return partial(read, module)
+        return None
+
+    def tensor(self, name: str) -> Tensor | None:
+        """See `Checkpoint`."""
+        return self._files.get(name)
 
 
 def unsupported(method: str, reason: str) -> UnsupportedModel:

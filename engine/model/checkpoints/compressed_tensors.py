@@ -8,15 +8,14 @@ along the outputs, and `weight_shape`. One in `int-quantized` has `weight` int8 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.model.checkpoints.checkpoint import (
+    FolderCheckpoint,
     Options,
-    TensorFiles,
     grouped,
     require_bits,
     require_group_size,
@@ -24,15 +23,14 @@ from engine.model.checkpoints.checkpoint import (
     unpack,
     unsupported,
 )
-from engine.model.checkpoints.coded_linear import ReadGroups
 from kernels.group_format import Bits, GroupedWeight
 
 _FORMATS = ("pack-quantized", "int-quantized")
 _STRATEGIES = ("group", "channel", "tensor")
 
 
-class CompressedCheckpoint:
-    """A folder of compressed-tensors; a `engine.model.checkpoints.checkpoint.Checkpoint`."""
+class CompressedCheckpoint(FolderCheckpoint):
+    """A folder of compressed-tensors."""
 
     method = "compressed-tensors"
 
@@ -47,19 +45,8 @@ class CompressedCheckpoint:
         for scheme in (options.get("config_groups") or {}).values():
             _require_weights(self.method, scheme.get("format") or options.get("format"), scheme)
             _require_activations(self.method, scheme.get("input_activations"))
-        self._files = TensorFiles(folder)
-
-    def groups(self, module: str) -> ReadGroups | None:
-        """See `Checkpoint`."""
-        if f"{module}.weight_packed" in self._files:
-            return partial(self._read_packed, module)
-        return (
-            partial(self._read_bytes, module) if f"{module}.weight_scale" in self._files else None
-        )
-
-    def tensor(self, name: str) -> Tensor | None:
-        """See `Checkpoint`."""
-        return self._files.get(name)
+        forms = {"weight_packed": self._read_packed, "weight_scale": self._read_bytes}
+        super().__init__(folder, forms)
 
     def _read_packed(self, module: str) -> GroupedWeight:
         words, scales = (self._files[f"{module}.weight_{part}"] for part in ("packed", "scale"))

@@ -7,14 +7,11 @@ are stored less one, except in the format `gptq_v2`.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from engine.model.checkpoints.checkpoint import (
+    FolderCheckpoint,
     Options,
-    TensorFiles,
     grouped,
     require_bits,
     require_group_size,
@@ -22,15 +19,14 @@ from engine.model.checkpoints.checkpoint import (
     unpack,
     unsupported,
 )
-from engine.model.checkpoints.coded_linear import ReadGroups
 from kernels.group_format import GroupedWeight
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 """By what stored zero points are too small."""
 
 
-class GptqCheckpoint:
-    """A folder in GPTQ's format; a `engine.model.checkpoints.checkpoint.Checkpoint`."""
+class GptqCheckpoint(FolderCheckpoint):
+    """A folder in GPTQ's format."""
 
     method = "gptq"
 
@@ -44,15 +40,7 @@ class GptqCheckpoint:
         if options.get("dynamic"):
             raise unsupported(self.method, "layers have options of their own (dynamic)")
         self._offset = _FORMATS[form]
-        self._files = TensorFiles(folder)
-
-    def groups(self, module: str) -> ReadGroups | None:
-        """See `Checkpoint`."""
-        return partial(self._read, module) if f"{module}.qweight" in self._files else None
-
-    def tensor(self, name: str) -> Tensor | None:
-        """See `Checkpoint`."""
-        return self._files.get(name)
+        super().__init__(folder, {"qweight": self._read})
 
     def _read(self, module: str) -> GroupedWeight:
         scales, indices = self._files[f"{module}.scales"], self._files.get(f"{module}.g_idx")

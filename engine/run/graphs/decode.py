@@ -59,6 +59,7 @@ class DecodeGraphs:
         self._inputs = GraphInputs(padder, device)
         self._graphs: dict[int, _Graph] = {}
         self._sizes: list[int] = []
+        """The numbers of rows that are recorded, ascending."""
         self._logits = torch.empty(0, device=device)  # [most rows, vocab_size], once that is known
 
     def __len__(self) -> int:
@@ -68,11 +69,6 @@ class DecodeGraphs:
     def num_sizes(self) -> int:
         """How many numbers of rows there are to be."""
         return len(self._padder.buckets)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The numbers of rows that are recorded, ascending."""
-        return self._sizes
 
     def record(self, most_sizes: int | None = None) -> dict[int, int]:
         """Record all numbers of rows, or so many of the largest; once, and before any is replayed.

@@ -26,11 +26,6 @@ class GraphInputs:
         size = num_bytes([*arrays, torch.zeros(rows, width, dtype=torch.int32).numpy()])
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=device)
 
-    @property
-    def nbytes(self) -> int:
-        """Of the device's memory."""
-        return self._tables.nbytes + self._buffer.nbytes
-
     def batch(self, rows: int) -> Batch:
         """The batch of so many rows, on the device: what `fill` last put there."""
         padded = self._padder.nothing(rows)

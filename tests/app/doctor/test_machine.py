@@ -24,7 +24,6 @@ GOOD = Machine(
     compiler="/usr/bin/cc",
     choice=Choice({"bfloat16": "words", "int8": "words", "attention": "words"}, "small", 4),
     is_choice_kept=True,
-    memory_bytes=16 << 30,
     available_bytes=8 << 30,
     gpu=None,
 )

@@ -152,7 +152,7 @@ def test_contents_that_were_forgotten_start_over() -> None:
 
 def served(pool: BlockPool, namespaces: Namespaces, tokens: list[int], owner: str) -> int:
     table = BlockTable(pool, 4, owner, namespaces, b"")
-    hits = table.hits(tokens)
+    hits = pool.find(table.prefix_hashes(tokens))
     table.admit(len(tokens), hits)
     table.seal(tokens, len(tokens))
     table.release()
@@ -277,7 +277,7 @@ def test_the_engine_evicts_by_the_policy_that_it_is_told() -> None:
                 core.step()
                 core.scheduler.check()
         table = BlockTable(pool, 4, "a", make_request("r", prompt).namespaces, b"simulated")
-        assert len(table.hits(prompt)) == kept
+        assert len(pool.find(table.prefix_hashes(prompt))) == kept
 
 
 def test_a_policy_that_does_not_exist_is_refused() -> None:

@@ -202,5 +202,5 @@ def test_what_is_pinned_can_be_found_even_if_an_equal_block_was_evicted_meanwhil
     first.release()
     pool.release(pool.allocate(2, "b"))
     assert second.findable() == second.blocks
-    assert len(second.hits(PROMPT[:9])) == 2
+    assert len(pool.find(second.prefix_hashes(PROMPT[:9]))) == 2
     pool.check()
