@@ -28,7 +28,7 @@ from engine.disk.folder import Folder, KeptFile
 from engine.disk.memory import BlockMemory, Landing
 from engine.disk.shelf import Shelf, Spot
 from engine.schedule.scheduler import Scheduler
-from engine.system.fair_threads import Lanes
+from engine.system.fair_threads import FairThreads
 
 PORTION_BYTES: Final = 8 << 20
 """Read by one call of a thread."""
@@ -114,7 +114,7 @@ class Restorer:
         self._folder = folder
         self._on_use = on_use
         self._on_damage = on_damage
-        self._reads: Lanes[float] = Lanes(3, "kept")
+        self._reads: FairThreads[float] = FairThreads(3, "kept")
         self._waiting: dict[str, _Waiting] = {}
         self._restores: list[Restore] = []
         self._seconds_a_byte = _READ_SECONDS_A_BYTE

@@ -18,7 +18,7 @@ from msgspec import structs
 from engine.api import EngineRequest, Grammar
 from engine.grammar.compiled import CompiledGrammar, GrammarError
 from engine.grammar.vocabulary import Vocabulary
-from engine.system.fair_threads import Lanes
+from engine.system.fair_threads import FairThreads
 
 _THREADS = 2
 _MOST_KEPT = 64
@@ -43,7 +43,7 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._lanes: Lanes[CompiledGrammar] = Lanes(_THREADS, "grammar")
+        self._lanes: FairThreads[CompiledGrammar] = FairThreads(_THREADS, "grammar")
         self._kept: OrderedDict[_Key, Future[CompiledGrammar]] = OrderedDict()
         self._waiting: dict[str, tuple[EngineRequest, Future[CompiledGrammar]]] = {}
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 _Result = TypeVar("_Result")
 
 
-class Lanes(Generic[_Result]):
+class FairThreads(Generic[_Result]):
     """Does each tenant's work in the order in which it comes, tenants in turn.
 
     A tenant keeps one thread busy less than there are, so that others find one free.

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from engine.system.fair_threads import Lanes
+from engine.system.fair_threads import FairThreads
 
 
 def noted(seen: list[str], name: str) -> Callable[[], str]:
@@ -18,7 +18,7 @@ def noted(seen: list[str], name: str) -> Callable[[], str]:
 
 
 def test_each_tenant_has_its_turn_and_its_own_order() -> None:
-    lanes: Lanes[str | bool] = Lanes(1, "test")
+    lanes: FairThreads[str | bool] = FairThreads(1, "test")
     held, seen = Event(), list[str]()
     lanes.submit("first", held.wait)
     names = ["a1", "a2", "a3", "b1", "c1", "b2"]
@@ -29,7 +29,7 @@ def test_each_tenant_has_its_turn_and_its_own_order() -> None:
 
 
 def test_one_tenant_leaves_a_thread_to_others() -> None:
-    lanes: Lanes[str | bool] = Lanes(2, "test")
+    lanes: FairThreads[str | bool] = FairThreads(2, "test")
     held = Event()
     mine = [lanes.submit("a", held.wait) for _ in range(5)]
     assert lanes.submit("b", partial(str, "there")).result(60) == "there"
@@ -39,7 +39,7 @@ def test_one_tenant_leaves_a_thread_to_others() -> None:
 
 
 def test_what_is_cancelled_or_fails_keeps_no_thread() -> None:
-    lanes: Lanes[str | bool] = Lanes(1, "test")
+    lanes: FairThreads[str | bool] = FairThreads(1, "test")
     held, seen = Event(), list[str]()
     lanes.submit("a", held.wait)
     unwanted, wrong = (
