@@ -120,7 +120,8 @@ class Tiers(Listener):
         self._fresh.add(block)
         if where is not None:
             self.partial_hits.add(block, where)
-        self.marks.stored(block, block_hash, where, parent)
+        if self.marks.blocks is not None:
+            self.marks.blocks.add(block)
         if self.changes is not None:
             self.changes.stored(block, block_hash, where, parent)
 
@@ -128,7 +129,8 @@ class Tiers(Listener):
         """See `Listener`; what the pool evicts moves to the host tier."""
         self._fresh.discard(block)
         self.partial_hits.drop(block)
-        self.marks.lost(block, block_hash, owner, why)
+        if self.marks.blocks is not None:
+            self.marks.blocks.add(block)
         if self.changes is not None:
             self.changes.lost(block, block_hash, owner, why)
         if block_hash is None or why is None:
@@ -143,4 +145,5 @@ class Tiers(Listener):
 
     def touched(self, blocks: Collection[int]) -> None:
         """See `Listener`."""
-        self.marks.touched(blocks)
+        if self.marks.blocks is not None:
+            self.marks.blocks.update(blocks)

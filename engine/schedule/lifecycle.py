@@ -80,11 +80,15 @@ class Lifecycle:
             return compute_admission(group, self.tiers, self.recovery)
         return swapping.swap_admission(group, group.saved, self.tiers)
 
-    def start(self, admission: Admission, price: float) -> None:
+    def price(self, admission: Admission) -> float:
+        """What it adds to the tenant's counter."""
+        return self.prices.admission(admission.group, admission.num_cached)
+
+    def start(self, admission: Admission) -> None:
         """Let a waiting group run with what `admission` says, for which there is room."""
         group, account = admission.group, self.account(admission.group)
         self.fairness.admits(account)
-        account.charge(price)
+        account.charge(self.price(admission))
         group.is_charged = True
         group.sequences[0].waited_seconds += self.tiers.clock() - group.waiting_since
         admission.take(self.tiers)

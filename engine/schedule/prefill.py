@@ -166,10 +166,10 @@ class PrefillPlanner:
         """
         lifecycle = self._lifecycle
         admission = lifecycle.admission(group)
+        victims: list[SequenceGroup] | None = []
         if not self.fits(admission):  # there may be no room for blocks only to be copied
             admission = admission.without_partial_hits(lifecycle.block_size)
-        price = lifecycle.prices.admission(group, admission.num_cached)
-        victims = self._victims(admission, price, planned)
+            victims = self._victims(admission, planned)
         if victims is None:
             is_lost = not self._can_ever_fit(admission)
             return Attempt(failed=lifecycle.fail(group) if is_lost else [])
@@ -181,15 +181,14 @@ class PrefillPlanner:
         for victim in victims:
             lifecycle.preempt(victim)
         lifecycle.tiers.host.release(admission.slots)
-        lifecycle.start(admission, price)
+        lifecycle.start(admission)
         group.prefill_due = self._due(group, sum(one.num_uncomputed for one in group.prefill))
         return Attempt(is_admitted=True)
 
     def _victims(
-        self, admission: Admission, price: float, planned: Collection[str]
+        self, admission: Admission, planned: Collection[str]
     ) -> list[SequenceGroup] | None:
-        """Who has to be preempted so that a group fits, whose admission costs `price`; `None` if it
-        does not fit even then.
+        """Who has to be preempted so that a group fits; `None` if it does not fit even then.
 
         Neither those whose ids are `planned` are, as parts of this step, nor those that are spared.
         """
@@ -199,7 +198,7 @@ class PrefillPlanner:
         spared = {group.request_id for group in lifecycle.running.values() if group.is_spared}
         victims = lifecycle.fairness.yielding(
             lifecycle.account(admission.group),
-            price,
+            lifecycle.price(admission),
             lifecycle.accounts.running.values(),
             spared.union(planned),
         )

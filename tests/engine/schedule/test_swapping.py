@@ -47,8 +47,8 @@ class Watch:
         start, preempt = lifecycle.start, lifecycle.preempt
         lengths: dict[str, int] = {}
 
-        def watched_start(admission: Admission, price: float) -> None:
-            start(admission, price)
+        def watched_start(admission: Admission) -> None:
+            start(admission)
             lengths[admission.group.request_id] = admission.group.num_output_tokens
 
         def watched_preempt(group: SequenceGroup) -> None:
