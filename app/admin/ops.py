@@ -11,8 +11,7 @@ from starlette.types import ASGIApp
 
 from app.context import Service
 from app.transport.http import json_response
-from engine.api import EngineStats
-from engine.client import EngineUnavailable
+from engine.api import EngineStats, EngineUnavailable
 from tenants.errors import StoreReadOnly, StoreUnavailable
 
 

@@ -7,7 +7,8 @@ import contextlib
 from dataclasses import dataclass
 
 from app.limits.booking import Booking
-from engine.client import EngineClient, EngineUnavailable
+from engine.api import EngineUnavailable
+from engine.client import EngineClient
 from tenants.errors import StoreUnavailable
 from tenants.storage.generations import ANY
 from tenants.usage.meter import UsageMeter

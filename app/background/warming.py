@@ -18,8 +18,15 @@ from app.background.cached_owners import Owner, Secrets, all_secrets
 from app.limits.booking import Booking, Used
 from app.prompt.system_prompts import RegisteredPrompts
 from app.wire.errors import ApiError
-from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.client import EngineClient, EngineError, EngineUnavailable, RequestRefused
+from engine.api import (
+    EngineError,
+    EngineRequest,
+    EngineUnavailable,
+    Namespaces,
+    RequestRefused,
+    SamplingParams,
+)
+from engine.client import EngineClient
 from tenants.errors import (
     GroupNotFound,
     InvalidField,

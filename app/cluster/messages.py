@@ -7,22 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from engine.api import EngineStats, TenantStats
-from engine.serve.messages import (
-    AskChains,
-    AskFates,
-    AskRoll,
-    AskWall,
-    ChainsReply,
-    Deltas,
-    Down,
-    FatesReply,
-    Probe,
-    ProbeReply,
-    Ready,
-    RollReply,
-    ToEngine,
-    WallReply,
-)
+from engine.serve.messages import Deltas, Down, Ready
 
 
 class Blocks(msgspec.Struct, frozen=True, tag=True):
@@ -64,8 +49,6 @@ ToDoor = Hello | Ready | Down | Deltas | State | Blocks | Beat
 """`Hello` comes first, and `Ready` as soon as there is an engine; `Down` when that is lost, with
 all of this door's requests, and `Ready` again. Twice a second `State`, or `Beat` while there is
 none."""
-Question = Probe | AskFates | AskChains | AskWall | AskRoll
-Answer = ProbeReply | FatesReply | ChainsReply | WallReply | RollReply
 
 
 def state_since(told: Mapping[str, TenantStats] | None, stats: EngineStats, books: bool) -> State:
@@ -79,6 +62,3 @@ def state_since(told: Mapping[str, TenantStats] | None, stats: EngineStats, book
 
 
 decode_to_door = msgspec.msgpack.Decoder(ToDoor).decode
-decode_to_replica = msgspec.msgpack.Decoder(ToEngine).decode
-decode_question = msgspec.msgpack.Decoder(Question).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode

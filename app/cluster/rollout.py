@@ -16,8 +16,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from app.cluster.messages import Answer, Question, ToDoor
+from app.cluster.messages import ToDoor
 from engine.api import EngineError
+from engine.questions import QUESTIONS
 from engine.serve.messages import ToEngine
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class Cluster(Protocol):
 @cache
 def own_release() -> str:
     """The version of Partywall that runs here, and a digest of the messages that it understands."""
-    refs, schemas = msgspec.json.schema_components([ToDoor, ToEngine, Question, Answer])
+    answers = (question.answer for question in QUESTIONS.values())
+    refs, schemas = msgspec.json.schema_components([ToDoor, ToEngine, *answers])
     understood = msgspec.json.encode([refs, schemas], order="deterministic")
     return f"{metadata.version('partywall')}+{blake2b(understood, digest_size=4).hexdigest()}"
 

@@ -29,8 +29,8 @@ from app.wire.diagnostics import CacheDiagnostics
 from app.wire.errors import ApiError, invalid_request, shutting_down
 from app.wire.events import EncodedLogprob
 from app.wire.functions import Tools
-from engine.api import OF_GRAMMAR, EngineRequest, PromptLogprobs, TokenDelta
-from engine.client import EngineClient, EngineError
+from engine.api import OF_GRAMMAR, EngineError, EngineRequest, PromptLogprobs, TokenDelta
+from engine.client import EngineClient
 
 Interruption = Literal["cancelled", "suspended", "error"]
 Outcome = LineEnd | Interruption

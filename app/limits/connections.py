@@ -27,7 +27,8 @@ from typing import Any
 from app.limits.admission import limit_error
 from app.limits.auth import tenant_disabled
 from app.wire.errors import ApiError, unauthorized
-from engine.client import EngineClient, EngineUnavailable
+from engine.api import EngineUnavailable
+from engine.client import EngineClient
 from tenants.errors import GroupNotFound, SealError, StoreUnavailable, TenantNotFound
 from tenants.groups import ShareGroups
 from tenants.limits.limiter import Limiter, LimitExceeded

@@ -29,7 +29,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.client import EngineUnavailable, RequestRefused
+from engine.api import EngineUnavailable, RequestRefused
 from tenants.store import StoreUnavailable
 
 RETRY_AFTER_SECONDS = 1

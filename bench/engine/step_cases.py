@@ -32,7 +32,7 @@ from engine.run.sampler import Draws
 from engine.schedule.scheduler import Scheduler
 from engine.sequences.plan import Sampled, StepPlan
 from engine.sequences.sequence import Sequence
-from engine.serve import core as engine_core
+from engine.serve import loop as engine_loop
 from engine.serve.core import EngineCore
 from kernels.kv_format import KvDtype
 
@@ -49,7 +49,7 @@ _CALLS: Final = (
     (BatchBuilder, "build", "batch"),
     (engine_runner, "sample", "sampling"),
     (Draws, "result", "sampling"),
-    (engine_core, "_send", "hand_over"),
+    (engine_loop, "_send", "hand_over"),
     (FusedDecoder, "forward", "forward"),
     (FusedDecoder, "embed", "embedding"),
     (fused, "add_rms_norm", "norms"),
@@ -315,7 +315,7 @@ class StepBench:
         deltas = core.step()
         if any(delta.error is not None for delta in deltas):
             raise BenchError("a step failed")
-        engine_core._send(self._socket, deltas)
+        engine_loop._send(self._socket, deltas)
 
     @contextmanager
     def _taken_apart(self) -> Iterator[None]:

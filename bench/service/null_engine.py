@@ -25,13 +25,13 @@ from engine.assembly.process import ProcessEngine, die_with
 from engine.config import EngineConfig
 from engine.serve.messages import (
     Abort,
+    Ask,
     Deltas,
-    Probe,
-    ProbeReply,
     Ready,
     Shutdown,
     Submit,
     ToEngine,
+    answer,
     decode_to_engine,
     encode,
 )
@@ -94,8 +94,8 @@ class NullEngine:
                 delta = TokenDelta(request_id=message.request_id, finish_reason="aborted")
                 socket.send(encode(Deltas([delta])))
                 self._write_if_idle()
-        elif isinstance(message, Probe):
-            socket.send(encode(ProbeReply(message.probe_id, _stats(len(self._left)))))
+        elif isinstance(message, Ask):  # how it goes: nothing else is
+            socket.send(answer(message.number, _stats(len(self._left))))
 
     def _begin(self, request: EngineRequest) -> None:
         if request.sampling.seed < _LONGEST_STEP_US:

@@ -117,8 +117,8 @@ def main() -> None:
     # objects for good, which the garbage collector would look through again and again.
     gc.disable()
     from engine.assembly.assemble import load_core
-    from engine.serve.core import serve
     from engine.serve.kv_events import make_publisher
+    from engine.serve.loop import serve
 
     gc.freeze()
     gc.enable()

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import zmq
 
 from engine.api import EngineBroken
-from engine.serve.core import EngineCore, serve
+from engine.serve.core import EngineCore
 from engine.serve.kv_events import KVEventPublisher, make_publisher
+from engine.serve.loop import serve
 from engine.serve.supervisor import RemoteEngine, RunningEngine
 
 _log = logging.getLogger(__name__)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import (
-    BlockFate,
-    ChainPage,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    Roll,
-    TokenDelta,
-)
+from engine.api import EngineInfo, EngineRequest, TokenDelta
+from engine.questions import AnyOrder, AnyQuestion
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -28,78 +21,11 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
-class Unpin(msgspec.Struct, frozen=True, tag=True):
-    """Let go of the blocks pinned under this name."""
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Answer with an `Answer` of this number, from inside the loop."""
 
-    pin: str
-
-
-class ForgetTenant(msgspec.Struct, frozen=True, tag=True):
-    """Drop a tenant's pins and make its blocks unfindable."""
-
-    tenant: str
-
-
-class ServedElsewhere(msgspec.Struct, frozen=True, tag=True):
-    """What other engines have served tenants since the last such message (`TenantStats.served`)."""
-
-    tenants: dict[str, float]
-
-
-class ForgetOthers(msgspec.Struct, frozen=True, tag=True):
-    """Remove what is kept on disk for all but these tenants, with these secrets."""
-
-    tenants: dict[str, str]
-
-
-class KeepUnder(msgspec.Struct, frozen=True, tag=True):
-    """Remove what is kept on disk for this tenant with another secret."""
-
-    tenant: str
-    secret: str
-
-
-class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `ProbeReply` from inside the loop."""
-
-    probe_id: int
-
-
-class AskFates(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `FatesReply`, from inside the loop, what has become of blocks."""
-
-    ask_id: int
-    hashes: list[bytes]
-
-
-class AskChains(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `ChainsReply`, from inside the loop, what of a tenant's is in the cache."""
-
-    ask_id: int
-    tenant: str
-    before: int | None = None
-
-
-class AskWall(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `WallReply`, from inside the loop, what a watcher of the blocks is to be told."""
-
-    ask_id: int
-    watcher: str
-
-
-class AskRoll(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `RollReply`, from inside the loop, which requests there are; and where the block
-    in a `cell` lies in chains.
-    """
-
-    ask_id: int
-    cell: int | None = None
-
-
-class Unwatch(msgspec.Struct, frozen=True, tag=True):
-    """This watcher of the blocks looks no more."""
-
-    watcher: str
+    number: int
+    question: AnyQuestion
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -137,69 +63,22 @@ class Deltas(msgspec.Struct, frozen=True, tag=True):
     deltas: list[TokenDelta]
 
 
-class ProbeReply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Probe`."""
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The answer to an `Ask`, in MessagePack again: what it is the question's entry says."""
 
-    probe_id: int
-    stats: EngineStats
-
-
-class FatesReply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `AskFates`, in the order of the hashes."""
-
-    ask_id: int
-    fates: list[BlockFate]
+    number: int
+    answer: msgspec.Raw
 
 
-class ChainsReply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `AskChains`."""
-
-    ask_id: int
-    page: ChainPage
-
-
-class WallReply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `AskWall`: a frame, as `engine.blocks.wall` describes it."""
-
-    ask_id: int
-    frame: bytes
-
-
-class RollReply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `AskRoll`."""
-
-    ask_id: int
-    roll: Roll
-
-
-ToEngine = (
-    Submit
-    | Abort
-    | Unpin
-    | ForgetTenant
-    | ServedElsewhere
-    | ForgetOthers
-    | KeepUnder
-    | Probe
-    | AskFates
-    | AskChains
-    | AskWall
-    | AskRoll
-    | Unwatch
-    | Shutdown
-)
-FromEngine = (
-    Loading
-    | Ready
-    | Failed
-    | Deltas
-    | ProbeReply
-    | FatesReply
-    | ChainsReply
-    | WallReply
-    | RollReply
-)
+ToEngine = Submit | Abort | Ask | AnyOrder | Shutdown
+FromEngine = Loading | Ready | Failed | Deltas | Answer
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_question = msgspec.msgpack.Decoder(AnyQuestion).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def answer(number: int, said: object) -> bytes:
+    """An encoded `Answer`."""
+    return encode(Answer(number, msgspec.Raw(encode(said))))

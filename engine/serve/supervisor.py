@@ -10,58 +10,25 @@ import logging
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-import zmq
 import zmq.asyncio
 
 from engine.api import (
-    BlockFate,
-    ChainPage,
     EngineError,
     EngineInfo,
     EngineRequest,
-    EngineStats,
     EngineUnavailable,
     FinishReason,
-    Roll,
     TokenDelta,
 )
-from engine.replicas import FleetFigures
-from engine.serve.answers import Answers
+from engine.client import EngineClient
+from engine.questions import AnswerT, Question, Said, SaidT, for_one_of
+from engine.serve.connection import Connection
 from engine.serve.entrance import TRIAL_SECONDS, Entrance
-from engine.serve.messages import (
-    Abort,
-    AskChains,
-    AskFates,
-    AskRoll,
-    AskWall,
-    ChainsReply,
-    Deltas,
-    Down,
-    Failed,
-    FatesReply,
-    ForgetOthers,
-    ForgetTenant,
-    FromEngine,
-    KeepUnder,
-    Loading,
-    Probe,
-    ProbeReply,
-    Ready,
-    RollReply,
-    ServedElsewhere,
-    Shutdown,
-    Submit,
-    ToEngine,
-    Unpin,
-    Unwatch,
-    WallReply,
-    decode_from_engine,
-    encode,
-)
+from engine.serve.messages import Abort, Down, Failed, Ready, Shutdown, Submit, ToEngine
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
 
@@ -94,7 +61,7 @@ def _end_while_starting(status: int) -> str:
     return f"the engine exited with status {status} while starting"
 
 
-class RemoteEngine:
+class RemoteEngine(EngineClient):
     """An engine behind a private Unix socket, started by `launch(address)` and kept alive.
 
     An engine that dies is started again, with growing delays while it does not come up, and gets
@@ -124,8 +91,8 @@ class RemoteEngine:
         # Held as long as this process lives: who sweeps up behind killed ones sees that it does.
         self._lock = (self._folder / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._numbers = itertools.count()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._launches = itertools.count()
+        self._connection: Connection | None = None
         self._engine: RunningEngine | None = None
         self._info: EngineInfo | None = None
         self._first_info: EngineInfo | None = None
@@ -138,13 +105,6 @@ class RemoteEngine:
         self._entrance = Entrance()
         self.on_down: Callable[[Down], None] = lambda _: None
         """Told of an engine's death, before its streams wait for the next one."""
-        self._num_heard = 0
-        """Messages from all engines."""
-        self._probes = Answers[EngineStats]()
-        self._fates = Answers[list[BlockFate]]()
-        self._chains = Answers[ChainPage]()
-        self._frames = Answers[bytes]()
-        self._rolls = Answers[Roll]()
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -153,16 +113,6 @@ class RemoteEngine:
         if self._info is None:
             raise EngineUnavailable("the engine is not running")
         return self._info
-
-    @property
-    def trouble(self) -> str | None:
-        """See `EngineClient.trouble`."""
-        return None
-
-    @property
-    def fleet(self) -> FleetFigures | None:
-        """See `EngineClient.fleet`."""
-        return None
 
     async def start(self) -> None:
         """See `EngineClient.start`."""
@@ -177,14 +127,14 @@ class RemoteEngine:
         self._disconnect()
         self._expected = None
         self._end_streams("aborted")
-        if self._engine is not None and self._socket is not None:
-            self._send(Shutdown())
+        if self._engine is not None and self._connection is not None:
+            self._connection.send(Shutdown())
             try:
                 await asyncio.wait_for(self._engine.wait(), _SHUTDOWN_SECONDS)
             except TimeoutError:
                 self._engine.kill()
                 await self._engine.wait()
-        self._close_socket()
+        self._hang_up()
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.close()
@@ -223,73 +173,18 @@ class RemoteEngine:
             stream.end("aborted", index=index)
         elif stream is not None:
             stream.abort(index)
-            self._send(Abort(request_id, index))
+            self._send_if_running(Abort(request_id, index))
 
-    async def unpin(self, pin: str) -> None:
-        """See `EngineClient.unpin`."""
-        self._send_if_running(Unpin(pin))
+    async def ask(self, question: Question[..., SaidT, AnswerT], argument: SaidT) -> AnswerT:
+        """See `EngineClient.ask`."""
+        for_one_of([self], argument)
+        argument.check(self.info)
+        assert self._connection is not None, "an engine runs"
+        return await self._connection.ask(question, argument)
 
-    async def forget_tenant(self, tenant: str) -> None:
-        """See `EngineClient.forget_tenant`."""
-        self._send_if_running(ForgetTenant(tenant))
-
-    async def served_elsewhere(self, tenants: Mapping[str, float]) -> None:
-        """Other engines have served tenants so much, as `TenantStats.served` counts it."""
-        self._send_if_running(ServedElsewhere(dict(tenants)))
-
-    async def forget_others(self, tenants: Mapping[str, str]) -> None:
-        """See `EngineClient.forget_others`."""
-        self._send_if_running(ForgetOthers(dict(tenants)))
-
-    async def keep_under(self, tenant: str, secret: str) -> None:
-        """See `EngineClient.keep_under`."""
-        self._send_if_running(KeepUnder(tenant, secret))
-
-    async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`."""
-        if self._info is None:
-            raise EngineUnavailable("the engine is not running")
-        number = next(self._numbers)
-        return await self._probes.ask(number, lambda: self._send(Probe(number)))
-
-    async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
-        """See `EngineClient.block_fates`."""
-        most = self.info.max_context_tokens // self.info.block_size
-        if len(hashes) > most:
-            raise ValueError(f"hashes: there may be {most}, not {len(hashes)}")
-        number = next(self._numbers)
-        return await self._fates.ask(number, lambda: self._send(AskFates(number, list(hashes))))
-
-    async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
-        """See `EngineClient.chains`."""
-        if self._info is None:
-            raise EngineUnavailable("the engine is not running")
-        number = next(self._numbers)
-        question = AskChains(number, tenant, before)
-        return await self._chains.ask(number, lambda: self._send(question))
-
-    async def wall(self, watcher: str, replica: int = 0) -> bytes:
-        """See `EngineClient.wall`."""
-        self._expect_running(replica)
-        number = next(self._numbers)
-        return await self._frames.ask(number, lambda: self._send(AskWall(number, watcher)))
-
-    async def roll(self, replica: int = 0, cell: int | None = None) -> Roll:
-        """See `EngineClient.roll`."""
-        self._expect_running(replica)
-        number = next(self._numbers)
-        return await self._rolls.ask(number, lambda: self._send(AskRoll(number, cell)))
-
-    async def unwatch(self, watcher: str) -> None:
-        """See `EngineClient.unwatch`."""
-        self._send_if_running(Unwatch(watcher))
-
-    def _expect_running(self, replica: int) -> None:
-        """Raises `EngineError` for any engine but this one, and `EngineUnavailable` without it."""
-        if replica:
-            raise EngineError(f"replica: there is no number {replica}, but one engine")
-        if self._info is None:
-            raise EngineUnavailable("the engine is not running")
+    async def tell(self, order: Said) -> None:
+        """See `EngineClient.tell`."""
+        self._send_if_running(order)
 
     def requests_inside(self) -> Down:
         """What is lost if the engine is."""
@@ -298,27 +193,24 @@ class RemoteEngine:
 
     async def _open(self) -> None:
         """Launch an engine and wait until it is ready."""
-        address = f"ipc://{self._folder}/engine-{next(self._numbers)}"
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(address)
+        address = f"ipc://{self._folder}/engine-{next(self._launches)}"
+        connection = self._connection = Connection(self._context, address)
         try:
             self._engine = await self._launch(address)
         except OSError as error:
-            self._close_socket()
+            self._hang_up()
             raise EngineError(f"the engine could not be launched: {error}") from error
-        first = asyncio.ensure_future(self._first_words())
+        first = asyncio.ensure_future(connection.first_words(self._loading_seconds))
         gone = asyncio.ensure_future(self._engine.wait())
         try:
             await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
-                self._close_socket()
+                self._hang_up()
                 raise EngineError(_end_while_starting(gone.result()))
             message = first.result()
         except TimeoutError:
             await self._put_down(self._engine)
-            self._close_socket()
+            self._hang_up()
             seconds = f"{self._loading_seconds:g} seconds"
             raise EngineError(f"the engine got no further for {seconds} while starting") from None
         except asyncio.CancelledError:
@@ -337,16 +229,6 @@ class RemoteEngine:
             self._starts += 1
             self._started.notify_all()
 
-    async def _first_words(self) -> FromEngine:
-        """What comes of a start. Raises `TimeoutError` where nothing moves any more."""
-        assert self._socket is not None
-        while True:
-            async with asyncio.timeout(self._loading_seconds):
-                message: FromEngine = decode_from_engine(await self._socket.recv())
-            if not isinstance(message, Loading):
-                return message
-            _log.debug("the engine starts: %s", message.what)
-
     async def _supervise(self) -> None:
         """Deliver what the engine says; start it again whenever it dies."""
         while True:
@@ -359,7 +241,7 @@ class RemoteEngine:
             self._deliver()
             _log.error("the engine %s; starting it again", reason)
             self._disconnect()
-            self._close_socket()
+            self._hang_up()
             self.on_down(self.requests_inside())
             self._entrance.queue_again(self._streams.values())
             await self._reopen()
@@ -391,14 +273,15 @@ class RemoteEngine:
         That is counted in looks at it: while the whole machine or container stood still there were
         none, and the engine could not answer either.
         """
-        patience = self._silence_seconds
+        patience, connection = self._silence_seconds, self._connection
+        assert connection is not None, "an engine runs"
         while True:
-            num_heard = self._num_heard
-            self._send(Probe(next(self._numbers)))
+            num_heard = connection.num_heard
+            connection.probe()
             for _ in range(_LOOKS):
                 await asyncio.sleep(patience / _LOOKS)
                 self._deliver()  # it may be this loop that was held up
-                if self._num_heard != num_heard:
+                if connection.num_heard != num_heard:
                     break
             else:
                 return
@@ -410,7 +293,7 @@ class RemoteEngine:
             return
         loop = asyncio.get_running_loop()
         for stream in self._entrance.let_in(loop.time()):
-            self._send(Submit(stream.resumption()))
+            self._send_if_running(Submit(stream.resumption()))
             if self._entrance.is_careful:
                 loop.call_later(TRIAL_SECONDS, self._let_in)
 
@@ -431,50 +314,27 @@ class RemoteEngine:
             deadline.cancel()
 
     async def _read(self) -> None:
-        assert self._socket is not None
+        assert self._connection is not None, "an engine runs"
         while True:
-            await self._socket.poll()
+            await self._connection.has_news()
             self._deliver()
 
     def _deliver(self) -> None:
-        """Pass on what has arrived. Never suspends, so a cancelled reader loses no message.
-
-        Nor does it ask for more than there is: an exception for that would go round in a circle
-        with the frames that it came through, and keep each step's deltas for the garbage collector.
-        """
-        assert self._socket is not None
-        inbox: zmq.SyncSocket = zmq.Socket.shadow(self._socket)
-        while inbox.poll(0):
-            message = decode_from_engine(inbox.recv(zmq.NOBLOCK))
-            self._num_heard += 1
-            if isinstance(message, Deltas):
-                for delta in message.deltas:
-                    stream = self._streams.get(delta.request_id)
-                    if stream is not None:
-                        stream.push(delta)
-                    else:
-                        self._entrance.heard_of(delta.request_id)
-                self._let_in()
-            elif isinstance(message, ProbeReply):
-                self._probes.take(message.probe_id, message.stats)
-            elif isinstance(message, FatesReply):
-                self._fates.take(message.ask_id, message.fates)
-            elif isinstance(message, ChainsReply):
-                self._chains.take(message.ask_id, message.page)
-            elif isinstance(message, WallReply):
-                self._frames.take(message.ask_id, message.frame)
-            elif isinstance(message, RollReply):
-                self._rolls.take(message.ask_id, message.roll)
-
-    def _send(self, message: ToEngine) -> None:
-        # Without a high-water mark a PAIR socket takes the message at once; nothing to await.
-        assert self._socket is not None
-        self._socket.send(encode(message))
+        """Pass on what has arrived."""
+        assert self._connection is not None, "an engine runs, or has just died"
+        for message in self._connection.receive():
+            for delta in message.deltas:
+                stream = self._streams.get(delta.request_id)
+                if stream is not None:
+                    stream.push(delta)
+                else:
+                    self._entrance.heard_of(delta.request_id)
+            self._let_in()
 
     def _send_if_running(self, message: ToEngine) -> None:
-        """Send what does not matter to an engine that has lost everything anyway."""
-        if self._info is not None:
-            self._send(message)
+        """What does not matter to an engine that has lost everything anyway."""
+        if self._info is not None and self._connection is not None:
+            self._connection.send(message)
 
     def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:
         for stream in self._streams.values():
@@ -488,14 +348,10 @@ class RemoteEngine:
     def _disconnect(self) -> None:
         """There is no engine any more; whoever has asked it something gets no answer."""
         self._info = None
-        self._probes.fail("the engine died")
-        self._fates.fail("the engine died")
-        self._chains.fail("the engine died")
-        self._frames.fail("the engine died")
-        self._rolls.fail("the engine died")
+        if self._connection is not None:
+            self._connection.fail("the engine died")
 
-    def _close_socket(self) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(zmq.ZMQError):
-                self._socket.close()
-            self._socket = None
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -16,6 +16,7 @@ from engine.api import (
     EngineInfo,
     EngineRequest,
     EngineStats,
+    EngineUnavailable,
     PromptLogprobs,
     Roll,
     TenantStats,
@@ -23,7 +24,6 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.blocks.hashing import block_hashes
-from engine.client import EngineUnavailable
 from engine.replicas import FleetFigures
 from engine.validation import check_request
 

@@ -13,7 +13,7 @@ from bench.common.stopwatch import PartTimes
 from bench.engine import step
 from engine.batch.batch import BatchBuilder
 from engine.model.layers import fused as decoder
-from engine.serve import core
+from engine.serve import loop as core
 from tests.engine.model.test_model import save_model
 
 PLACES = [

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -22,38 +15,35 @@ from app.cluster.door.hot_prompts import Heads
 from app.cluster.door.membership import watch_replicas
 from app.cluster.door.ray_head import HeadWatch
 from app.cluster.door.sums import Counts, best_fates, sum_of
-from app.cluster.messages import Answer, Question
 from app.cluster.rollout import Cluster, join
 from engine.api import (
-    BlockFate,
     ChainPage,
     EngineError,
     EngineInfo,
     EngineRequest,
     EngineStats,
     EngineUnavailable,
-    Roll,
     TokenDelta,
 )
 from engine.blocks.hashing import block_hashes, extras_for
-from engine.replicas import FleetFigures
-from engine.serve.messages import (
-    Abort,
+from engine.client import EngineClient
+from engine.questions import (
+    AnswerT,
     AskChains,
     AskFates,
     AskRoll,
-    AskWall,
-    ChainsReply,
-    FatesReply,
+    AskStats,
+    ForgetOthers,
     ForgetTenant,
-    Probe,
-    ProbeReply,
-    RollReply,
-    ToEngine,
+    KeepUnder,
+    Question,
+    Said,
+    SaidT,
     Unpin,
-    Unwatch,
-    WallReply,
+    for_one_of,
 )
+from engine.replicas import FleetFigures
+from engine.serve.messages import Abort
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
 
@@ -68,7 +58,7 @@ _PAGE_BITS: Final = 48
 """Of a page's number, below its replica's."""
 
 
-class ClusterEngine:
+class ClusterEngine(EngineClient):
     """Replicas behind a deployment handle.
 
     A replica that dies, or is to take no more, leaves its streams to the others: they go on behind
@@ -183,76 +173,62 @@ class ClusterEngine:
             run.stream.abort(index)
             run.at.link.send(Abort(run.name, index))
 
-    async def unpin(self, pin: str) -> None:
-        """See `EngineClient.unpin`."""
-        self._heads.unpin(pin)
-        self._tell_all(Unpin(pin))
+    async def ask(self, question: Question[..., SaidT, AnswerT], argument: SaidT) -> AnswerT:
+        """See `EngineClient.ask`: of one replica, but for what is told of all together."""
+        argument.check(self.info)
+        said: Any
+        match argument:
+            case AskStats():
+                said = self._sum(await self._ask_all(question, argument))
+            case AskFates():
+                answers: Any = await self._ask_all(question, argument)
+                said = best_fates(list(answers.values()))
+            case AskChains():
+                said = await self._chains(question, argument)
+            case _:
+                replica, own = for_one_of(self._in_order(), argument)
+                said = await replica.link.ask(question, own)
+                if isinstance(argument, AskRoll):
+                    said = structs.replace(said, replicas=self.num_ready)
+        answer: AnswerT = said
+        return answer
 
-    async def forget_tenant(self, tenant: str) -> None:
-        """See `EngineClient.forget_tenant`."""
-        self._heads.forget_tenant(tenant)
-        self._tell_all(ForgetTenant(tenant))
+    async def tell(self, order: Said) -> None:
+        """See `EngineClient.tell`: all replicas, which keep nothing on disk."""
+        match order:
+            case ForgetOthers() | KeepUnder():
+                return
+            case Unpin(pin):
+                self._heads.unpin(pin)
+            case ForgetTenant(tenant):
+                self._heads.forget_tenant(tenant)
+        for replica in self._fleet.ready:
+            replica.link.send(order)
 
-    async def forget_others(self, tenants: Mapping[str, str]) -> None:
-        """See `EngineClient.forget_others`. Replicas keep nothing on disk."""
+    def _sum(self, stats: dict[int, Any]) -> EngineStats:
+        """Of what all replicas have counted, and of what leases have cost what this door is to
+        book.
+        """
+        self._counts.observe(stats, [replica.link.number for replica in self._fleet.ready])
+        total = self._counts.put_into(sum_of(list(stats.values())))
+        return structs.replace(total, tenants=self._fleet.ledger.booked(total.tenants))
 
-    async def keep_under(self, tenant: str, secret: str) -> None:
-        """See `EngineClient.keep_under`. Replicas keep nothing on disk."""
-
-    async def block_fates(self, hashes: Sequence[bytes]) -> list[BlockFate]:
-        """See `EngineClient.block_fates`."""
-        most = self.info.max_context_tokens // self.info.block_size
-        if len(hashes) > most:
-            raise ValueError(f"hashes: there may be {most}, not {len(hashes)}")
-        answers = await self._ask_all(AskFates(0, list(hashes)))
-        found = [said.fates for said in answers.values() if isinstance(said, FatesReply)]
-        return best_fates(found)
-
-    async def chains(self, tenant: str, before: int | None = None) -> ChainPage:
-        """See `EngineClient.chains`: those of one replica behind those of the other."""
+    async def _chains(self, question: Question[..., Any, Any], asked: AskChains) -> ChainPage:
+        """Those of one replica behind those of the other."""
+        before = asked.before
         number, within = (None, None) if before is None else divmod(before, 1 << _PAGE_BITS)
-        replicas = sorted(self._fleet.ready, key=lambda one: one.order)
-        left = [one for one in replicas if number is None or one.order >= number]
+        left = [one for one in self._in_order() if number is None or one.order >= number]
         if not left:
-            if number is None:
-                raise EngineUnavailable("no replica is ready")
             return ChainPage(chains=[])
         first = left[0]
-        is_same = first.order == number and within
-        answer = await first.link.ask(AskChains(0, tenant, within if is_same else None))
-        assert isinstance(answer, ChainsReply)
-        page, following = answer.page, None
+        own = structs.replace(asked, before=within or None if first.order == number else None)
+        page: ChainPage = await first.link.ask(question, own)
+        following = None
         if page.next is not None:
             following = (first.order << _PAGE_BITS) + page.next
         elif len(left) > 1:
             following = left[1].order << _PAGE_BITS
         return structs.replace(page, next=following)
-
-    async def wall(self, watcher: str, replica: int = 0) -> bytes:
-        """See `EngineClient.wall`."""
-        answer = await self._numbered(replica).link.ask(AskWall(0, watcher))
-        assert isinstance(answer, WallReply)
-        return answer.frame
-
-    async def roll(self, replica: int = 0, cell: int | None = None) -> Roll:
-        """See `EngineClient.roll`."""
-        answer = await self._numbered(replica).link.ask(AskRoll(0, cell))
-        assert isinstance(answer, RollReply)
-        return structs.replace(answer.roll, replicas=self.num_ready)
-
-    async def unwatch(self, watcher: str) -> None:
-        """See `EngineClient.unwatch`."""
-        self._tell_all(Unwatch(watcher))
-
-    async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`: the sums of all replicas', and of what leases have cost what
-        this door is to book.
-        """
-        answers = await self._ask_all(Probe(0))
-        stats = {one: said.stats for one, said in answers.items() if isinstance(said, ProbeReply)}
-        self._counts.observe(stats, [replica.link.number for replica in self._fleet.ready])
-        total = self._counts.put_into(sum_of(list(stats.values())))
-        return structs.replace(total, tenants=self._fleet.ledger.booked(total.tenants))
 
     async def _generate(
         self, request: EngineRequest, hashes: Sequence[bytes], to: Replica | None = None
@@ -298,14 +274,9 @@ class ClusterEngine:
             return await asyncio.to_thread(_hashes_of, request, self.info)
         return _hashes_of(request, self.info)
 
-    def _numbered(self, number: int) -> Replica:
-        """One of those that are ready. Raises `EngineError`."""
-        replicas = sorted(self._fleet.ready, key=lambda one: one.order)
-        if not replicas:
-            raise EngineUnavailable("no replica is ready")
-        if number >= len(replicas):
-            raise EngineError(f"replica: there is no number {number}, but {len(replicas)} of them")
-        return replicas[number]
+    def _in_order(self) -> list[Replica]:
+        """Those that are ready, as they have joined in."""
+        return sorted(self._fleet.ready, key=lambda one: one.order)
 
     def _place(self, run: Run, to: Replica | None = None) -> None:
         """Send it to a replica, or let it wait for one; not for ever."""
@@ -352,14 +323,12 @@ class ClusterEngine:
         for run in runs:
             self._place(run)
 
-    def _tell_all(self, message: ToEngine) -> None:
-        for replica in self._fleet.ready:
-            replica.link.send(message)
-
-    async def _ask_all(self, question: Question) -> dict[int, Answer]:
+    async def _ask_all(
+        self, question: Question[..., SaidT, AnswerT], argument: SaidT
+    ) -> dict[int, AnswerT]:
         """What all replicas answer that do. Raises `EngineUnavailable` if none does."""
         links = [replica.link for replica in self._fleet.ready]
-        asked = (link.ask(question) for link in links)
+        asked = (link.ask(question, argument) for link in links)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, EngineUnavailable):

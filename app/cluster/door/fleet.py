@@ -21,8 +21,9 @@ from app.cluster.rollout import mismatch, own_release
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
 from engine.api import EngineInfo, EngineRequest, EngineStats
+from engine.questions import ServedElsewhere
 from engine.replicas import FleetFigures
-from engine.serve.messages import Abort, Deltas, Down, Ready, ServedElsewhere, Submit
+from engine.serve.messages import Abort, Deltas, Down, Ready, Submit
 from engine.serve.running_stream import RunningStream
 
 _log = logging.getLogger(__name__)

@@ -13,10 +13,11 @@ from typing import Any, Final
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from app.cluster.messages import Answer, Question, ToDoor, decode_answer, decode_to_door
+from app.cluster.messages import ToDoor, decode_to_door
 from app.cluster.node.pulse import BEAT_SECONDS
 from app.cluster.node.replica import SILENCE_SECONDS
 from engine.api import EngineUnavailable
+from engine.questions import AnswerT, Question, SaidT
 from engine.serve.messages import ToEngine, encode
 
 LOST: Final = (RayError, RayServeException, TimeoutError)
@@ -61,13 +62,12 @@ class Link:
         self._outbox.append(encode(message))
         self._has_more.set()
 
-    async def ask(self, question: Question) -> Answer:
-        """Raises `EngineUnavailable`."""
+    async def ask(self, question: Question[..., SaidT, AnswerT], argument: SaidT) -> AnswerT:
+        """What the replica answers. Raises `EngineUnavailable`."""
         try:
-            call = self._handle.ask.remote(encode(question), replica=self._replica)
+            call = self._handle.ask.remote(encode(argument), replica=self._replica)
             async with asyncio.timeout(SILENCE_SECONDS):
-                answer: Answer = decode_answer(await call)
-                return answer
+                return question.decode(await call)
         except LOST as error:
             raise EngineUnavailable("a replica does not answer") from error
 

@@ -17,17 +17,7 @@ from typing import Final
 import msgspec
 from ray.serve import get_replica_context
 
-from app.cluster.messages import (
-    Answer,
-    Beat,
-    Blocks,
-    Hello,
-    Question,
-    ToDoor,
-    decode_question,
-    decode_to_replica,
-    state_since,
-)
+from app.cluster.messages import Beat, Blocks, Hello, ToDoor, state_since
 from app.cluster.node.events import Follower
 from app.cluster.node.pulse import BEAT_SECONDS, Pulse
 from app.cluster.node.scaling import KV_SHARE, QUEUE_SECONDS
@@ -36,27 +26,16 @@ from app.observe.foreign_logs import log_replica
 from engine.api import EngineError, EngineRequest, EngineStats, TokenDelta
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
+from engine.questions import QUESTIONS, Said
 from engine.serve.messages import (
     Abort,
-    AskChains,
-    AskFates,
-    AskRoll,
-    AskWall,
-    ChainsReply,
     Deltas,
     Down,
-    FatesReply,
-    ForgetTenant,
-    Probe,
-    ProbeReply,
     Ready,
-    RollReply,
-    ServedElsewhere,
     Submit,
     ToEngine,
-    Unpin,
-    Unwatch,
-    WallReply,
+    decode_question,
+    decode_to_engine,
     encode,
 )
 
@@ -140,13 +119,14 @@ class EngineReplica:
         self._expect(replica)
         own = self._doors[door]
         for message in messages:
-            await own.hear(decode_to_replica(message))
+            await own.hear(decode_to_engine(message))
         own.is_heard()
 
     async def ask(self, question: bytes, replica: str) -> bytes:
-        """An `Answer` to a `Question`. Raises `EngineUnavailable`."""
+        """The answer to a question of `engine.questions`. Raises `EngineUnavailable`."""
         self._expect(replica)
-        return encode(await self._answer(decode_question(question)))
+        said = decode_question(question)
+        return encode(await self._engine.ask(QUESTIONS[type(said)], said))
 
     def _books(self, door: str) -> bool:
         """Whether it is the one that has been here longest: only one is to book leases."""
@@ -155,20 +135,6 @@ class EngineReplica:
     def _expect(self, replica: str) -> None:
         if replica != self._name:
             raise WrongReplica(replica)
-
-    async def _answer(self, asked: Question) -> Answer:
-        match asked:
-            case Probe():
-                return ProbeReply(asked.probe_id, await self._engine.stats())
-            case AskFates():
-                return FatesReply(asked.ask_id, await self._engine.block_fates(asked.hashes))
-            case AskChains():
-                page = await self._engine.chains(asked.tenant, asked.before)
-                return ChainsReply(asked.ask_id, page)
-            case AskWall():
-                return WallReply(asked.ask_id, await self._engine.wall(asked.watcher))
-            case AskRoll():
-                return RollReply(asked.ask_id, await self._engine.roll(cell=asked.cell))
 
     def _tell_all(self, message: Down | Ready) -> None:
         """The engine is lost, and what it was computing; or there is one again."""
@@ -251,14 +217,8 @@ class _Door:
                     task_or_none.cancel()
             case Abort(request_id, index):
                 await self._engine.abort(request_id, index)
-            case Unpin(pin):
-                await self._engine.unpin(pin)
-            case ForgetTenant(tenant):
-                await self._engine.forget_tenant(tenant)
-            case Unwatch(watcher):
-                await self._engine.unwatch(watcher)
-            case ServedElsewhere(tenants):
-                await self._engine.served_elsewhere(tenants)
+            case Said():
+                await self._engine.tell(message)
 
     def drop_requests(self) -> None:
         """They go on elsewhere."""

@@ -18,7 +18,7 @@ from app.background.warming import Warmer
 from app.limits.booking import Booking
 from app.prompt.system_prompts import RegisteredPrompts
 from app.stores import Stores
-from engine.client import EngineError, RequestRefused
+from engine.api import EngineError, RequestRefused
 from tenants.errors import (
     GroupNotFound,
     InvalidField,

@@ -14,9 +14,8 @@ import pytest
 import zmq.asyncio
 from msgspec import structs
 
-from engine.api import EngineRequest, TokenDelta
+from engine.api import EngineError, EngineRequest, TokenDelta
 from engine.assembly.process import ProcessEngine
-from engine.client import EngineError
 from engine.config import EngineConfig
 from engine.serve.messages import Failed, Loading, encode
 from engine.serve.supervisor import RemoteEngine

@@ -23,8 +23,8 @@ def start(folder: Path, always_reads: bool = True, **fields: object) -> EngineCo
 
 
 def keeper(core: EngineCore) -> Keeper:
-    assert core._keeper is not None
-    return core._keeper
+    assert core.arrivals.keeper is not None
+    return core.arrivals.keeper
 
 
 def pin(core: EngineCore, prompt: list[int], tenant: str = "a", **fields: object) -> None:

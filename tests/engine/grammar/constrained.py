@@ -158,5 +158,5 @@ def start(core: EngineCore, requests: Iterable[EngineRequest]) -> None:
     """Submit requests, and let all have their grammars before the first step."""
     for request in requests:
         core.submit(request)
-    while core._grammars:
-        assert core._take_compiled() == []
+    while core.arrivals:
+        assert core.arrivals.advance(has_steps=False) == []

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec import structs
 
-from engine.api import EngineStats, TokenDelta
-from engine.client import EngineError, EngineUnavailable, RequestRefused
+from engine.api import EngineError, EngineStats, EngineUnavailable, RequestRefused, TokenDelta
 from engine.serve.local import LocalEngine
 from engine.serve.messages import Deltas
 from tests.engine.simulation import (

@@ -10,8 +10,7 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from engine.api import BeamParams, PromptLogprobs, TokenDelta
-from engine.client import EngineUnavailable
+from engine.api import BeamParams, EngineUnavailable, PromptLogprobs, TokenDelta
 from engine.sequences.plan import StepPlan
 from engine.serve import supervisor as remote
 from engine.serve.local import LocalEngine

@@ -14,10 +14,10 @@ from msgspec import structs
 from app.cluster.launch import ENVIRONMENT
 from app.cluster.messages import Hello, State, ToDoor
 from engine.api import EngineInfo, EngineRequest, EngineUnavailable, TenantStats, TokenDelta
+from engine.questions import ServedElsewhere
 from engine.serve.messages import (
     Deltas,
     Ready,
-    ServedElsewhere,
     Submit,
     ToEngine,
     decode_to_engine,

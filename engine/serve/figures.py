@@ -1,0 +1,84 @@
+"""The engine's books as one snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.api import EngineStats, TenantStats
+from engine.disk.keeper import Keeper
+from engine.run.steps import Grouping, Runner, Steps
+from engine.schedule.scheduler import Scheduler
+
+
+def engine_stats(
+    scheduler: Scheduler, order: Steps, runner: Runner, keeper: Keeper | None, **counts: Any
+) -> EngineStats:
+    """What these have counted, and `counts`, which the loop has."""
+    tiers, lifecycle, speculation = scheduler.tiers, scheduler.lifecycle, scheduler.speculation
+    pool, transfers = tiers.pool, tiers.transfers
+    leases, tenants = pool.leases.totals(), _tenant_stats(scheduler)
+    if isinstance(runner, Grouping):
+        counts["spared_keys"] = runner.num_spared_keys
+    if speculation is not None:
+        counts["drafted_tokens"] = speculation.num_drafted
+        counts["accepted_tokens"] = speculation.num_accepted
+    if keeper is not None:
+        counts["kept_files"] = keeper.num_files
+        counts["kept_bytes"] = keeper.num_bytes
+        counts["restored_blocks"] = keeper.num_restored
+    return EngineStats(
+        running=len(scheduler.running),
+        waiting=lifecycle.num_waiting,
+        queue_seconds=scheduler.queue_seconds,
+        prefill_tokens_per_s=scheduler.pace.tokens_per_second or 0.0,
+        blocks_total=pool.num_blocks,
+        blocks_in_use=pool.num_in_use,
+        blocks_cached=pool.num_cached,
+        peak_blocks_in_use=pool.peak_in_use,
+        prompt_tokens=lifecycle.num_prompt_tokens,
+        cached_tokens=lifecycle.num_cached_tokens,
+        preemptions=lifecycle.num_preemptions,
+        forks=lifecycle.num_forks,
+        copied_blocks=lifecycle.num_copied_blocks,
+        blocks_pinned=scheduler.pins.num_blocks,
+        blocks_leased=pool.leases.num_blocks,
+        lease_block_seconds=leases.block_seconds,
+        leases_broken=leases.num_broken,
+        leases_cut=leases.num_cut,
+        host_blocks_total=tiers.host.num_blocks,
+        host_blocks_used=tiers.host.num_used,
+        recomputed=lifecycle.num_recomputed,
+        swapped_out=transfers.num_swapped_out,
+        swapped_in=transfers.num_swapped_in,
+        host_hit_blocks=lifecycle.num_host_hits,
+        in_block_tokens=lifecycle.num_in_block_tokens,
+        tenants=tenants,
+        reuse=list(lifecycle.reuse.points()),
+        plan_seconds=order.plan_seconds,
+        compute_seconds=order.compute_seconds,
+        **counts,
+    )
+
+
+def _tenant_stats(scheduler: Scheduler) -> dict[str, TenantStats]:
+    pins, pool, leases = scheduler.pins, scheduler.pool, scheduler.pool.leases
+    pinned = {tenant: len(pins.blocks_of(tenant)) for tenant in pins.tenants}
+    stats = {}
+    known = {account.tenant for account in scheduler.accounts.known()}
+    for tenant in known.union(pinned, leases.tenants):
+        account, leased = scheduler.accounts.get(tenant), leases.of(tenant)
+        stats[tenant] = TenantStats(
+            running=len(account.running),
+            waiting=len(account.waiting),
+            blocks_held=len(account.held),
+            blocks_shared=sum(pool.references[one] > 1 for one in account.held),
+            blocks_cached=pool.num_cached_of(tenant),
+            blocks_pinned=pinned.get(tenant, 0),
+            served=account.served,
+            blocks_leased=len(leased.leases),
+            lease_block_seconds=leased.block_seconds,
+            leases_broken=leased.num_broken,
+            leases_cut=leased.num_cut,
+            leases_since=leased.begun,
+        )
+    return stats
