@@ -14,7 +14,7 @@ import msgspec
 
 from bench.registry import BenchError
 from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.assembly.assemble import Parts, load_parts
+from engine.assembly.parts import Parts, load_parts
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate

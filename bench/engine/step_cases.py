@@ -17,7 +17,7 @@ import zmq
 from bench.common.stopwatch import PartTimes, replaced
 from bench.registry import BenchError
 from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.assembly.assemble import load_parts
+from engine.assembly.parts import load_parts
 from engine.batch.batch import BatchBuilder
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig

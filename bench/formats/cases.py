@@ -13,7 +13,8 @@ import numpy as np
 from bench.common.stopwatch import replaced
 from bench.formats.schemas import NUM_KINDS, Found, grammar_of
 from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.assembly.assemble import load_parts, make_core
+from engine.assembly.assemble import make_core
+from engine.assembly.parts import load_parts
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.constraint.follower import Follower

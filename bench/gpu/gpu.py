@@ -26,7 +26,7 @@ from bench.common.device_rates import copy_rate, matmul_rate
 from bench.gpu.loop import Case, Loop, Mode
 from bench.gpu.models import SHAPES, Shape, write_model
 from bench.registry import BenchError, Result, parameters
-from engine.assembly.assemble import Parts, load_parts
+from engine.assembly.parts import Parts, load_parts
 from engine.config import Device, Dtype, EngineConfig
 
 _BATCHES: Final = (1, 8, 64, 256)

@@ -10,7 +10,8 @@ from typing import Final
 
 from bench.registry import BenchError
 from engine.api import NOTHING_CACHED, CachePolicy, EngineRequest, Namespaces, SamplingParams
-from engine.assembly.assemble import Parts, make_graphs, make_pieces
+from engine.assembly.graphs import make_graphs, make_pieces
+from engine.assembly.parts import Parts
 from engine.blocks.hashing import KEY_BYTES
 from engine.run.runner import AheadRunner, LaunchedStep, ModelRunner
 from engine.run.stopwatch import Stopwatch

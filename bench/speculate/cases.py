@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 from bench.common.mt_bench import Conversation
 from bench.common.workload import system_prompt
 from engine.api import EngineRequest, Namespaces, SamplingParams
-from engine.assembly.assemble import Parts, load_parts, make_drafter, make_runner
+from engine.assembly.assemble import make_drafter, make_runner
+from engine.assembly.parts import Parts, load_parts
 from engine.blocks.hashing import KEY_BYTES
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_rows

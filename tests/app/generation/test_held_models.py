@@ -16,7 +16,7 @@ from app.formats.tools.grammar import Shape
 from app.generation.call_grammar import call_grammar
 from app.generation.detokenizer import Detokenizer
 from engine.api import SamplingParams
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from tests.engine.grammar.constrained import constraining, save, start
 from tests.engine.run.test_graphs import load
 from tests.engine.simulation import EOS, make_request

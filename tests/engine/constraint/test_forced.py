@@ -9,7 +9,8 @@ import pytest
 from msgspec import structs
 
 from engine.api import EngineRequest, Grammar
-from engine.assembly.assemble import Parts, make_drafter
+from engine.assembly.assemble import make_drafter
+from engine.assembly.parts import Parts
 from tests.engine.draft.test_models import Hindsight
 from tests.engine.grammar.constrained import (
     GRAMMARS,

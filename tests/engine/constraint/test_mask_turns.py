@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import EngineRequest, Grammar
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.constraint import follower
 from engine.constraint.follower import Follower
 from tests.engine.constraint.test_forced import LONG_KEYS

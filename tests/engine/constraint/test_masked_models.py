@@ -9,7 +9,7 @@ from msgspec import structs
 from transformers import PreTrainedModel
 
 from engine.api import EngineRequest, Grammar, SamplingParams
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.serve.core import EngineCore
 from tests.engine.draft.test_models import Hindsight, Outputs, answers
 from tests.engine.grammar.constrained import (

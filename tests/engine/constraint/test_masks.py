@@ -8,7 +8,7 @@ import pytest
 import regex
 
 from engine.api import Grammar
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.grammar.compiled import CompiledGrammar
 from engine.grammar.vocabulary import Vocabulary
 from tests.engine.grammar.constrained import VOCAB, save

@@ -12,14 +12,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.api import EngineError
-from engine.assembly.assemble import (
-    Parts,
-    load_core,
-    load_parts,
-    make_draft_model,
-    make_drafter,
-    make_runner,
-)
+from engine.assembly.assemble import load_core, make_draft_model, make_drafter, make_runner
+from engine.assembly.parts import Parts, load_parts
 from engine.config import EngineConfig
 from engine.draft.combined import LookupFirst
 from engine.draft_model.drafter import DraftModel

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
 from engine.api import EngineRequest, Grammar
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.constraint.follower import Followers
 from engine.constraint.held_drafts import Held
 from engine.constraint.mask_turns import Turns

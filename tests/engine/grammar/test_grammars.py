@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from engine.api import BeamParams, EngineRequest, Grammar, RequestRefused, TokenDelta
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.constraint.masks import Masks
 from engine.grammar import grammars as module
 from engine.grammar.compiled import CompiledGrammar

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from bench.formats.hostile_grammars import hostile_grammars
 from engine.api import EngineRequest, SamplingParams
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.grammar.source import problem_of
 from engine.validation import excess_of
 from tests.engine.grammar.constrained import PICK, constraining, save

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from engine.api import EngineRequest, Grammar, SamplingParams
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.grammar.source import problem_of
 from tests.engine.grammar.constrained import constraining, save, start, text
 from tests.engine.grammar.random_schemas import random_schema

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.api import StepOutOfMemory
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.batch.batch import Batch
 from engine.model.memory_errors import attempt
 from engine.run.runner import AheadRunner, ModelRunner

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from engine.api import EngineError, SamplingParams, UnsupportedModel
-from engine.assembly.assemble import load_core, load_parts
+from engine.assembly.assemble import load_core
+from engine.assembly.parts import load_parts
 from engine.config import EngineConfig
 from engine.model import kernel_paths
 from engine.model.calibration import calibrate, calibrate_steps
@@ -223,7 +224,7 @@ def test_a_load_measures_steps_once_unless_they_are_configured(
     monkeypatch.setattr(kernel_paths, "_measured", {})
     found = load_parts(config).config.step_token_budget
     monkeypatch.setattr(kernel_paths, "_measured", {})
-    monkeypatch.setattr("engine.assembly.assemble.calibrate_steps", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr("engine.assembly.parts.calibrate_steps", lambda *_: pytest.fail("again"))
     assert load_parts(config).config.step_token_budget == found
     known = kernel_paths.known_choice(config)
     assert known is not None

@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.api import EngineBroken, SamplingParams
-from engine.assembly.assemble import Parts, load_parts, make_core
+from engine.assembly.assemble import make_core
+from engine.assembly.parts import Parts, load_parts
 from engine.config import EngineConfig
 from engine.model.layers.leader import LeadingModel, packed
 from engine.model.layers.shard import Shard

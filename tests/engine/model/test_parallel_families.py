@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from engine.api import EngineError
-from engine.assembly.assemble import load_parts, make_core
+from engine.assembly.assemble import make_core
+from engine.assembly.parts import load_parts
 from engine.assembly.process import ProcessEngine
 from tests.engine.model.layers.test_fused import VARIANTS
 from tests.engine.model.test_model import SMALL, generate, save_model

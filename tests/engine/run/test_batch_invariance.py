@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.api import CachePolicy, EngineRequest
-from engine.assembly.assemble import load_core, load_parts
+from engine.assembly.assemble import load_core
+from engine.assembly.parts import load_parts
 from engine.batch.batch import pack
 from engine.config import EngineConfig
 from engine.model.layers.paged_model import PagedModel

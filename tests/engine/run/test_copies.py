@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.assembly.assemble import Parts
+from engine.assembly.parts import Parts
 from engine.batch.batch import Batch
 from engine.blocks.transfers import Transfers
 from engine.run.copies import BlockCopies

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.api import EngineRequest
-from engine.assembly.assemble import load_parts, make_runner
+from engine.assembly.assemble import make_runner
+from engine.assembly.parts import load_parts
 from engine.config import EngineConfig
 from engine.serve.core import EngineCore
 from kernels.native import library

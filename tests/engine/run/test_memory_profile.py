@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api import EngineError, EngineRequest
-from engine.assembly.assemble import Parts, profiled_kv_bytes
+from engine.assembly.parts import Parts, profiled_kv_bytes
 from engine.batch.batch import Batch
 from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import StepSize

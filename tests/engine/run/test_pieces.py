@@ -24,7 +24,8 @@ from transformers import AutoModelForCausalLM
 from triton.runtime import JITFunction
 
 import kernels.triton
-from engine.assembly.assemble import Parts, make_pieces
+from engine.assembly.graphs import make_pieces
+from engine.assembly.parts import Parts
 from engine.batch.batch import Batch, pack
 from engine.model.layers import paged_model
 from engine.model.layers.eager import EagerDecoder

@@ -1,0 +1,186 @@
+"""From an `EngineConfig` to a loaded model with its memory, and what was measured of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from transformers.utils import logging as transformers_logging
+
+from engine.api import EngineError, EngineInfo
+from engine.assembly.graphs import graphs_of, pieces_of, step_size
+from engine.config import EngineConfig
+from engine.draft_model.loading import load_draft
+from engine.grammar.vocabulary import Vocabulary, load_vocabulary
+from engine.model.calibration import calibrate, calibrate_steps
+from engine.model.fingerprint import model_fingerprint
+from engine.model.kernel_paths import Choice, choose_kernel_paths, measured_step_tokens, rounding
+from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
+from engine.model.layers.paged_model import PagedModel
+from engine.model.load import load_model
+from engine.model.parallel.start import followers_of
+from engine.model.start_errors import memory_for
+from engine.model.step_size import with_step_size
+from engine.run.graphs.recording import CudaRecorder, Record
+from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile
+from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
+from engine.system.threads import threads_of_rank
+from kernels import backends
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is built from."""
+
+    config: EngineConfig
+    """With a token budget and a number of sequences."""
+    info: EngineInfo
+    model: PagedModel
+    """With its memory."""
+    costs: CostModel
+    draft: PagedModel | None = None
+    """What guesses, with memory of its own for as many blocks."""
+    vocabulary: Vocabulary | None = None
+    """What grammars are compiled for."""
+
+
+def load_parts(config: EngineConfig, tell: Callable[[str], None] = lambda _: None) -> Parts:
+    """Load the model, allocate its KV memory and, if blocks may be swapped, measure it.
+
+    For `tell` and errors see `engine.assembly.assemble.load_core`.
+    """
+    transformers_logging.disable_progress_bar()
+    threads = threads_of_rank(config.threads, config.tensor_parallel)
+    config = msgspec.structs.replace(config, threads=threads)
+    choice = choose_kernel_paths(config)
+    remedy = "choose a smaller model, quantize to int8 or int4, or have more memory"
+    with memory_for("the weights", remedy):
+        with followers_of(config, choice) as followers:
+            model = load_model(config, followers)
+        tell("weights")
+        draft = load_draft(config, model)
+    if backends.default(model.device) == "reference":
+        _log.warning(
+            "kernels/native is not built: attention and products run in plain torch, right and "
+            "several times slower; install a C compiler, then the package again"
+        )
+    fingerprint = model_fingerprint(config, model.dtype, _rounding(model, choice))
+    config = _with_step_size(config, model, fingerprint)
+    host_block_bytes = model.block_bytes
+    block_bytes = host_block_bytes + (0 if draft is None else draft.block_bytes)
+    # One block more, for rows that only fill a batch up, is nobody's.
+    num_blocks = _kv_memory_bytes(config, model, draft, block_bytes) // block_bytes
+    num_host_blocks = config.host_memory_bytes // host_block_bytes
+    if num_blocks < 1:
+        raise EngineError(f"kv_memory: a single block takes {block_bytes} bytes")
+    if config.host_memory_bytes and not num_host_blocks:
+        raise EngineError(f"host_memory: a single block takes {host_block_bytes} bytes")
+    with memory_for(f"{num_blocks * block_bytes >> 20} MiB of KV cache", "lower kv_memory"):
+        model.allocate(num_blocks + 1)
+        if draft is not None:
+            draft.allocate(num_blocks + 1)
+    with memory_for(f"{config.host_memory_bytes >> 20} MiB behind it", "lower host_memory"):
+        model.allocate_host(num_host_blocks)
+    info = _info(config, model, fingerprint, block_bytes)
+    size, ends = info.vocab_size, info.eos_token_ids
+    vocabulary = load_vocabulary(Path(config.model_path), size, ends)
+    info = msgspec.structs.replace(info, has_grammars=vocabulary is not None)
+    costs = FREE_COPIES
+    if num_host_blocks:
+        costs = calibrate(model, step_size(config).tokens, info.max_context_tokens)
+    return Parts(config, info, model, costs, draft, vocabulary)
+
+
+def _rounding(model: PagedModel, choice: Choice) -> str:
+    """What KV hangs on to the last bit, where that matters; on a GPU no path of the CPU's."""
+    if not model.batch_invariant:
+        return ""
+    return rounding(choice) if model.device.type == "cpu" else "batch-invariant"
+
+
+def _with_step_size(config: EngineConfig, model: PagedModel, fingerprint: bytes) -> EngineConfig:
+    """What is not configured is chosen: for a GPU by its size, for a CPU by its speed."""
+    if config.step_token_budget is not None or model.device.type != "cpu":
+        return with_step_size(config, model.device)
+    measure = partial(calibrate_steps, model, context_limit(config, model))
+    tokens = measured_step_tokens(config, fingerprint.hex(), measure)
+    return with_step_size(config, model.device, tokens)
+
+
+def _kv_memory_bytes(
+    config: EngineConfig, model: PagedModel, draft: PagedModel | None, block_bytes: int
+) -> int:
+    if config.kv_memory_bytes is not None:
+        return config.kv_memory_bytes
+    longest = context_limit(config, model)
+    if model.device.type != "cuda":
+        return automatic_kv_bytes(block_bytes, config.block_size, longest)
+    memory = CudaMemory(model.device)
+    return profiled_kv_bytes(config, model, block_bytes, memory, draft=draft)
+
+
+def profiled_kv_bytes(
+    config: EngineConfig,
+    model: PagedModel,
+    block_bytes: int,
+    memory: DeviceMemory,
+    record: Record | None = None,
+    draft: PagedModel | None = None,
+) -> int:
+    """What a GPU of that `memory` has for the KV cache; `record` is a `CudaRecorder`, or so.
+
+    Steps of a `draft` model come between those of the model, and its graphs beside the others.
+    """
+    size, longest = step_size(config), context_limit(config, model)
+    record = record or CudaRecorder(model.device)
+    most = min(longest, memory.total // block_bytes * config.block_size)
+    needs = []
+    for one in (model,) if draft is None else (draft, model):
+        kinds: list[Callable[[], Graphs | None]] = [
+            partial(graphs_of, config, one, most, 1, memory, record),
+            partial(pieces_of, config, one, 1, memory, record),
+        ]
+        own = min(most, context_limit(config, one))
+        needs.append(profile(one, size, own, memory, kinds))
+    together = replace(
+        needs[-1],
+        step=max(one.step for one in needs),
+        graphs=sum(one.graphs for one in needs),
+    )
+    return gpu_kv_bytes(together, block_bytes, config.block_size, longest)
+
+
+def context_limit(config: EngineConfig, model: PagedModel) -> int:
+    """Tokens that a request may have by configuration and model; `sys.maxsize` for no limit."""
+    of_model = getattr(model.weights.config, "max_position_embeddings", None)
+    limits = (of_model, config.max_context_tokens)
+    return min((limit for limit in limits if limit), default=sys.maxsize)
+
+
+def _info(
+    config: EngineConfig, model: PagedModel, fingerprint: bytes, block_bytes: int
+) -> EngineInfo:
+    num_blocks = len(model.memory) - 1
+    return EngineInfo(
+        model=config.model_path,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        block_bytes=block_bytes,
+        num_host_blocks=len(model.host_memory),
+        max_context_tokens=min(num_blocks * config.block_size, context_limit(config, model)),
+        max_running_sequences=step_size(config).sequences,
+        vocab_size=model.weights.config.vocab_size,
+        eos_token_ids=model.weights.eos_token_ids,
+        hash_extras=fingerprint,
+        rotary_switch=model.weights.rotary_switch,
+        logit_error=model.logit_error,
+    )
