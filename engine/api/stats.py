@@ -1,0 +1,117 @@
+"""How an engine goes: a snapshot of its books."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class ReusePoint(msgspec.Struct, frozen=True):
+    """Which part of the blocks that requests asked for a pool of so many `blocks` would have found,
+    evicting the least recently used first. An estimate, since the start.
+    """
+
+    blocks: int
+    found: float
+
+
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's part of a snapshot. Blocks are distinct ones.
+
+    `blocks_held` are those of its running requests, of which `blocks_shared` are referenced more
+    than once; `blocks_cached` are findable and held by nobody; `served` is its virtual counter's
+    unit: weighted tokens served so far, divided by its weight. `blocks_leased` are kept because it
+    has asked for it, `lease_block_seconds` their number times the seconds for which they were;
+    `leases_broken` are leases that ended early because no other blocks were left, `leases_cut`
+    those that did because there were more than it may have. These three count from
+    `leases_since`, in seconds of the engine's clock: who was forgotten begins again.
+    """
+
+    running: int
+    waiting: int
+    blocks_held: int
+    blocks_shared: int
+    blocks_cached: int
+    blocks_pinned: int
+    served: float
+    blocks_leased: int = 0
+    lease_block_seconds: float = 0.0
+    leases_broken: int = 0
+    leases_cut: int = 0
+    leases_since: float = 0.0
+
+
+class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """What only grows while an engine runs: it counts from the start.
+
+    Of the `preemptions`, `recomputed` requests were dropped to be computed again, the others were
+    swapped. `swapped_out` and `swapped_in` are blocks copied to the host and back, for whatever
+    reason; `prompt_tokens` are those of requests when they were first admitted, and what these
+    found then: `cached_tokens`, of which some were in the host tier (`host_hit_blocks`) or inside
+    of blocks (`in_block_tokens`).
+    """
+
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    recomputed: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    host_hit_blocks: int = 0
+    in_block_tokens: int = 0
+    spared_keys: int = 0
+    """Keys that a layer's attention did not read again for sequences that share them."""
+    drafted_tokens: int = 0
+    """Guesses that were verified, several in a step."""
+    accepted_tokens: int = 0
+    """Of these: the ones that were right."""
+    forks: int
+    """Sequences that began as others of their request, in the same blocks."""
+    copied_blocks: int
+    """Shared blocks that were copied because a sequence wrote into them."""
+    restored_blocks: int = 0
+    """Read from disk, where they are kept over a restart."""
+    lease_block_seconds: float = 0.0
+    leases_broken: int = 0
+    leases_cut: int = 0
+    invariant_violations: int
+    plan_seconds: float = 0.0
+    """For which the loop has decided what steps compute."""
+    compute_seconds: float = 0.0
+    """For which steps were computed, from their start or the end of the one before."""
+    commit_seconds: float = 0.0
+    """For which the loop has taken their tokens over."""
+
+
+COUNTERS: Final = EngineCounters.__struct_fields__
+
+
+class EngineStats(EngineCounters, frozen=True, kw_only=True):
+    """A snapshot from inside the engine loop."""
+
+    engine: str = ""
+    """Which one has counted: one that is started again is another one."""
+    running: int
+    waiting: int
+    queue_seconds: float = 0.0
+    """To compute what is left of the prompts that it has accepted, as if nothing of those that wait
+    were cached; 0 until steps have shown what a token takes."""
+    prefill_tokens_per_s: float = 0.0
+    """Of the beginning of a prompt; 0: not known yet."""
+    blocks_total: int
+    blocks_in_use: int
+    blocks_cached: int
+    peak_blocks_in_use: int
+    blocks_pinned: int = 0
+    blocks_leased: int = 0
+    host_blocks_total: int = 0
+    host_blocks_used: int = 0
+    kept_files: int = 0
+    """On disk, with blocks that are kept over a restart."""
+    kept_bytes: int = 0
+    tenants: dict[str, TenantStats] = {}
+    reuse: list[ReusePoint] = []
+    """By size of the pool, smaller and larger ones than it is."""
