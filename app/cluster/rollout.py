@@ -12,7 +12,7 @@ import logging
 from functools import cache
 from hashlib import blake2b
 from importlib import metadata
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,6 +20,9 @@ from app.cluster.messages import ToDoor
 from engine.api import EngineError
 from engine.questions import QUESTIONS
 from engine.serve.messages import ToEngine
+
+if TYPE_CHECKING:
+    from app.cluster.node.deployment import Cluster
 
 _log = logging.getLogger(__name__)
 _MOST_REPLACED: Final = 64
@@ -45,37 +48,6 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 
     release: str
     deployed: Deployed
-
-
-class Cluster(Protocol):
-    """Where replicas run."""
-
-    @property
-    def own(self) -> Deployed:
-        """What this door would deploy where there is nothing yet."""
-        ...
-
-    @property
-    def redeploys(self) -> bool:
-        """Whether it deploys even what was replaced before."""
-        ...
-
-    @property
-    def head(self) -> str | None:
-        """Where the cluster's head listens, once it is connected."""
-        ...
-
-    def connect(self) -> Any:
-        """The handle to those that there are, or `None`. Raises `EngineError`; for a thread."""
-        ...
-
-    def deploy(self, deployed: Deployed) -> Any:
-        """Have them run; returns the handle to them. Raises `EngineError`; for a thread."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; for a thread."""
-        ...
 
 
 @cache

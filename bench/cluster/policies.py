@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.cluster.routing.router import Depths, ReplicaLoad, Router, ranked
+from app.cluster.routing.index import PrefixIndex
+from app.cluster.routing.router import ReplicaLoad, Router, ranked
 from bench.cluster.workloads import Request
 
 _RAY_MATCH_RATE: Final = 0.1
@@ -130,7 +131,7 @@ class RayPrefix(PowerOfTwo):
 class Ours(Policy):
     """`app.cluster.routing`, as it is."""
 
-    def __init__(self, index: Depths, block_size: int, seed: int) -> None:
+    def __init__(self, index: PrefixIndex, block_size: int, seed: int) -> None:
         self._router = Router(index, block_size, seed)
 
     def choose(self, question: Question) -> int:
@@ -147,17 +148,17 @@ class Ours(Policy):
         self._router.finished(request.name)
 
 
-Doors = Callable[[int, Depths, int], list[Policy]]
+Doors = Callable[[int, PrefixIndex, int], list[Policy]]
 """Makes policies for so many front doors, with their index and the block size."""
 
 
-def _ray_doors(doors: int, _index: Depths, _block_size: int) -> list[Policy]:
+def _ray_doors(doors: int, _index: PrefixIndex, _block_size: int) -> list[Policy]:
     sent: dict[bytes, set[int]] = {}
     sizes: dict[int, int] = {}
     return [RayPrefix(door, sent, sizes) for door in range(doors)]
 
 
-def pooled_doors(doors: int, _index: Depths, _block_size: int) -> list[Policy]:
+def pooled_doors(doors: int, _index: PrefixIndex, _block_size: int) -> list[Policy]:
     """What is cached is cached for all replicas: only their queues tell them apart."""
     return [PowerOfTwo(door) for door in range(doors)]
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
@@ -15,7 +15,7 @@ from app.cluster.door.hot_prompts import Heads
 from app.cluster.door.membership import watch_replicas
 from app.cluster.door.ray_head import HeadWatch
 from app.cluster.door.sums import Counts, best_fates, sum_of
-from app.cluster.rollout import Cluster, join
+from app.cluster.rollout import join
 from engine.api import (
     ChainPage,
     EngineError,
@@ -46,6 +46,9 @@ from engine.replicas import FleetFigures
 from engine.serve.messages import Abort
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request
+
+if TYPE_CHECKING:
+    from app.cluster.node.deployment import Cluster
 
 _THREADED_TOKENS: Final = 16_384
 """Longer prompts are hashed beside the loop."""

@@ -1,16 +1,17 @@
-"""Follows the KV events of a replica into the index."""
+"""Follows the KV events of a replica's engine, and tells a door of its blocks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from app.cluster.messages import Blocks
 from engine.serve.kv_events import END, AllBlocksCleared, BlockStored, KVEventBatch
 
 _MOST_BYTES: Final = 1 << 28
@@ -20,28 +21,12 @@ _log = logging.getLogger(__name__)
 _decode = msgspec.msgpack.Decoder(KVEventBatch).decode
 
 
-class Index(Protocol):
-    """What is told of blocks, by replica: `PrefixIndex`, or what passes it on."""
-
-    def stored(self, replica: int, hashes: Sequence[bytes]) -> None:
-        """It holds these now."""
-        ...
-
-    def removed(self, replica: int, hashes: Sequence[bytes]) -> None:
-        """It holds them no more."""
-        ...
-
-    def cleared(self, replica: int) -> None:
-        """It holds nothing."""
-        ...
-
-
 class _Astray(Exception):
     """What was told does not continue what is known: it has to be told anew."""
 
 
 class Follower:
-    """Keeps the index at what one replica holds: what was lost on the way is asked for again.
+    """Tells what one engine holds: what was lost on the way is asked for again.
 
     It is asked at times, too, whether there is more: so a last message that was lost, or a new
     engine that has nothing to tell yet, is noticed. Of one that does not answer, nothing is known.
@@ -49,8 +34,7 @@ class Follower:
 
     def __init__(
         self,
-        index: Index,
-        replica: int,
+        tell: Callable[[Blocks], None],
         endpoint: str,
         replay_endpoint: str,
         ask_seconds: float = 2.0,
@@ -58,10 +42,9 @@ class Follower:
     ) -> None:
         self.num_gaps = 0
         """How often messages were missing."""
-        self.told_at = 0.0
+        self._told_at = 0.0
         """When the engine told what was taken last, by its clock; 0: nothing is known."""
-        self._index = index
-        self._replica = replica
+        self._tell_blocks = tell
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._ask_seconds = ask_seconds
@@ -80,7 +63,7 @@ class Follower:
                 await self._ask(context)
                 await self._listen(events)
         finally:
-            self._index.cleared(self._replica)
+            self._tell(cleared=True)
             context.destroy(linger=0)
 
     async def _listen(self, events: zmq.asyncio.Socket) -> None:
@@ -129,26 +112,33 @@ class Follower:
             batch = _decode(payload)
         except msgspec.MsgspecError as error:
             raise _Astray(str(error)) from error
-        events, self.told_at = batch.events, batch.ts
+        events, self._told_at = batch.events, batch.ts
         is_whole = bool(events) and isinstance(events[0], AllBlocksCleared)
         if number != self._last + 1 and not is_whole:
             raise _Astray(f"number {number} follows {self._last}")
         for event in events:
             if isinstance(event, AllBlocksCleared):
-                self._index.cleared(self._replica)
+                self._tell(cleared=True)
             elif isinstance(event, BlockStored):
-                self._index.stored(self._replica, event.block_hashes)
+                self._tell(stored=event.block_hashes)
             else:
-                self._index.removed(self._replica, event.block_hashes)
+                self._tell(removed=event.block_hashes)
             if is_whole:  # it may be long, and the loop has others to serve
                 await asyncio.sleep(0)
         self._last = number
 
     def _forget(self, why: Exception) -> None:
         if self._last >= 0:
-            _log.warning(
-                "nothing is known of replica %d: %s", self._replica, str(why) or "no answer"
-            )
-        self.told_at = 0.0
-        self._index.cleared(self._replica)
+            _log.warning("nothing is known of the replica: %s", str(why) or "no answer")
+        self._told_at = 0.0
+        self._tell(cleared=True)
         self._last = -1
+
+    def _tell(
+        self,
+        stored: Sequence[bytes] = (),
+        removed: Sequence[bytes] = (),
+        *,
+        cleared: bool = False,
+    ) -> None:
+        self._tell_blocks(Blocks([*stored], [*removed], cleared, self._told_at, self.num_gaps))

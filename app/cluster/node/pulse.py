@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from engine.api import EngineInfo, EngineStats, EngineUnavailable
+from engine.api import EngineStats, EngineUnavailable
 from engine.serve.messages import Down, Ready
+
+if TYPE_CHECKING:
+    from engine.assembly.process import ProcessEngine
 
 BEAT_SECONDS: Final = 0.5
 """Between two messages that say how busy the replica is."""
-
-
-class Watched(Protocol):
-    """Of `engine.assembly.process.ProcessEngine` what is looked at."""
-
-    on_down: Callable[[Down], None]
-
-    @property
-    def info(self) -> EngineInfo:
-        """See `EngineClient.info`."""
-        ...
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether it cannot answer, however long one waits."""
-        ...
-
-    def requests_inside(self) -> Down:
-        """What is lost if the engine is."""
-        ...
-
-    async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`."""
-        ...
 
 
 class Pulse:
@@ -44,7 +23,7 @@ class Pulse:
     take; the first two show at once. One that was halted or slow may come back.
     """
 
-    def __init__(self, engine: Watched, tell: Callable[[Down | Ready], None]) -> None:
+    def __init__(self, engine: ProcessEngine, tell: Callable[[Down | Ready], None]) -> None:
         self.stats: EngineStats | None = None
         """What it has last said; `None`: it is lost, or has not said anything yet."""
         self.is_up = True

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from ray.serve import get_replica_context
 
-from app.cluster.messages import Beat, Blocks, Hello, ToDoor, state_since
+from app.cluster.messages import Beat, Hello, ToDoor, state_since
 from app.cluster.node.events import Follower
 from app.cluster.node.pulse import BEAT_SECONDS, Pulse
 from app.cluster.node.scaling import KV_SHARE, QUEUE_SECONDS
@@ -27,6 +27,7 @@ from engine.api import EngineError, EngineRequest, EngineStats, TokenDelta
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from engine.questions import QUESTIONS, Said
+from engine.serve.deltas import ends_of
 from engine.serve.messages import (
     Abort,
     Deltas,
@@ -166,8 +167,7 @@ class _Door:
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._heard_at = self._loop.time()
         self._beat_at = self._loop.time()
-        self._follower = Follower(_Told(self), 0, *events)
-        self._following = asyncio.create_task(self._follower.run())
+        self._following = asyncio.create_task(Follower(self.put, *events).run())
 
     @property
     def is_heard_of(self) -> bool:
@@ -183,11 +183,6 @@ class _Door:
         self._flush()
         self._others.append(message)
         self._news.set()
-
-    def put_blocks(self, blocks: Blocks) -> None:
-        """Have it told of blocks, and how that has come here."""
-        follower = self._follower
-        self.put(msgspec.structs.replace(blocks, at=follower.told_at, lost=follower.num_gaps))
 
     async def take(self) -> list[ToDoor]:
         """What there is to tell, as soon as there is anything, or it is time to say how it goes."""
@@ -240,8 +235,7 @@ class _Door:
                     self._deltas.append(delta)
                     self._news.set()
         except EngineError as error:
-            ends = (_failed(request, index, str(error)) for index in range(request.num_outputs))
-            self._deltas += ends
+            self._deltas += ends_of(request, "error", str(error))
             self._news.set()
         finally:
             if self._requests.get(request.request_id) is asyncio.current_task():
@@ -260,23 +254,3 @@ class _Door:
         if self._deltas:
             self._others.append(Deltas(self._deltas))
             self._deltas = []
-
-
-class _Told:
-    """An index that is at the door (`app.cluster.node.events.Index`)."""
-
-    def __init__(self, door: _Door) -> None:
-        self._door = door
-
-    def stored(self, replica: int, hashes: Sequence[bytes]) -> None:  # noqa: ARG002
-        self._door.put_blocks(Blocks(stored=list(hashes)))
-
-    def removed(self, replica: int, hashes: Sequence[bytes]) -> None:  # noqa: ARG002
-        self._door.put_blocks(Blocks(removed=list(hashes)))
-
-    def cleared(self, replica: int) -> None:  # noqa: ARG002
-        self._door.put_blocks(Blocks(cleared=True))
-
-
-def _failed(request: EngineRequest, index: int, why: str) -> TokenDelta:
-    return TokenDelta(request_id=request.request_id, index=index, finish_reason="error", error=why)

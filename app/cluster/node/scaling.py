@@ -7,8 +7,11 @@ for how long a wish must last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 QUEUE_SECONDS: Final = "queue_seconds"
 """What a replica says: to compute what is left of the prompts that it has accepted."""
@@ -18,20 +21,6 @@ FULL_SHARE: Final = 0.85
 """Of the blocks of all replicas: with more in use there is to be another one."""
 
 
-class Context(Protocol):
-    """Of `ray.serve.config.AutoscalingContext` what is read."""
-
-    @property
-    def target_num_replicas(self) -> int:
-        """How many there are to be so far."""
-        ...
-
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """What replicas have said, by name and replica: means of late."""
-        ...
-
-
 class ByNeed:
     """As many as keep the queues short and have room for what is under way."""
 
@@ -39,7 +28,7 @@ class ByNeed:
         """`queue_seconds` may wait at a replica, on average."""
         self._queue_seconds = queue_seconds
 
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Their number; there is no state."""
         said = context.aggregated_metrics or {}
         queues, shares = (said.get(name, {}).values() for name in (QUEUE_SECONDS, KV_SHARE))

@@ -21,9 +21,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from app.cluster.routing.in_flight import InFlight
+from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.placements import Placements
 from app.cluster.routing.shortlist import shortlist
 
@@ -39,17 +40,6 @@ FULL_SHARE: Final = 0.02
 """Of free blocks: with less, a request would wait for the end of others."""
 EQUAL_SECONDS: Final = 0.005
 """Replicas whose scores differ by no more are equally good."""
-
-
-class Depths(Protocol):
-    """Who holds what: `app.cluster.routing.index`, or nothing at all where there are no events.
-
-    Nothing is said of a replica whose events have not been heard for a while.
-    """
-
-    def depths(self, hashes: Sequence[bytes]) -> Mapping[int, int]:
-        """Replicas, and how many leading blocks of this chain each of them holds, if any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +92,7 @@ class Router:
     A replica is offered to it (in `loads`) from when it is warm until it is to take no more.
     """
 
-    def __init__(self, index: Depths, block_size: int, seed: int = 0) -> None:
+    def __init__(self, index: PrefixIndex, block_size: int, seed: int = 0) -> None:
         """`seed` draws the two replicas that are compared where nothing is known of any."""
         self._index = index
         self._block_size = block_size

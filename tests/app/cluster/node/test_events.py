@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from app.cluster.messages import Blocks
 from app.cluster.node.events import Follower
 from app.cluster.routing.index import PrefixIndex
 from engine.blocks.listeners import Changes
@@ -88,8 +89,15 @@ async def following(
 ) -> AsyncIterator[Follower]:
     assert config.kv_events is not None
     assert config.kv_events_replay is not None
+
+    def tell(blocks: Blocks) -> None:
+        if blocks.cleared:
+            index.cleared(number)
+        index.stored(number, blocks.stored)
+        index.removed(number, blocks.removed)
+
     follower = Follower(
-        index, number, config.kv_events, config.kv_events_replay, ask_seconds, patience_seconds=1.0
+        tell, config.kv_events, config.kv_events_replay, ask_seconds, patience_seconds=1.0
     )
     task = asyncio.create_task(follower.run())
     try:
