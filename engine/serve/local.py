@@ -22,13 +22,9 @@ _log = logging.getLogger(__name__)
 class LocalEngine(RemoteEngine):
     """Runs the core that `build` makes in a daemon thread, behind the same socket as a child."""
 
-    def __init__(
-        self,
-        build: Callable[[], EngineCore],
-        rebuild_seconds: float = 60.0,
-        silence_seconds: float = 120.0,
-    ) -> None:
-        super().__init__(self._spawn, rebuild_seconds, silence_seconds)
+    def __init__(self, build: Callable[[], EngineCore], **seconds: float) -> None:
+        """See `RemoteEngine` for `seconds`."""
+        super().__init__(self._spawn, **seconds)
         self._build = build
 
     async def _spawn(self, address: str) -> RunningEngine:

@@ -1,24 +1,24 @@
-"""What a front door keeps of its replicas and of its own choices, for operators to see."""
+"""What a front door keeps of its replicas, for operators to see."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from app.cluster.messages import Blocks
 from app.cluster.routing.router import Why
 from engine.api import EngineStats
-from engine.replicas import ROUTED_BY, ReplicaFigures, RoutedBy
+from engine.replicas import ReplicaFigures, RoutedBy
 
-_BY: Final[Mapping[Why, RoutedBy]] = {
+ROUTED_AS: Final[Mapping[Why, RoutedBy]] = {
     "cached": "residency",
     "sticky": "residency",
     "spread": "load",
     "two_choices": "random",
 }
+"""What operators are shown of a choice."""
 _LAG_SECONDS: Final = 15.0
 """A replica that has told of no blocks for so long has nothing to tell, and is not behind."""
 
@@ -62,20 +62,3 @@ class Heard:
             index_lag_seconds=self._lag_seconds if is_telling else 0.0,
             events_lost=self._lost_before + self._lost,
         )
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a door has done with requests since its start."""
-
-    streams_moved: int = 0
-    _routed: Counter[RoutedBy] = field(default_factory=lambda: Counter(dict.fromkeys(ROUTED_BY, 0)))
-
-    @property
-    def routed(self) -> Mapping[RoutedBy, int]:
-        """Requests by what chose their replica."""
-        return self._routed
-
-    def count(self, why: Why) -> None:
-        """A request was sent to a replica that was chosen for this."""
-        self._routed[_BY[why]] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from app.cluster.door.fairness import Turns
-from app.cluster.door.figures import Heard, Tally
+from app.cluster.door.figures import ROUTED_AS, Heard
 from app.cluster.door.ledger import LeaseLedger
 from app.cluster.door.link import Link
 from app.cluster.messages import Blocks, Hello, State, ToDoor
@@ -22,7 +22,7 @@ from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
 from engine.api import EngineInfo, EngineRequest, EngineStats
 from engine.questions import ServedElsewhere
-from engine.replicas import FleetFigures
+from engine.replicas import ROUTED_BY, FleetFigures, RoutedBy
 from engine.serve.messages import Abort, Deltas, Down, Ready, Submit
 from engine.serve.running_stream import RunningStream
 
@@ -82,7 +82,8 @@ class Fleet:
         """Of those that take requests."""
         self._num_joined = 0
         self.ledger = LeaseLedger()
-        self._tally = Tally()
+        self._routed = Counter[RoutedBy](dict.fromkeys(ROUTED_BY, 0))
+        self._streams_moved = 0
         self._turns = Turns()
         self._index = PrefixIndex()
         self._router: Router | None = None
@@ -105,9 +106,9 @@ class Fleet:
                 for name, one in sorted(self._replicas.items())
             ],
             num_wanted=num_wanted,
-            routed=self._tally.routed,
+            routed=self._routed,
             index_blocks=len(self._index),
-            streams_moved=self._tally.streams_moved,
+            streams_moved=self._streams_moved,
         )
 
     def attend(self, handle: Any) -> None:
@@ -181,7 +182,7 @@ class Fleet:
         home = None if conversation is None else self._homes.get(conversation)
         choice = router.choose(run.hashes, len(run.request.prompt), self._loads, now, home)
         router.routed(run.name, choice, run.hashes, now)
-        self._tally.count(choice.why)
+        self._routed[ROUTED_AS[choice.why]] += 1
         if conversation is not None:
             self._homes[conversation] = choice.replica
             self._homes.move_to_end(conversation)
@@ -258,7 +259,7 @@ class Fleet:
         if self._router is not None:
             self._router.gone(replica.link.number)
         runs, replica.runs = replica.runs, {}
-        self._tally.streams_moved += len(runs)
+        self._streams_moved += len(runs)
         for name, run in runs.items():
             run.at = None
             replica.link.send(Abort(name))  # it may come to it only now
