@@ -4,15 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from engine.api import EngineRequest, FinishReason, TokenDelta
 from engine.sequences.plan import News, Sampled
 from engine.sequences.sequence import Sequence
 
 
 def delta_of(news: News, sampled: Sampled) -> TokenDelta:
-    """What a step means to a reader, and how long that had to wait."""
+    """What sampled tokens, or what a beam search has come to, are to a reader, and how long that
+    had to wait.
+    """
     sequence = news.sequence
-    return _told(sequence, waited_seconds=sequence.take_waited(), **_result(news, sampled))
+    waited = sequence.take_waited()
+    if news.scored:
+        told = [sampled.prompt_logprobs[row] for row in news.scored]
+        return _told(sequence, waited_seconds=waited, prompt_logprobs=told)
+    if sequence.sampling.max_tokens == 0:
+        return structs.replace(last_delta(sequence), waited_seconds=waited)
+    if sequence.request.beam is not None and sequence.finish_reason is None:
+        grown = sequence.num_searched
+        return _told(sequence, 0, waited_seconds=waited, searched_tokens=grown)
+    # Tokens of this step, or with a score whole hypotheses.
+    count = len(news.rows) if sequence.score is None else len(sequence.token_ids)
+    first = max(sequence.num_prompt_tokens, len(sequence.token_ids) - count)
+    logprobs = [sampled.logprobs[row] for row in news.rows]
+    return TokenDelta(  # as it stands: of each sequence in each step
+        request_id=sequence.request_id,
+        index=sequence.index,
+        token_ids=sequence.token_ids[first:],
+        logprobs=[one for one in logprobs if one is not None] or None,
+        finish_reason=sequence.finish_reason,
+        score=sequence.score,
+        searched_tokens=sequence.num_searched,
+        cached_tokens=sequence.first_hit or 0,
+        cache_write_tokens=sequence.num_written,
+        waited_seconds=waited,
+        error=sequence.error,
+    )
 
 
 def last_delta(sequence: Sequence) -> TokenDelta:
@@ -39,28 +68,6 @@ def ends_of(
         for one in indices
         if one not in request.ended
     ]
-
-
-def _result(news: News, sampled: Sampled) -> dict[str, Any]:
-    """What sampled tokens, or what a beam search has come to."""
-    sequence = news.sequence
-    if news.scored:
-        return {"prompt_logprobs": [sampled.prompt_logprobs[row] for row in news.scored]}
-    end = {"finish_reason": sequence.finish_reason, "error": sequence.error}
-    if sequence.sampling.max_tokens == 0:
-        return end
-    if sequence.request.beam is not None and sequence.finish_reason is None:
-        return {"index": 0, "searched_tokens": sequence.num_searched}
-    # Tokens of this step, or with a score whole hypotheses.
-    count = len(news.rows) if sequence.score is None else len(sequence.token_ids)
-    first = max(sequence.num_prompt_tokens, len(sequence.token_ids) - count)
-    logprobs = [sampled.logprobs[row] for row in news.rows]
-    return end | {
-        "token_ids": sequence.token_ids[first:],
-        "logprobs": [one for one in logprobs if one is not None] or None,
-        "score": sequence.score,
-        "searched_tokens": sequence.num_searched,
-    }
 
 
 def _told(sequence: Sequence, index: int | None = None, **fields: Any) -> TokenDelta:
