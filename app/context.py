@@ -15,10 +15,10 @@ from app.limits.admission import Gate
 from app.limits.connections import Connections
 from app.limits.draining import Draining
 from app.observe.metrics import Metrics
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
-from app.prompt.template import ChatTemplate
 from app.responses.conversations.store import ConversationStore
 from app.responses.registry import Responses
 from app.stores import Stores

@@ -38,10 +38,10 @@ from app.limits.booking import Booking
 from app.limits.connections import Connections
 from app.limits.draining import Draining
 from app.observe.metrics import Metrics
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
-from app.prompt.template import ChatTemplate
 from app.request.constraint import GrammarCheck
 from app.responses.conversations.earlier import EarlierItems
 from app.responses.conversations.store import ConversationStore

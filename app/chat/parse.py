@@ -11,11 +11,10 @@ from app.request.cache_wish import cache_wish
 from app.request.constraint import Constraint, asked_constraint, constraint_of
 from app.request.request import Candidates, FieldNames, GenerationRequest
 from app.request.template_options import Variables
-from app.wire.breakpoints import with_breakpoint
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from app.wire.functions import FunctionCall, Message, Tools
-from app.wire.prompt_cache import marked_parts
+from app.wire.prompt_cache import marked_parts, with_breakpoint
 from app.wire.tools import asked_tools
 from engine.api import BeamParams
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.store import AsJson, print_json
+from app.cli.printing import AsJson, print_json
 
 if TYPE_CHECKING:
-    from app.audit.audit import Plan, Progress
-    from app.audit.report import Report
-    from app.audit.server import Server, Tenant
+    from app.isolation_audit.audit import Plan, Progress
+    from app.isolation_audit.report import Report
+    from app.isolation_audit.server import Server, Tenant
 
 _CANNOT_TELL = 2
 
@@ -76,9 +76,9 @@ def audit(
 
     Status 0: nothing shows it. 1: something does. 2: it cannot be told, or the audit failed.
     """
-    from app.audit.audit import Plan
-    from app.audit.observing import CHANNELS
-    from app.audit.server import AuditError, Server
+    from app.isolation_audit.audit import Plan
+    from app.isolation_audit.observing import CHANNELS
+    from app.isolation_audit.server import AuditError, Server
 
     owner, other = _tenants([*(key or []), *([neighbour] if neighbour else [])], salt)
     channels = tuple(dict.fromkeys(channel or CHANNELS))
@@ -104,7 +104,7 @@ def audit(
 
 
 def _tenants(keys: list[str], salted: bool) -> tuple[Tenant, Tenant]:
-    from app.audit.server import Tenant
+    from app.isolation_audit.server import Tenant
 
     if len(keys) > 2:
         raise typer.BadParameter("there are two tenants: at most two keys can be given")
@@ -117,7 +117,7 @@ async def _run(server: Server, owner: Tenant, neighbour: Tenant, plan: Plan) -> 
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from app.audit.audit import audit as run_audit
+    from app.isolation_audit.audit import audit as run_audit
 
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -137,8 +137,8 @@ def _show(report: Report, plot: Path | None, *, as_json: bool) -> None:
     """Print and draw what was found, and end with the status that says it."""
     from rich.console import Console
 
-    from app.audit.plot import picture
-    from app.audit.report import EXIT_STATUS, document, legend, table
+    from app.isolation_audit.plot import picture
+    from app.isolation_audit.report import EXIT_STATUS, document, legend, table
 
     if as_json:
         print_json(document(report))

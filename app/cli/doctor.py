@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from app.cli.options import settings_command
-from app.cli.store import AsJson, print_json
+from app.cli.printing import AsJson, print_json
 from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from app.cli.errors import CommandError
 from app.cli.options import settings_command
-from app.cli.store import AsJson, print_json, print_table
+from app.cli.printing import AsJson, print_json, print_table
 from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from app.cli import (
-    audit,
-    backup,
-    chat,
-    doctor,
-    group,
-    key,
-    models,
-    prompt,
-    report,
-    rotation,
-    serve,
-    tenant,
-    token,
-)
+from app.cli import audit, chat, doctor, models, serve
+from app.cli.store import admin_token, backup, group, key, prompt, report, rotation, tenant
 
 app = typer.Typer(
     name="partywall",
@@ -32,7 +19,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
-app.add_typer(token.app, name="token")
+app.add_typer(admin_token.app, name="token")
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(group.app, name="group")
 app.add_typer(rotation.app, name="store")

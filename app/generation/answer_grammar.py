@@ -7,7 +7,7 @@ from functools import partial
 
 from app.formats.tools.grammar import Shape, Unwritable
 from app.generation.call_grammar import call_grammar
-from app.prompt.template import ChatTemplate
+from app.prompt.chat_template import ChatTemplate
 from app.request.request import GenerationRequest
 from app.wire.errors import invalid_request
 from engine.api import EngineInfo, Grammar

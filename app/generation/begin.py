@@ -30,16 +30,16 @@ from app.limits.admission import Gate, Ticket
 from app.limits.booking import shared_head
 from app.limits.connections import Connections
 from app.observe.metrics import Metrics
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
-from app.prompt.template import ChatTemplate
 from app.request.constraint import GrammarCheck
 from app.request.request import GenerationRequest
 from app.request.segments import Segment, segments_of
 from app.wire.common import Wire
-from app.wire.diagnostics import CacheDiagnostics
 from app.wire.errors import ApiError
 from app.wire.functions import Tools
+from app.wire.prompt_cache import CacheDiagnostics
 from engine.api import EngineInfo, EngineRequest, TokenDelta
 from engine.client import EngineClient
 from engine.validation import check_request

@@ -14,11 +14,11 @@ from typing import Final
 
 from msgspec import UNSET
 
+from app.prompt.breakpoints import num_common
 from app.prompt.conversation import Prompt
 from app.prompt.history import History, SocketHistory, Turn
 from app.request.segments import Segment, Segments
-from app.wire.breakpoints import num_common
-from app.wire.diagnostics import (
+from app.wire.prompt_cache import (
     CacheDetails,
     CacheDiagnostics,
     CacheHit,

@@ -17,18 +17,18 @@ from app.generation.comparison import UNAVAILABLE, Comparison
 from app.generation.lines import Line, LineEnd, Piece
 from app.generation.logprob_room import LogprobRoom
 from app.generation.logprobs import TokenTexts
+from app.generation.time_to_first_token import Timeline
 from app.limits.admission import Ticket
 from app.limits.booking import Used
-from app.limits.timeline import Timeline
 from app.observe.log_lines import log_generation
 from app.observe.metrics import Metrics
 from app.observe.request_fields import current_request
 from app.prompt.conversation import Prompt
 from app.prompt.reasoning_style import Opened
-from app.wire.diagnostics import CacheDiagnostics
 from app.wire.errors import ApiError, invalid_request, shutting_down
 from app.wire.events import EncodedLogprob
 from app.wire.functions import Tools
+from app.wire.prompt_cache import CacheDiagnostics
 from engine.api import OF_GRAMMAR, EngineError, EngineRequest, PromptLogprobs, TokenDelta
 from engine.client import EngineClient
 

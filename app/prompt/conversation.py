@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from app.prompt.asides import Aside, without_asides
+from app.prompt.breakpoints import moved
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.history import Turn
 from app.prompt.reasoning_style import Opened
 from app.prompt.sealing import PromptOrigin, decrypt_thought, unseal
 from app.prompt.system_prompts import RegisteredPrompts, SystemText
-from app.prompt.template import ChatTemplate
 from app.prompt.truncation import without_middle_ids
 from app.request.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
 from app.request.segments import Segments, digest
 from app.request.template_options import Variables
-from app.wire.breakpoints import moved
 from app.wire.errors import ContextExceeded, invalid_request
 from app.wire.functions import FunctionCall, Message, check_results
 from tenants.records import Principal, Tenant

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.prompt.chat_template import ChatTemplate, common_prefix
 from app.prompt.sealing import PromptOrigin
-from app.prompt.template import ChatTemplate, common_prefix
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
 from tenants.prompts.system_prompts import SystemPrompts

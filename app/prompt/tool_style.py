@@ -20,9 +20,9 @@ from app.formats.answer_reader import AnswerReader
 from app.formats.tools.format import Format
 from app.formats.tools.formats import FORMATS, ToolFormat
 from app.formats.tools.json_calls import Call
-from app.wire.common import decode_json
+from app.wire.bounded_json import decode_json, is_too_deep
 from app.wire.errors import ApiError, invalid_request
-from app.wire.functions import Function, FunctionCall, Message, Tools, is_too_deep
+from app.wire.functions import Function, FunctionCall, Message, Tools
 
 REFUSALS = (TemplateError, TypeError, ValueError, KeyError)
 """What templates raise for messages that they were not written for."""

@@ -12,9 +12,8 @@ import msgspec
 
 from app.wire.common import SamplingFields
 from app.wire.errors import ApiError, invalid_request
-from app.wire.formats import ResponseFormat, StructuredOutputs, TextFormat
+from app.wire.formats import ResponseFormat, StructuralTags, StructuredOutputs, TextFormat
 from app.wire.functions import Tools
-from app.wire.structural_tags import StructuralTags
 from app.workers import Workers
 from engine.api import EngineInfo, Grammar
 from engine.grammar.gbnf import in_lark, is_gbnf

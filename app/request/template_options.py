@@ -10,9 +10,8 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from app.wire.common import Effort
+from app.wire.common import TEMPLATE_KWARGS, Effort
 from app.wire.errors import invalid_request
-from app.wire.template_options import TEMPLATE_KWARGS
 
 SWITCHES: Final = ("enable_thinking", "thinking")
 """What templates call it whether to reason."""

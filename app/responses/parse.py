@@ -22,7 +22,6 @@ from app.request.request import (
     Thought,
 )
 from app.request.template_options import Variables
-from app.wire.breakpoints import with_breakpoint
 from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
@@ -33,7 +32,7 @@ from app.wire.items import (
     ReasoningItem,
     ResolvedItem,
 )
-from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts
+from app.wire.prompt_cache import DEFAULT_TTL, CacheBreakpoint, marked_parts, with_breakpoint
 from app.wire.responses import LOGPROBS, CompactBody, CreateBody
 from app.wire.tools import (
     FunctionCallItem,

@@ -17,9 +17,8 @@ from app.responses.parse import conversation as said_in
 from app.routes.list_queries import page, refuse_others, take_include, take_page
 from app.transport.http import json_response
 from app.wire.common import MAX_ITEMS
-from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
 from app.wire.errors import ApiError, invalid_request
-from app.wire.items import ResolvedItem
+from app.wire.items import ConversationBody, ItemsBody, MetadataBody, ResolvedItem
 from tenants.records import Principal
 
 

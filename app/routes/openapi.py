@@ -22,8 +22,9 @@ from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from app.admin import ops
-from app.routes import answers, conversations, models, prompts, responses, tokens
+from app.routes import answers, conversations, models, prompts, responses
 from app.routes import stored_completions as stored
+from app.routes import tokenize as tokens
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text
@@ -32,7 +33,6 @@ from app.transport.openapi import JsonObject, openapi_document, reference
 from app.wire.chat import ChatBody, ChatChunk, ChatCompletion
 from app.wire.common import Wire
 from app.wire.completions import Completion, CompletionBody
-from app.wire.conversations import ConversationBody, ItemsBody, MetadataBody
 from app.wire.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -46,8 +46,9 @@ from app.wire.events import (
     TextDelta,
     TextDone,
 )
+from app.wire.items import ConversationBody, ItemsBody, MetadataBody
 from app.wire.responses import CompactBody, CreateBody, Includable
-from app.wire.tokens import DetokenizeBody, TokenizeBody
+from app.wire.tokenize import DetokenizeBody, TokenizeBody
 
 _VERSION = "1"
 _DESCRIPTION = """\

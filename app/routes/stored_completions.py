@@ -13,7 +13,7 @@ from app.context import Service
 from app.limits.auth import authenticate
 from app.routes.list_queries import not_listed, page, take_page
 from app.transport.http import json_response
-from app.wire.conversations import MetadataBody
+from app.wire.items import MetadataBody
 
 _METADATA = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 

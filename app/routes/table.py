@@ -9,7 +9,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from app.admin import ops
-from app.routes import conversations, models, prompts, responses, stored_completions, tokens
+from app.routes import conversations, models, prompts, responses, stored_completions
+from app.routes import tokenize as tokens
 from app.routes.chat_completions import create_completion
 from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text

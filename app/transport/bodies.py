@@ -9,7 +9,8 @@ from starlette.requests import Request
 from app.transport.bounds import INLINE_BYTES, Bounds
 from app.transport.intake import Intake
 from app.transport.refusals import body_too_large
-from app.wire.common import Model, Wire, decode_json, parse
+from app.wire.bounded_json import decode_json
+from app.wire.common import Model, Wire, parse
 from app.wire.errors import ApiError
 from app.workers import Workers
 from tenants.records import Principal

@@ -20,6 +20,7 @@ from app.wire.common import (
     Metadata,
     PromptLogprobsField,
     SamplingFields,
+    TemplateKwargs,
     Tier,
     Verbosity,
     Wire,
@@ -28,7 +29,6 @@ from app.wire.common import (
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
 from app.wire.prompt_cache import CacheOptions, MarkedText, Retention
-from app.wire.template_options import TemplateKwargs
 from app.wire.tools import (
     MAX_FUNCTIONS,
     CallId,

@@ -15,8 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.wire.common import Tier
-from app.wire.diagnostics import CacheDiagnostics
-from app.wire.prompt_cache import CacheMode, Retention, Ttl
+from app.wire.prompt_cache import CacheDiagnostics, CacheMode, Retention, Ttl
 
 _PADDED_BYTES = 16
 """Padded texts have multiples of it."""

@@ -11,7 +11,6 @@ import msgspec
 
 from app.wire.errors import invalid_request
 
-MAX_DEPTH = 64
 _DIGEST_BYTES = 16
 
 
@@ -144,14 +143,3 @@ def num_characters(message: Message) -> int:
     calls = message.get("calls", ())
     said = len(message["content"]) + len(message.get("reasoning", ""))
     return said + sum(len(one.name) + len(one.arguments) for one in calls)
-
-
-def is_too_deep(value: Any) -> bool:
-    """Whether a JSON value is nested so deeply that a template might not bear it."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for several in inner for one in several if isinstance(one, dict | list)]
-        if not level:
-            return False
-    return True

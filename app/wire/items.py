@@ -1,4 +1,6 @@
-"""The items that a request to the Responses API brings: messages, calls, results, reasoning."""
+"""The items that a request brings, to a response or to a conversation: messages, calls, results,
+reasoning.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from app.wire.common import (
     CacheControl,
     DeclinedList,
     Identifier,
+    Metadata,
     Wire,
     text_or_list,
 )
@@ -174,3 +177,36 @@ CompactInput = Annotated[
     ],
     Discriminator(text_or_list),
 ]
+
+
+MAX_NEW_ITEMS = 20
+"""Items that are added to a conversation at once, at most, as OpenAI has it."""
+
+NewItems = Annotated[list[ResolvedItem], Field(fail_fast=True, max_length=MAX_NEW_ITEMS)]
+
+
+class ConversationBody(Wire):
+    """The body of `POST /v1/conversations`."""
+
+    items: NewItems | None = None
+    metadata: Metadata | None = None
+
+
+class MetadataBody(Wire):
+    """The body that changes the metadata of a conversation, or of a stored chat completion."""
+
+    metadata: Metadata | None
+
+
+class ItemsBody(Wire):
+    """The body of `POST /v1/conversations/{conversation_id}/items`."""
+
+    items: Annotated[
+        list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_NEW_ITEMS)
+    ]
+
+
+class KeptItems(Wire):
+    """Items as they were kept."""
+
+    items: list[ResolvedItem]

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
+from app.wire.bounded_json import is_too_deep
 from app.wire.common import Declined, DeclinedFlag, Wire
 from app.wire.errors import invalid_request
-from app.wire.functions import Function, Tools, is_too_deep
+from app.wire.functions import Function, Tools
 from app.wire.prompt_cache import MarkedText
 
 MAX_FUNCTIONS = 128

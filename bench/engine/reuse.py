@@ -19,7 +19,7 @@ from typing import Final
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from app.prompt.template import ChatTemplate, common_prefix
+from app.prompt.chat_template import ChatTemplate, common_prefix
 from app.prompt.tokenizer import load_tokenizer
 from app.wire.functions import Message
 from app.workers import Workers

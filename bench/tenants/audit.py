@@ -16,11 +16,11 @@ from typing import Final
 
 from rich.table import Table
 
-from app.audit.audit import Plan, audit
-from app.audit.observing import CHANNELS
-from app.audit.plot import picture
-from app.audit.report import Report, document, table
-from app.audit.server import AuditError, Server, Tenant
+from app.isolation_audit.audit import Plan, audit
+from app.isolation_audit.observing import CHANNELS
+from app.isolation_audit.plot import picture
+from app.isolation_audit.report import Report, document, table
+from app.isolation_audit.server import AuditError, Server, Tenant
 from bench.common.machine import warn_if_busy
 from bench.common.service import running_service
 from bench.peers.peer import Peer, read_peers, running_peer

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from rich.table import Table
 
-from app.audit.statistics import same_distribution
+from app.isolation_audit.statistics import same_distribution
 from bench.common.drivers import Ask, Driver, DriverError, HttpDriver, Timing
 from bench.common.figures import percentile
 from bench.common.machine import warn_if_busy

@@ -24,7 +24,7 @@ from app.admin.token import AdminToken
 from app.assembly.server import Listener, Server, bind
 from app.assembly.service import create_admin_app, create_app
 from app.background.webhooks import Webhook
-from app.prompt.template import ChatTemplate
+from app.prompt.chat_template import ChatTemplate
 from app.settings import Settings, load_settings
 from app.stores import Stores
 from app.transport.bounds import Bounds

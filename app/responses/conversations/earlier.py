@@ -10,8 +10,8 @@ from app.responses.conversations.store import ConversationStore
 from app.responses.parse import conversation as said_in
 from app.transport.bounds import INLINE_BYTES
 from app.wire.common import parse
-from app.wire.conversations import KeptItems
 from app.wire.errors import invalid_request
+from app.wire.items import KeptItems
 from app.workers import Workers
 
 

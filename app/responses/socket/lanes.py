@@ -21,7 +21,7 @@ from app.transport.bounds import Bounds
 from app.transport.intake import IncomingBody
 from app.wire.errors import ApiError, as_api_error, internal_error
 from app.wire.events import on_lane
-from app.wire.socket_messages import CreateMessage, ResumeMessage
+from app.wire.responses import CreateMessage, ResumeMessage
 
 _log = logging.getLogger(__name__)
 _Message = CreateMessage | ResumeMessage

@@ -21,7 +21,7 @@ from app.transport.bounds import INLINE_BYTES, Bounds
 from app.transport.intake import Intake
 from app.transport.server_sent_events import abort_transport
 from app.wire.errors import ApiError, invalid_request, shutting_down, unauthorized
-from app.wire.socket_messages import CancelMessage, CreateMessage, RefusedMessage, socket_message
+from app.wire.responses import CancelMessage, CreateMessage, RefusedMessage, socket_message
 from app.workers import Workers
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.audit import server
 from app.cli.program import app
-from tests.app.audit.leaky_server import LeakyServer
+from app.isolation_audit import server
+from tests.app.isolation_audit.leaky_server import LeakyServer
 
 URL = "http://server.test/v1"
 

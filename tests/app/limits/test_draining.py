@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from app.limits.draining import Draining
-from app.prompt.template import ChatTemplate
+from app.prompt.chat_template import ChatTemplate
 from tests.app.background.restarts import AT_ONCE, LONG, closing, draining, http_of
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.responses.test_responses_ws import socket, text_of

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.prompt.template import common_prefix
+from app.prompt.chat_template import common_prefix
 from tests.app.conftest import MODEL, World, chat_template
 
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import websockets
 
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.plain_text import PlainText, TooManyTokens
-from app.prompt.template import ChatTemplate
 from app.transport.bounds import Bounds
 from app.wire.errors import ApiError
 from app.workers import Workers

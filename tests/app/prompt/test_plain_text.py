@@ -21,8 +21,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.plain_text import MARK, PlainText
-from app.prompt.template import ChatTemplate
 from app.request.template_options import Variables
 from app.wire.functions import Message
 from tests.app.conftest import CHATML, World, byte_tokenizer, chat_template

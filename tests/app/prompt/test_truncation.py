@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.prompt.template import Message
+from app.prompt.chat_template import Message
 from app.prompt.truncation import without_middle, without_middle_ids
 from tests.app.conftest import World
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.generation.comparison import Comparison, compared
+from app.prompt.breakpoints import num_common
 from app.prompt.conversation import Prompt
 from app.request.segments import segments_of
-from app.wire.breakpoints import num_common
 from tests.app.conftest import MODEL, World
 from tests.app.generation.diagnostics.asker import (
     HARMLESS,

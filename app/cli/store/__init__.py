@@ -1,0 +1,1 @@
+"""Commands straight on the store, whether a service runs or not."""

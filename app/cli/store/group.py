@@ -1,0 +1,74 @@
+"""`partywall group ...`: share groups, straight on the store.
+
+A tenant joins with `partywall tenant set TENANT share_group=GROUP`; the group's prompts are put
+with `partywall prompt put @GROUP ...`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.options import settings_command
+from app.cli.printing import AsJson, print_json, print_table
+from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
+
+app = typer.Typer(help="Create, list and delete share groups.", no_args_is_help=True)
+
+GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="The share group's id.")]
+
+
+@app.command("create")
+@settings_command(STORE_FIELDS)
+def create(
+    group: GroupId,
+    name: Annotated[str | None, typer.Option(help="Name for people; the id by default.")] = None,
+    **given: Any,
+) -> None:
+    """Create a share group. Its members use the prompts that are put into it."""
+    with_stores(given, lambda stores: stores.groups.create(group, name, actor=actor()))
+    print(f"created share group {group}")
+
+
+@app.command("list")
+@settings_command(STORE_FIELDS)
+def list_(as_json: AsJson = False, **given: Any) -> None:
+    """List all share groups."""
+    from app.admin.documents import GroupDocument
+
+    groups = with_stores(given, lambda stores: stores.groups.list())
+    documents = [GroupDocument.of(group).model_dump(mode="json") for group in groups]
+    if as_json:
+        print_json(documents)
+    else:
+        print_table(documents, "there are no share groups")
+
+
+@app.command("members")
+@settings_command(STORE_FIELDS)
+def members(group: GroupId, as_json: AsJson = False, **given: Any) -> None:
+    """List the tenants in a share group."""
+    found = with_stores(given, lambda stores: stores.groups.members(group))
+    if as_json:
+        print_json(found)
+    else:
+        print_table([{"tenant": one} for one in found], f"share group {group} has no members")
+
+
+@app.command("rotate-secret")
+@settings_command(STORE_FIELDS)
+def rotate_secret(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
+    """Give a group another namespace secret. What it has cached is not found again."""
+    confirm(f"Have all that is cached of share group {group} be computed again?", yes)
+    with_stores(given, lambda stores: stores.groups.rotate_secret(group, actor=actor()))
+    print(f"new namespace secret of share group {group}; now encrypt again: partywall store rotate")
+
+
+@app.command("delete")
+@settings_command(STORE_FIELDS)
+def delete(group: GroupId, yes: Confirmed = False, **given: Any) -> None:
+    """Delete a share group that has no members, with its prompts."""
+    confirm(f"Delete share group {group} and its prompts?", yes)
+    with_stores(given, lambda stores: stores.groups.delete(group, actor=actor()))
+    print(f"deleted share group {group}")

@@ -1,0 +1,71 @@
+"""`partywall usage` and `partywall audit-log`: what was used, and who changed what."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.options import settings_command
+from app.cli.printing import AsJson, print_json, print_table
+from app.cli.store.store import STORE_FIELDS, with_stores
+from app.cli.store.tenant import TenantId
+
+_DAY = ["%Y-%m-%d"]
+
+
+@settings_command(STORE_FIELDS)
+def usage(
+    tenant: TenantId,
+    since: Annotated[
+        datetime | None, typer.Option(formats=_DAY, metavar="YYYY-MM-DD", help="First day, in UTC.")
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option(formats=_DAY, metavar="YYYY-MM-DD", help="Last day, in UTC.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: AsJson = False,
+    **given: Any,
+) -> None:
+    """Show what a tenant used, by day."""
+    from app.admin.documents import UsageDay, usage_csv
+    from app.stores import Stores
+
+    async def work(stores: Stores) -> list[UsageDay]:
+        await stores.tenants.get_tenant(tenant)
+        first = date.min if since is None else since.date()
+        last = date.max if until is None else until.date()
+        return [UsageDay.of(day) for day in await stores.usage.read(tenant, first, last)]
+
+    days = with_stores(given, work)
+    documents = [day.model_dump(mode="json") for day in days]
+    if as_csv:
+        print(usage_csv(days), end="")
+    elif as_json:
+        print_json(documents)
+    else:
+        print_table(documents, f"tenant {tenant} has used nothing")
+
+
+@settings_command(STORE_FIELDS)
+def audit_log(
+    owner: Annotated[
+        str | None,
+        typer.Option(help="Only what was done to a tenant, or to '@' and a share group."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many entries, the newest first.")] = 20,
+    as_json: AsJson = False,
+    **given: Any,
+) -> None:
+    """Show who changed what."""
+    from app.admin.documents import AuditDocument
+
+    entries = with_stores(given, lambda stores: stores.audit.read(owner=owner, limit=limit))
+    documents = [AuditDocument.of(entry).model_dump(mode="json") for entry in entries]
+    if as_json:
+        print_json(documents)
+    else:
+        columns = ("at", "actor", "action", "owner", "target")
+        rows = [{name: document[name] for name in columns} for document in documents]
+        print_table(rows, "nothing was changed yet")

@@ -1,0 +1,95 @@
+"""An audit from its first request to its report."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from app.isolation_audit.findings import findings
+from app.isolation_audit.observing import ARMS, CHANNELS
+from app.isolation_audit.probes import Probe, PromptProbe, Scene, SchemaProbe, StallProbe
+from app.isolation_audit.report import Report
+from app.isolation_audit.sampling import Samples, sample
+from app.isolation_audit.server import AuditError, RequestFailed, Server, Tenant
+from app.isolation_audit.stored_probe import StoredProbe
+from app.isolation_audit.texts import Texts
+
+_PROBES: Final[tuple[Callable[[Scene], Probe], ...]] = (
+    PromptProbe,
+    StallProbe,
+    StoredProbe,
+    SchemaProbe,
+)
+_NOT_SERVED: Final = (500, 501)
+"""What servers answer where they have a path and cannot do what it is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is looked at, and how closely."""
+
+    words: int = 160
+    channels: Collection[str] = tuple(CHANNELS)
+    samples: int = 250
+    seed: int
+    """Of what is sent, and in which order: what a server has heard before is not new to it."""
+    alpha: float = 0.05
+
+
+Progress = Callable[[int, int], None]
+"""Called with how many observations are made, and how many there are to be."""
+
+
+async def audit(
+    server: Server,
+    owner: Tenant,
+    neighbour: Tenant,
+    plan: Plan,
+    on_progress: Progress | None = None,
+) -> Report:
+    """Ask, compare and judge. Raises `AuditError`."""
+    await server.find_model(owner)
+    for tenant, name in ((owner, "first"), (neighbour, "second")):
+        await _greet(server, tenant, name)
+    scene = Scene(server, owner, Texts(plan.seed, plan.words))
+    wanted = [
+        probe
+        for probe in (make(scene) for make in _PROBES)
+        if set(probe.channels) & set(plan.channels) and await _is_served(probe)
+    ]
+    draw = random.Random(plan.seed)
+    total = len(wanted) * len(ARMS) * plan.samples
+    done = 0
+
+    def note() -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(done, total)
+
+    probers = {"neighbour": neighbour, "control": owner}
+    taken: list[Samples] = [
+        await sample(probe, server, probers, plan.samples, draw, note) for probe in wanted
+    ]
+    parameters = {"url": server.url, "model": server.model} | asdict(plan)
+    parameters |= {"channels": list(plan.channels), "same_tenant": owner == neighbour}
+    return Report(parameters, findings(taken, plan.channels, plan.alpha))
+
+
+async def _greet(server: Server, tenant: Tenant, name: str) -> None:
+    """See that the server answers a tenant at all."""
+    try:
+        await server.chat(tenant, "Tell me about walls.", 4)
+    except RequestFailed as error:
+        raise AuditError(f"the {name} tenant is not answered: {error}") from error
+
+
+async def _is_served(probe: Probe) -> bool:
+    try:
+        return await probe.is_served()
+    except RequestFailed as error:
+        if error.status in _NOT_SERVED:
+            return False
+        raise AuditError(f"whether {probe.channels[0]} is served: {error}") from error
