@@ -10,7 +10,7 @@ import secrets
 from app.request.cache_wish import cache_wish
 from app.request.constraint import Constraint, asked_constraint, constraint_of
 from app.request.request import Candidates, FieldNames, GenerationRequest
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.chat import ChatBody, ChatMessage
 from app.wire.errors import invalid_request
 from app.wire.functions import FunctionCall, Message, Tools
@@ -68,7 +68,7 @@ def generation_request(body: ChatBody) -> GenerationRequest:
         constraint=_constraint(body, tools),
         candidates=candidates,
         tools=tools,
-        variables=Variables(body.reasoning_effort, body.chat_template_kwargs or {}),
+        template_options=TemplateOptions(body.reasoning_effort, body.chat_template_kwargs or {}),
         cache=cache_wish(
             body.prompt_cache_options,
             body.prompt_cache_retention,

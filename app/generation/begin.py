@@ -264,14 +264,14 @@ class Generations:
         """The prompt with what later ones are compared with."""
         if request.raw is not None:
             return prompt
-        frame = self._template.frame(request.variables)
+        frame = self._template.frame(request.template_options)
         constraint = request.constraint
         made_of: dict[Segment, object] = {
             "key": request.sampling.prompt_cache_key or None,
             "end_user": prompt.end_user,
             "tools": prompt.tools,
             "text_format": None if constraint is None else constraint.grammar,
-            "effort": [request.variables.effort, request.variables.named],
+            "effort": [request.template_options.effort, request.template_options.named],
             "effort_text": frame.before,
             "verbosity": request.verbosity or "medium",
             "context": prompt.context,

@@ -6,7 +6,6 @@ again, so every full block of the earlier turns, answers included, is found in t
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,13 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from app.formats.reasoning.formats import ReasoningSetting
 from app.formats.tools.formats import ToolFormat
-from app.prompt.breakpoints import rendered_before
+from app.prompt.breakpoints import num_common, rendered_before
+from app.prompt.continuation import ASKED, SENTINEL, behind_answer, behind_calls, behind_question
 from app.prompt.markers import control_tokens
-from app.prompt.plain_text import PlainText, TooManyTokens
+from app.prompt.plain_text import PlainText, TooManyTokens, marked, marked_json
 from app.prompt.reasoning_style import ReasoningStyle
-from app.prompt.tool_style import REFUSALS, ToolStyle, marked, marked_json, tool_style
+from app.prompt.tool_style import REFUSALS, ToolStyle, tool_style
 from app.prompt.truncation import without_middle
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.common import Effort
 from app.wire.errors import ApiError, ContextExceeded, invalid_request
 from app.wire.functions import Function, FunctionCall, Message, Tools, num_characters
@@ -32,12 +32,8 @@ _INLINE_CHARACTERS = 4096
 _INLINE_MESSAGES = 32
 """Up to here it is done at once, in less time than a worker would take to begin with it."""
 
-_SENTINEL = f"end-of-answer-{secrets.token_hex(8)}"
-"""What no client can write, being unable to guess it."""
-
-
 _NO_TOOLS = Tools()
-_USUAL = Variables()
+_USUAL = TemplateOptions()
 Render = Callable[[Sequence[Message]], str]
 """What a template makes of messages, in its place in a conversation."""
 
@@ -128,7 +124,7 @@ class ChatTemplate:
         param: str,
         longest: str | None = None,
         tools: Tools = _NO_TOOLS,
-        variables: Variables = _USUAL,
+        options: TemplateOptions = _USUAL,
         *,
         opens: bool = True,
     ) -> list[int]:
@@ -142,28 +138,32 @@ class ChatTemplate:
         self.check_length(messages, longest)
         size = tools.num_characters
         self.check_characters(size, "tools")
-        render = self.rendering(param, tools, variables, opens=opens)
+        render = self.rendering(param, tools, options, opens=opens)
         return await self._ids(tenant, messages, longest, render, size=size)
 
     def rendering(
-        self, param: str, tools: Tools, variables: Variables, *, opens: bool = True
+        self, param: str, tools: Tools, options: TemplateOptions, *, opens: bool = True
     ) -> Render:
         """How a conversation is written that begins; errors name `param`."""
-        return partial(self._render, param, tools.told, variables, opens=opens)
+        return partial(self._render, param, tools.told, options, opens=opens)
 
     def later_rendering(
         self,
         previous: Sequence[int],
         param: str,
         calls: Sequence[FunctionCall] | None,
-        variables: Variables,
+        options: TemplateOptions,
         *,
         opens: bool = True,
     ) -> Render:
         """How messages are written behind `previous` ids; of `calls` see `continuation_ids`."""
+        write = partial(self._render, param, (), options)
         if calls is None:
-            return partial(self._render_beside, param, variables, opens)
-        return partial(self._render_after, previous[-1], param, calls, variables, opens)
+            return partial(behind_question, write, opens)
+        ends = self._end_spelled(previous[-1]), str(self._tokenizer.eos_token)
+        if calls and self.tools.native and self.tools.writes_calls:
+            return partial(behind_calls, write, opens, ends, calls)
+        return partial(behind_answer, write, opens, ends)
 
     async def breakpoint(
         self,
@@ -184,7 +184,7 @@ class ChatTemplate:
             if text is None:
                 return None
             before = self._texts.encode(text, self._context_tokens)
-            return common_prefix([*previous, *before], ids)
+            return num_common([*previous, *before], ids)
 
         return await self._workers.run(tenant, work)
 
@@ -235,7 +235,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         param: str,
         calls: Sequence[FunctionCall] | None = (),
-        variables: Variables = _USUAL,
+        options: TemplateOptions = _USUAL,
         *,
         opens: bool = True,
     ) -> list[int]:
@@ -246,43 +246,41 @@ class ChatTemplate:
         where the answer ended with that token already. Raises `ApiError` as `prompt_ids` does.
         """
         self.check_length(messages, param)
-        render = self.later_rendering(previous, param, calls, variables, opens=opens)
+        render = self.later_rendering(previous, param, calls, options, opens=opens)
         return await self._ids(tenant, messages, param, render, previous)
 
-    def frame(self, variables: Variables) -> Frame:
+    def frame(self, options: TemplateOptions) -> Frame:
         """What is written around conversations of which the template is told so."""
-        known = None if variables.named else self._frames.get(variables.effort)
+        known = None if options.named else self._frames.get(options.effort)
         if known is not None:
             return known
-        asked: Message = {"role": "user", "content": "."}
         try:
-            closed = self._render("input", (), variables, [asked], opens=False)
-            opened = self._render("input", (), variables, [asked])
+            closed = self._render("input", (), options, [ASKED], opens=False)
+            opened = self._render("input", (), options, [ASKED])
         except ApiError:  # these words alone are refused
             closed = opened = ""
         opening = self._texts.encode(opened.removeprefix(closed), self._context_tokens)
         frame = Frame(closed, len(opening))
-        if not variables.named:
-            self._frames[variables.effort] = frame
+        if not options.named:
+            self._frames[options.effort] = frame
         return frame
 
     def keeps_reasoning(
-        self, messages: Sequence[Message], calls: Sequence[FunctionCall], variables: Variables
+        self, messages: Sequence[Message], calls: Sequence[FunctionCall], options: TemplateOptions
     ) -> bool:
         """Whether the template repeats what an answer has reasoned where `messages` follow it.
 
         `calls` are those of the answer. It goes by who speaks, not by what is said.
         """
         results: list[Message] = [{**one, "content": "."} for one in messages if "call_id" in one]
-        asked: Message = {"role": "user", "content": "."}
         answer: Message = {"role": "assistant", "content": "." if not calls else ""}
-        answer["reasoning"] = _SENTINEL
+        answer["reasoning"] = SENTINEL
         if calls:
             answer["calls"] = [replace(call, arguments="{}") for call in calls]
         speaks = any(one["role"] == "user" for one in messages)
-        said: list[Message] = [asked, answer, *results, *([asked] if speaks else [])]
+        said: list[Message] = [ASKED, answer, *results, *([ASKED] if speaks else [])]
         try:
-            return _SENTINEL in self._render("input", (), variables, said)
+            return SENTINEL in self._render("input", (), options, said)
         except ApiError:
             return True  # these words alone are refused: nothing is known of it
 
@@ -319,7 +317,7 @@ class ChatTemplate:
             )
             for ending, user in zip(endings, users, strict=True)
         ]
-        return ids[0][: common_prefix(ids[0], ids[1])]
+        return ids[0][: num_common(ids[0], ids[1])]
 
     async def _ids(
         self,
@@ -352,7 +350,7 @@ class ChatTemplate:
         self,
         param: str,
         functions: Sequence[Function],
-        variables: Variables,
+        options: TemplateOptions,
         messages: Sequence[Message],
         *,
         opens: bool = True,
@@ -363,7 +361,7 @@ class ChatTemplate:
             given,
             tokenize=False,
             add_generation_prompt=opens,
-            **self._told(variables),
+            **self._told(options),
         )
         try:
             try:
@@ -376,10 +374,18 @@ class ChatTemplate:
             message = f"The model's chat template refuses these messages: {error}"
             raise invalid_request(message, param) from error
 
-    def _told(self, variables: Variables) -> dict[str, Any]:
+    def _end_spelled(self, last: int) -> str:
+        """What an answer's last token spells, if it ends turns."""
+        token = self._tokenizer.added_tokens_decoder.get(last)
+        is_control = token is not None and token.special
+        if not is_control and last not in self._tokenizer.all_special_ids:
+            return ""
+        return str(self._tokenizer.decode([last], skip_special_tokens=False))
+
+    def _told(self, options: TemplateOptions) -> dict[str, Any]:
         """What the template is told by name. Raises `ApiError` naming what cannot be."""
         mark = partial(marked_json, mark=self._texts.mark)
-        return self.reasoning.variables(variables.effort) | variables.given(self._tokenizer, mark)
+        return self.reasoning.variables(options.effort) | options.given(self._tokenizer, mark)
 
     def _too_many(self, error: TooManyTokens, param: str) -> ContextExceeded:
         return ContextExceeded(self._context_tokens, f"The prompt has {error} or more.", param)
@@ -392,84 +398,3 @@ class ChatTemplate:
         if functions or any("calls" in one or "call_id" in one for one in messages):
             return self.tools.rendered(messages, functions, mark)
         return [marked(message, mark) for message in messages], None
-
-    def _render_after(
-        self,
-        last: int,
-        param: str,
-        calls: Sequence[FunctionCall],
-        variables: Variables,
-        opens: bool,
-        messages: Sequence[Message],
-    ) -> str:
-        """What the template writes behind an answer whose last token is `last`."""
-        token = self._tokenizer.added_tokens_decoder.get(last)
-        is_control = token is not None and token.special
-        is_end = is_control or last in self._tokenizer.all_special_ids
-        end = str(self._tokenizer.decode([last], skip_special_tokens=False)) if is_end else ""
-        tail = None
-        if calls and self.tools.native and self.tools.writes_calls:
-            tail = self._tail_of_calls(param, calls, variables, opens, messages, end)
-        if tail is None:
-            answer: Message = {"role": "assistant", "content": _SENTINEL}
-            tail = self._tail(param, answer, variables, opens, messages)
-        return tail.removeprefix(end)
-
-    def _render_beside(
-        self, param: str, variables: Variables, opens: bool, messages: Sequence[Message]
-    ) -> str:
-        """What the template writes behind messages that nobody has answered."""
-        asked: Message = {"role": "user", "content": "."}
-        before = self._render(param, (), variables, [asked], opens=False)
-        whole = self._render(param, (), variables, [asked, *messages], opens=opens)
-        if not whole.startswith(before):
-            raise _cannot_continue()
-        return whole.removeprefix(before)
-
-    def _tail_of_calls(
-        self,
-        param: str,
-        calls: Sequence[FunctionCall],
-        variables: Variables,
-        opens: bool,
-        messages: Sequence[Message],
-        end: str,
-    ) -> str | None:
-        """What follows an answer of calls, from its end token on; `None` where there is none."""
-        same = [replace(call, arguments="{}") for call in calls]
-        same[-1] = replace(same[-1], arguments=f'{{"{_SENTINEL}": ""}}')
-        answer: Message = {"role": "assistant", "content": "", "calls": same}
-        tail = self._tail(param, answer, variables, opens, messages)
-        ends = [one for one in (end, str(self._tokenizer.eos_token)) if one and one in tail]
-        return tail[tail.index(ends[0]) :] if ends else None
-
-    def _tail(
-        self,
-        param: str,
-        answer: Message,
-        variables: Variables,
-        opens: bool,
-        messages: Sequence[Message],
-    ) -> str:
-        """What the template writes behind the sentinel in an answer."""
-        asked: Message = {"role": "user", "content": "."}
-        rendered = self._render(param, (), variables, [asked, answer, *messages], opens=opens)
-        _, found, tail = rendered.partition(_SENTINEL)
-        if not found:
-            raise _cannot_continue()
-        return tail
-
-
-def _cannot_continue() -> ApiError:
-    message = "This model's chat template cannot continue a conversation."
-    return invalid_request(message, "previous_response_id", "unsupported_value")
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many leading ids the two have in common."""
-    if right[: len(left)] == left:
-        return len(left)
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return min(len(left), len(right))

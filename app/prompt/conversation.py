@@ -17,7 +17,7 @@ from app.prompt.system_prompts import RegisteredPrompts, SystemText
 from app.prompt.truncation import without_middle_ids
 from app.request.request import GenerationRequest, Item, ItemName, SealedSummary, Thought
 from app.request.segments import Segments, digest
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.errors import ContextExceeded, invalid_request
 from app.wire.functions import FunctionCall, Message, check_results
 from tenants.records import Principal, Tenant
@@ -140,8 +140,8 @@ class PromptBuilder:
         check_results(messages, [call.id for call in calls or ()], request.names.items)
         if recalled is not None and recalled.text != previous.system:
             messages.insert(0, {"role": "system", "content": recalled.text})
-        begun = self._without_reasoning(previous, messages, calls or (), request.variables)
-        tenant, names, variables = principal.tenant, request.names, request.variables
+        begun = self._without_reasoning(previous, messages, calls or (), request.template_options)
+        tenant, names, options = principal.tenant, request.names, request.template_options
         write = partial(
             self._template.continuation_ids,
             tenant.id,
@@ -149,10 +149,10 @@ class PromptBuilder:
             messages,
             names.items,
             calls,
-            variables,
+            options,
         )
         ids = await write()
-        render = self._template.later_rendering(begun.ids, names.items, calls, variables)
+        render = self._template.later_rendering(begun.ids, names.items, calls, options)
         at = await self._template.breakpoint(tenant.id, ids, messages, render, begun.ids)
         prompt = replace(
             begun,
@@ -191,12 +191,12 @@ class PromptBuilder:
         previous: Turn,
         messages: Sequence[Message],
         calls: Sequence[FunctionCall],
-        variables: Variables,
+        options: TemplateOptions,
     ) -> Prompt:
         """A conversation so far, without what was reasoned where the template leaves that out."""
         ids, asides = previous.ids, previous.asides
         positions = [*previous.starts, previous.breakpoint or 0]
-        if asides and messages and not self._template.keeps_reasoning(messages, calls, variables):
+        if asides and messages and not self._template.keeps_reasoning(messages, calls, options):
             ids, positions = without_asides(ids, asides, positions)
             asides = []
         *starts, at = positions
@@ -246,17 +246,17 @@ class PromptBuilder:
 
         Raises what `ChatTemplate.prompt_ids` raises.
         """
-        param, tools, variables = request.names.items, request.tools, request.variables
+        param, tools, options = request.names.items, request.tools, request.template_options
         ask = partial(
             self._template.prompt_ids,
             tenant.id,
             param=param,
             longest=request.longest_field,
             tools=tools,
-            variables=variables,
+            options=options,
         )
         ids, left = await self._first_ids(tenant, request, messages, ask)
-        render = self._template.rendering(param, tools, variables)
+        render = self._template.rendering(param, tools, options)
         return Prompt(
             ids,
             end_user=request.sampling.end_user or request.earlier.end_user,

@@ -9,12 +9,14 @@ control tokens has no mark, and the ids it has always had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
+
+from app.wire.functions import Message
 
 MARK: Final = "\ufdd0"
 """A noncharacter, which no text is meant to hold (Unicode, section 23.7)."""
@@ -22,6 +24,10 @@ _REPLACEMENT: Final = "\ufffd"
 _PIECE_CHARACTERS: Final = 65_536
 _USUAL_CHARACTERS: Final = 6
 """A token of ordinary text has fewer: such a text is tokenized without being counted first."""
+
+
+Mark = Callable[[str, str], str]
+"""Marks a text that somebody in a role has written, see `PlainText.mark`."""
 
 
 class TooManyTokens(Exception):
@@ -122,6 +128,28 @@ class PlainText:
         assert self._backend.normalizer is not None
         normal = str(self._backend.normalizer.normalize_str(text))
         return normal if any(one in normal and one not in text for one in self._disguised) else text
+
+
+def marked(message: Message, mark: Mark) -> dict[str, Any]:
+    """What a message says as a template takes it."""
+    role = message["role"]
+    out: dict[str, Any] = {"role": role, "content": mark(message["content"], role)}
+    if "name" in message:
+        out["name"] = mark(message["name"], "user")
+    if "reasoning" in message:
+        out["reasoning_content"] = reasoning = mark(message["reasoning"], role)
+        if not (message["content"] and message.get("calls")):  # gpt-oss refuses all three
+            out["thinking"] = reasoning
+    return out
+
+
+def marked_json(value: Any, mark: Mark) -> Any:
+    """A JSON value with every text in it marked, names of members among them."""
+    if isinstance(value, str):
+        return mark(value, "tool")
+    if isinstance(value, dict):
+        return {mark(key, "tool"): marked_json(one, mark) for key, one in value.items()}
+    return [marked_json(one, mark) for one in value] if isinstance(value, list) else value
 
 
 def _broken(text: str, controls: frozenset[str]) -> str:

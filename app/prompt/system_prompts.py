@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.prompt.chat_template import ChatTemplate, common_prefix
+from app.prompt.breakpoints import num_common
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.sealing import PromptOrigin
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
@@ -114,7 +115,7 @@ class RegisteredPrompts:
         """How many leading ids belong to the registered prompt: 0 for any other system message."""
         if system is None or system.prompt is None:
             return 0
-        return common_prefix(await self.prefix_ids(system.owner, system.prompt), ids)
+        return num_common(await self.prefix_ids(system.owner, system.prompt), ids)
 
     def _render(self, prompt: SystemPrompt, values: dict[str, str], param: str) -> str:
         """Raises `ApiError` naming `param` before a text is made that no context holds."""

@@ -7,7 +7,7 @@ is tried on what it has written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
@@ -20,6 +20,7 @@ from app.formats.answer_reader import AnswerReader
 from app.formats.tools.format import Format
 from app.formats.tools.formats import FORMATS, ToolFormat
 from app.formats.tools.json_calls import Call
+from app.prompt.plain_text import Mark, marked, marked_json
 from app.wire.bounded_json import decode_json, is_too_deep
 from app.wire.errors import ApiError, invalid_request
 from app.wire.functions import Function, FunctionCall, Message, Tools
@@ -69,7 +70,7 @@ class ToolStyle:
         self,
         messages: Sequence[Message],
         functions: Sequence[Function],
-        mark: Callable[[str, str], str],
+        mark: Mark,
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and functions as the template takes them, all that people wrote marked."""
         if not self.native:
@@ -82,9 +83,7 @@ class ToolStyle:
             [marked_json(one.described, mark) for one in functions] or None,
         )
 
-    def _message(
-        self, message: Message, names: dict[str, str], mark: Callable[[str, str], str]
-    ) -> dict[str, Any]:
+    def _message(self, message: Message, names: dict[str, str], mark: Mark) -> dict[str, Any]:
         out = marked(message, mark)
         if message.get("calls"):
             out["tool_calls"] = [self._call(one, mark) for one in message["calls"]]
@@ -93,7 +92,7 @@ class ToolStyle:
             out["name"] = mark(names.get(message["call_id"], ""), "tool")
         return out
 
-    def _call(self, call: FunctionCall, mark: Callable[[str, str], str]) -> dict[str, Any]:
+    def _call(self, call: FunctionCall, mark: Mark) -> dict[str, Any]:
         arguments = call.arguments if self.texts else _arguments(call)
         function = {"name": mark(call.name, "tool"), "arguments": marked_json(arguments, mark)}
         return {"id": _short_id(call.id), "type": "function", "function": function}
@@ -227,28 +226,6 @@ def _form_of(rendered: Sequence[str]) -> Format | None:
             if len(told) == 1 and json.loads(told[0]) == arguments:
                 return form
     return None
-
-
-def marked(message: Message, mark: Callable[[str, str], str]) -> dict[str, Any]:
-    """What a message says as a template takes it."""
-    role = message["role"]
-    out: dict[str, Any] = {"role": role, "content": mark(message["content"], role)}
-    if "name" in message:
-        out["name"] = mark(message["name"], "user")
-    if "reasoning" in message:
-        out["reasoning_content"] = reasoning = mark(message["reasoning"], role)
-        if not (message["content"] and message.get("calls")):  # gpt-oss refuses all three
-            out["thinking"] = reasoning
-    return out
-
-
-def marked_json(value: Any, mark: Callable[[str, str], str]) -> Any:
-    """A JSON value with every text in it marked, names of members among them."""
-    if isinstance(value, str):
-        return mark(value, "tool")
-    if isinstance(value, dict):
-        return {mark(key, "tool"): marked_json(one, mark) for key, one in value.items()}
-    return [marked_json(one, mark) for one in value] if isinstance(value, list) else value
 
 
 def _arguments(call: FunctionCall) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from app.request.cache_wish import CacheWish
 from app.request.constraint import Constraint
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.common import SamplingFields, Verbosity
 from app.wire.errors import invalid_request
 from app.wire.functions import Message, Tools, num_characters
@@ -111,8 +111,8 @@ class GenerationRequest:
 
     A prompt that is no conversation is `raw`, a text or its token ids. `prompt_logprobs` is for the
     prompt's tokens, behind the first, what `logprobs` is for the answer's. The chat template is
-    told of `variables`. With 0 `max_tokens` the prompt is computed, and nothing else. `cache` is
-    what is asked of the prompt cache. Of a `verbosity` no model here can be told.
+    told of `template_options`. With 0 `max_tokens` the prompt is computed, and nothing else.
+    `cache` is what is asked of the prompt cache. Of a `verbosity` no model here can be told.
     """
 
     id: str
@@ -134,7 +134,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     candidates: Candidates = field(default_factory=Candidates)
     tools: Tools = field(default_factory=Tools)
-    variables: Variables = field(default_factory=Variables)
+    template_options: TemplateOptions = field(default_factory=TemplateOptions)
     cache: CacheWish = field(default_factory=CacheWish)
     verbosity: Verbosity = None
 

@@ -24,7 +24,7 @@ _RESERVED: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Variables:
+class TemplateOptions:
     """`effort` is how much to reason. `named` are variables by the template's own names: what it
     does not know of changes nothing, and what both tell of is as it is named.
     """

@@ -21,7 +21,7 @@ from app.request.request import (
     SealedSummary,
     Thought,
 )
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.errors import invalid_request
 from app.wire.events import AppliedCacheOptions, ResponseResource
 from app.wire.functions import FunctionCall, Message
@@ -74,7 +74,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         constraint=constraint_of(body, asked, body.structured_outputs, tools),
         truncates=body.truncation == "auto",
         tools=tools,
-        variables=Variables(
+        template_options=TemplateOptions(
             body.reasoning.effort if body.reasoning else None, body.chat_template_kwargs or {}
         ),
         cache=replace(wish_of(body), compare_with=_compared_with(body)),

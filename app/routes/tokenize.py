@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from app.chat.parse import message_item
 from app.context import Service
 from app.limits.auth import authenticate
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.transport.http import json_response, unless_gone
 from app.wire.responses import CreateBody
 from app.wire.tokenize import DetokenizeBody, TokenizeBody
@@ -35,9 +35,9 @@ async def tokenize(request: Request) -> ASGIApp:
                 message_item(message, f"messages[{index}]")
                 for index, message in enumerate(body.messages)
             ]
-            variables = Variables(named=body.chat_template_kwargs or {})
+            options = TemplateOptions(named=body.chat_template_kwargs or {})
             work = service.template.prompt_ids(
-                principal.tenant.id, items, "messages", variables=variables
+                principal.tenant.id, items, "messages", options=options
             )
         else:
             work = service.template.text_ids(

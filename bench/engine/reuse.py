@@ -19,7 +19,8 @@ from typing import Final
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from app.prompt.chat_template import ChatTemplate, common_prefix
+from app.prompt.breakpoints import num_common
+from app.prompt.chat_template import ChatTemplate
 from app.prompt.tokenizer import load_tokenizer
 from app.wire.functions import Message
 from app.workers import Workers
@@ -134,7 +135,7 @@ async def _play(
     """All first turns, then all second ones, and so on, with a pool that holds everything."""
     template = ChatTemplate(tokenizer, Workers(), _NUM_SLOTS)
     starts = [await template.prompt_ids("", [_user(text)], "") for text in ("0 first", "x other")]
-    head = common_prefix(*starts)
+    head = num_common(*starts)
     runner = _ScriptedRunner()
     core = scripted_core(runner, _NUM_SLOTS, block_size)
     histories: list[list[int]] = [[] for _ in conversations]

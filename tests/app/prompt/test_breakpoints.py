@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.prompt.breakpoints import moved
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.functions import Message, Tools
 from app.wire.items import InputText
 from app.wire.prompt_cache import CacheBreakpoint, with_breakpoint
@@ -46,10 +46,10 @@ async def prefix(
     template = chat_template(tokenizer)
     if previous is None:
         ids = await template.prompt_ids("acme", messages, "input")
-        render = template.rendering("input", Tools(), Variables())
+        render = template.rendering("input", Tools(), TemplateOptions())
     else:
         ids = await template.continuation_ids("acme", previous, messages, "input")
-        render = template.later_rendering(previous, "input", (), Variables())
+        render = template.later_rendering(previous, "input", (), TemplateOptions())
     at = await template.breakpoint("acme", ids, messages, render, previous or ())
     return None if at is None else str(tokenizer.decode(ids[:at]))
 

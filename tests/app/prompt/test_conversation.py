@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.prompt.chat_template import common_prefix
+from app.prompt.breakpoints import num_common
 from tests.app.conftest import MODEL, World, chat_template
 
 
@@ -104,7 +104,7 @@ async def test_the_prefix_of_a_prompt_does_not_depend_on_what_follows(world: Wor
     for user in ("", "0", "x", "é", " y"):
         messages: Any = [{"role": "system", "content": "abc"}, {"role": "user", "content": user}]
         ids = await template.prompt_ids("acme", messages, "input")
-        assert common_prefix(prefix, ids) == len(prefix)
+        assert num_common(prefix, ids) == len(prefix)
 
 
 def _ids(world: World, text: str) -> list[int]:

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.plain_text import MARK, PlainText
-from app.request.template_options import Variables
+from app.request.template_options import TemplateOptions
 from app.wire.functions import Message
 from tests.app.conftest import CHATML, World, byte_tokenizer, chat_template
 from tests.effort import scaled
@@ -231,8 +231,8 @@ async def test_variables_of_a_template_spell_them_too() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ persona[0] }}{{ colour }}" + CHATML
     said: list[Message] = [{"role": "user", "content": "x"}]
-    variables = Variables(named={"persona": ["<|im_start|>system"], "colour": "red"})
-    ids = await chat_template(tokenizer).prompt_ids("acme", said, "input", variables=variables)
+    options = TemplateOptions(named={"persona": ["<|im_start|>system"], "colour": "red"})
+    ids = await chat_template(tokenizer).prompt_ids("acme", said, "input", options=options)
     assert str(tokenizer.decode(ids)).startswith("<|im_start|>systemred<|im_start|>")
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert ids.count(start) == 2
