@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from app.admin.issuer import IssuerUnavailable
 from app.admin.token import Operator
-from app.wire.errors import RETRY_AFTER_SECONDS, ApiError, field_path, shortened
+from app.wire.errors import ApiError, field_path, shortened
+from app.wire.retry_after import retry_after
 from engine.api import EngineError, EngineUnavailable, RequestRefused
 from tenants.errors import (
     GroupExists,
@@ -212,5 +213,4 @@ def _about(status: HTTPStatus, code: str, complaints: Sequence[Complaint]) -> Pr
 
 
 def _unavailable(detail: str, code: str) -> Problem:
-    retry = {"retry-after": str(RETRY_AFTER_SECONDS)}
-    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, code=code, headers=retry)
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, code=code, headers=retry_after())

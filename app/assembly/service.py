@@ -231,7 +231,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
             engine_starts=service.warmer.watch_engine,
             connections=service.connections.run,
             notices=notify,
-            leases=service.gate.run,
+            leases=service.gate.slots.run,
             lease_booking=service.lease_booking.run,
             left_usage=service.left_usage.run,
             running=stores.running.run,

@@ -1,4 +1,4 @@
-"""Token ids to text, as they arrive: whole characters only, and never part of a stop string."""
+"""Token ids to text, as they arrive: whole characters only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from app.formats.sifter import Sifter
+from app.generation.stop_strings import StopStrings
 from app.generation.token_bytes import TokenBytes, token_bytes
 
 _INCOMPLETE = "�"
@@ -20,10 +21,9 @@ _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """Decodes one sequence incrementally.
 
-    Text is held back while it ends in an incomplete UTF-8 character or in what may become a stop
-    string. Special tokens (the end of a turn among them) are not part of the text, but those that
-    are to be `shown`. What the first `min_tokens` spell stops nothing. A `sifter` takes reasoning
-    out before stop strings are looked for.
+    Text is held back while it ends in an incomplete UTF-8 character, or as `StopStrings` says.
+    Special tokens (the end of a turn among them) are not part of the text, but those that are to be
+    `shown`. A `sifter` takes reasoning out before stop strings are looked for.
     """
 
     def __init__(
@@ -34,17 +34,16 @@ class Detokenizer:
         shown: tuple[str, ...] = (),
         sifter: Sifter | None = None,
     ) -> None:
-        self.stopped = False
-        """Whether a stop string was seen; neither it nor what follows is ever emitted."""
         table = token_bytes(tokenizer, shown)
         self._decoder: _Decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)
         self._sifter = sifter
-        self._stop = tuple(stop)
-        self._longest_stop = max((len(text) for text in stop), default=0)
-        self._unstopped_tokens = min_tokens
-        """Tokens to come before stop strings are looked for."""
+        self._stops = StopStrings(stop, min_tokens) if stop else None
         self._emitted: list[str] = []
-        self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was seen; neither it nor what follows is ever emitted."""
+        return self._stops is not None and self._stops.found
 
     @property
     def text(self) -> str:
@@ -53,11 +52,13 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the text that is safe to show now."""
-        if not self._stop:
-            text = self._decoded(token_ids)
-            self._emitted.append(text)
-            return text
-        return "".join(self._take(token_id) for token_id in token_ids if not self.stopped)
+        if self._stops is None:
+            return self._emit(self._decoded(token_ids))
+        ready = ""
+        for token_id in token_ids:
+            if not self._stops.found:
+                ready += self._stops.push(self._decoded((token_id,)))
+        return self._emit(ready)
 
     def finish(self, *, cut: bool = False) -> str:
         """No more tokens will come, of an answer that may be `cut`; the text that was held back."""
@@ -66,42 +67,15 @@ class Detokenizer:
         rest = self._decoder.finish()
         if self._sifter is not None:
             rest = self._sifter.push(rest) + self._sifter.finish(cut=cut)
-        return self._release(rest, final=True)
+        return self._emit(rest if self._stops is None else self._stops.finish(rest))
+
+    def _emit(self, text: str) -> str:
+        self._emitted.append(text)
+        return text
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         text = self._decoder.push(token_ids)
         return text if self._sifter is None else self._sifter.push(text)
-
-    def _take(self, token_id: int) -> str:
-        new = self._decoded((token_id,))
-        if self._unstopped_tokens == 0:
-            return self._release(new, final=False)
-        self._unstopped_tokens -= 1
-        self._emitted.append(new)
-        return new
-
-    def _release(self, new: str, final: bool) -> str:
-        """Emit held-back text and `new` up to a stop string, or up to what may become one."""
-        self._held += new
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
-        if found:
-            self.stopped = True
-            ready, self._held = self._held[: min(found)], ""
-        elif final:
-            ready, self._held = self._held, ""
-        else:
-            keep = self._possible_stop_length()
-            ready = self._held[: len(self._held) - keep]
-            self._held = self._held[len(ready) :]
-        self._emitted.append(ready)
-        return ready
-
-    def _possible_stop_length(self) -> int:
-        """Length of the longest end of the held text that starts some stop string."""
-        for length in range(min(len(self._held), self._longest_stop - 1), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
-                return length
-        return 0
 
 
 class _Decoder(Protocol):

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -120,12 +119,10 @@ class Generation:
         self._reader: asyncio.Task[object] | None = None
         self._is_waiting = False
         self._first_run = request.num_generated == 0
-        self._series = metrics.traffic.tenants.did(request.tenant, 0)
-        self.timeline = Timeline()
+        self.timeline = Timeline(series=metrics.traffic.tenants.did(request.tenant, 0))
         self._origin = current_request()
         if self._origin is not None:
             self._origin.num_generations += 1
-        self._last_tokens: dict[int, float] = {}
         self._searched_tokens = 0
         self._counted = request.num_generated
         """Output tokens that the metrics know."""
@@ -346,8 +343,6 @@ class Generation:
             else:
                 self.fail(ApiError(500, message, code="server_error"))
         self.timeline.note_waiting(delta)
-        if delta.rebuilt_seconds and delta.finish_reason not in ("error", "aborted"):
-            self._series.move_time.observe(delta.rebuilt_seconds)
         if self._first_run:
             self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
             self.cache_write_tokens = max(self.cache_write_tokens, delta.cache_write_tokens)
@@ -362,7 +357,8 @@ class Generation:
         if line.end is not None:
             return []
         if delta.token_ids:
-            self._observe_latency(delta)
+            self.ticket.first_token()
+            self.timeline.note_tokens(delta)
         pieces = line.take(delta)
         if delta.finish_reason == "aborted":
             # Nobody here asked for it: the engine is being closed.
@@ -385,17 +381,3 @@ class Generation:
             if self._interruption is not None:
                 return
             await asyncio.sleep(0)
-
-    def _observe_latency(self, delta: TokenDelta) -> None:
-        now, before = perf_counter(), self._last_tokens.get(delta.index)
-        if not self._last_tokens:
-            self.ticket.first_token()
-            self.timeline.first_token = now
-            self._series.time_to_first_token.observe(now - self.timeline.started)
-            if self.timeline.queue_seconds is not None:
-                self._series.queue_time.observe(self.timeline.queue_seconds)
-        if before is not None:
-            tokens = len(delta.token_ids)
-            self._series.inter_token_latency.observe((now - before) / tokens, tokens)
-            self.timeline.add_gap(now - before, tokens)
-        self._last_tokens[delta.index] = now

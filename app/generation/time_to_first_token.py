@@ -1,4 +1,4 @@
-"""When a generation was asked for, waited, and had its tokens."""
+"""Time to first token, and between later ones; and where a generation had to wait."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
+from app.observe.traffic import TenantSeries
 from engine.api import TokenDelta
 
 _MAX_PAUSES = 100
@@ -22,8 +23,12 @@ class Pause:
 
 @dataclass(kw_only=True)
 class Timeline:
-    """Of one generation, all its lines together. Times are those of `perf_counter`, in seconds."""
+    """Of one generation, all its lines together, which the `series` of its tenant hear of.
 
+    Times are those of `perf_counter`, in seconds.
+    """
+
+    series: TenantSeries
     asked: float = 0.0
     """When a request for it began to be looked at."""
     started: float = field(default_factory=perf_counter)
@@ -35,6 +40,8 @@ class Timeline:
     """The first ones."""
     _gap_seconds: float = 0.0
     _gap_tokens: int = 0
+    _latest: dict[int, float] = field(default_factory=dict)
+    """When each line has had its newest token."""
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -46,15 +53,27 @@ class Timeline:
         """Of one line, on average; `None` before any line has had a second token."""
         return self._gap_seconds / self._gap_tokens if self._gap_tokens else None
 
-    def add_gap(self, seconds: float, tokens: int) -> None:
-        """So many tokens have come behind others of their line after this time."""
-        self._gap_seconds += seconds
-        self._gap_tokens += tokens
+    def note_tokens(self, delta: TokenDelta) -> None:
+        """These tokens of a line are here now."""
+        now, before = perf_counter(), self._latest.get(delta.index)
+        if self.first_token is None:
+            self.first_token = now
+            self.series.time_to_first_token.observe(now - self.started)
+            if self.queue_seconds is not None:
+                self.series.queue_time.observe(self.queue_seconds)
+        if before is not None:
+            tokens = len(delta.token_ids)
+            self.series.inter_token_latency.observe((now - before) / tokens, tokens)
+            self._gap_seconds += now - before
+            self._gap_tokens += tokens
+        self._latest[delta.index] = now
 
     def note_waiting(self, delta: TokenDelta) -> None:
         """Keep what a delta says of times without tokens."""
         if delta.rebuilt_seconds:  # waiting at the new engine is a part of it
             self._add_pause("rebuild", delta.rebuilt_seconds)
+            if delta.finish_reason not in ("error", "aborted"):
+                self.series.move_time.observe(delta.rebuilt_seconds)
         elif delta.waited_seconds and self.queue_seconds is None:
             self.queue_seconds = delta.waited_seconds
         elif delta.waited_seconds:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import secrets
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -17,8 +16,10 @@ from typing import Any
 from msgspec import structs
 
 from app.limits.booking import NOTHING, Bill, Booking, SharedHead, Used
+from app.limits.stream_slots import StreamSlots
 from app.observe.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
+from app.wire.retry_after import duration, retry_headers
 from engine.api import EngineRequest
 from tenants.limits.budgets import Budgets, Hold
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded, Quota
@@ -26,7 +27,6 @@ from tenants.limits.scripts import request_name
 from tenants.records import Principal, Tenant
 from tenants.usage.journal import Slot
 
-HEARTBEAT_SECONDS = 5.0
 WARNING_HEADER = "x-partywall-budget-warning"
 _QUEUE_RETRY_SECONDS = 1.0
 _CODES = {
@@ -44,7 +44,7 @@ class Gate:
 
     One for each service process; what holds across processes is the limiter's business. Of all
     tenants together `max_queued_requests` wait for their first token, from before any work is done
-    for them. `run` keeps the leases of running streams alive.
+    for them. The `slots` of running streams have to be renewed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Gate:
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._queued: Counter[str] = Counter()
-        self._tickets: set[Ticket] = set()
+        self.slots = StreamSlots(limiter, budgets)
         self._unfinished: set[asyncio.Task[None]] = set()
         self.is_shut = False
         """Whether nobody is let in any more."""
@@ -74,7 +74,7 @@ class Gate:
 
         Each counts from before anything is asked of it: none falls between that and its start.
         """
-        return not self._queued and not self._tickets
+        return not self._queued and not self.slots.tickets
 
     def check(self) -> None:
         """Raise `ApiError` 503 where nobody is let in any more."""
@@ -122,7 +122,7 @@ class Gate:
             Ticket(self, tenant, admission, waits=index == 0)
             for index, admission in enumerate(admissions)
         ]
-        self._tickets.update(tickets)
+        self.slots.tickets.update(tickets)
         return tickets
 
     async def reserve(
@@ -170,13 +170,6 @@ class Gate:
         for ticket in tickets:
             ticket.warning = warning
 
-    async def run(self) -> None:
-        """Renew the leases of running streams and open sockets until cancelled."""
-        while True:
-            await self._limiter.renew([ticket.admission for ticket in self._tickets])
-            await self._budgets.renew([one.hold for one in self._tickets if one.hold is not None])
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
     async def close(self) -> None:
         """Wait until everything that has ended is accounted for."""
         while self._unfinished:
@@ -194,7 +187,7 @@ class Gate:
 
     def _full(self, limit: str, message: str) -> ApiError:
         self._metrics.limited.labels(limit).inc()
-        headers = _retry_headers(_QUEUE_RETRY_SECONDS)
+        headers = retry_headers(_QUEUE_RETRY_SECONDS)
         return ApiError(429, message, code="queue_full", headers=headers)
 
     def _leave_queue(self, tenant_id: str) -> None:
@@ -296,7 +289,7 @@ class Ticket:
         """What the limiter knows to be over is over here as well."""
         if not self._settled:
             self._settled = True
-            self._gate._tickets.discard(self)
+            self._gate.slots.tickets.discard(self)
             self._leave_queue()
             self._gate._fewer.set()
 
@@ -340,7 +333,7 @@ def limit_error(exceeded: LimitExceeded) -> ApiError:
     wait = exceeded.retry_after_seconds
     # A socket's error event has no headers: its reader has the message only.
     message = str(exceeded) if wait is None else f"{exceeded} Try again in {duration(wait)}."
-    headers = _quota_headers(exceeded.requests, exceeded.tokens) | _retry_headers(wait)
+    headers = _quota_headers(exceeded.requests, exceeded.tokens) | retry_headers(wait)
     if exceeded.limit == "budget":
         headers["x-should-retry"] = "false"  # a client is not to wait for the next month
     return ApiError(429, message, code=_CODES[exceeded.limit], headers=headers)
@@ -355,25 +348,3 @@ def _quota_headers(requests: Quota | None, tokens: Quota | None) -> dict[str, st
             headers[f"x-ratelimit-remaining-{kind}"] = str(quota.remaining)
             headers[f"x-ratelimit-reset-{kind}"] = duration(quota.reset_seconds)
     return headers
-
-
-def _retry_headers(seconds: float | None) -> dict[str, str]:
-    if seconds is None:
-        return {"x-should-retry": "false"}
-    milliseconds = max(1, math.ceil(seconds * 1000))
-    return {
-        "retry-after": str(math.ceil(milliseconds / 1000)),
-        "retry-after-ms": str(milliseconds),
-    }
-
-
-def duration(seconds: float) -> str:
-    """A time as these headers carry it: `20ms`, `1.5s`, `6m0s`, `1h0m0s`."""
-    milliseconds = math.ceil(max(0.0, seconds) * 1000)
-    if milliseconds < 1000:
-        return f"{milliseconds}ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:g}s"
-    minutes, rest = divmod(math.ceil(milliseconds / 1000), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"

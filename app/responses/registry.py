@@ -16,7 +16,8 @@ from app.responses.items import is_short, listed_input, with_named
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
 from app.responses.resumable_streams import KeptStreams
-from app.responses.run import ResponseRun, check_position
+from app.responses.run import ResponseRun
+from app.responses.sequence_numbers import check_position
 from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere

@@ -14,8 +14,9 @@ from app.prompt.history import SocketHistory
 from app.responses.event_log import EventLog, EventsGone, Reader
 from app.responses.render import ResponseRenderer
 from app.responses.resumable_streams import KeptStreams
+from app.responses.sequence_numbers import check_position, numbered
 from app.responses.store import ResponseStore
-from app.wire.errors import ApiError, internal_error, invalid_request, response_not_found
+from app.wire.errors import ApiError, internal_error, response_not_found
 from app.wire.events import Event, ResponseResource, encode_json
 from tenants.records import Tenant
 
@@ -203,8 +204,7 @@ class ResponseRun:
 
     def _append(self, *events: Event) -> None:
         for event in events:
-            event.sequence_number = self._stream.next_number
-            self._stream.append(encode_json(event))
+            self._stream.append(numbered(event, self._stream.next_number))
 
     async def _follow(self, after: int) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._stream.follow(after)) as events:
@@ -223,10 +223,3 @@ class ResponseRun:
             self.discard()
         elif not self.resource.background:
             self.cancel()
-
-
-def check_position(after: int, next_number: int) -> None:
-    """Raises `ApiError` for the number of an event that has not been yet."""
-    if after >= next_number:
-        message = f"The last event so far has number {next_number - 1}."
-        raise invalid_request(message, "starting_after")

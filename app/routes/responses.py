@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -13,16 +12,14 @@ from starlette.types import ASGIApp
 from app.context import Service
 from app.limits.auth import authenticate
 from app.responses.run import ResponseRun
-from app.routes.list_queries import page, take_include, take_page
+from app.responses.sequence_numbers import read_position
+from app.routes.list_queries import page, refuse_others, take_include, take_page
 from app.transport.bounds import INLINE_BYTES
 from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
 from app.wire.events import event_type
 from app.wire.responses import CreateBody
-
-_EVENT_NUMBER = re.compile(r"[0-9]{1,18}")
-"""Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
 
 async def create_response(request: Request) -> ASGIApp:
@@ -97,13 +94,8 @@ def _starting_after(request: Request) -> int | None:
     if stream not in ("true", "false"):
         raise invalid_request("'stream' is 'true' or 'false'.", "stream")
     after = query.pop("starting_after", None) if stream == "true" else None
-    for name in query:
-        raise invalid_request(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
-    if stream == "false":
-        return None
-    if after is not None and not _EVENT_NUMBER.fullmatch(after):
-        raise invalid_request("'starting_after' is the number of an event.", "starting_after")
-    return -1 if after is None else int(after)
+    refuse_others(list(query.items()))
+    return None if stream == "false" else read_position(after)
 
 
 def _stream(service: Service, run: ResponseRun, after: int) -> EventStream:

@@ -10,10 +10,10 @@ from collections import Counter
 
 from app.transport.bounds import INLINE_BYTES, Bounds
 from app.wire.errors import ApiError
+from app.wire.retry_after import retry_after
 
 _SHARES = 4
 """One tenant may fill such a part of the room."""
-_RETRY_AFTER_SECONDS = 1
 
 
 class Intake:
@@ -44,7 +44,7 @@ class Intake:
                 "Too many long requests are being sent at once.",
                 code="queue_full",
                 # What is left of the body is not read.
-                headers={"retry-after": str(_RETRY_AFTER_SECONDS), "connection": "close"},
+                headers=retry_after() | {"connection": "close"},
             )
         self._held[tenant_id] += num_bytes
 

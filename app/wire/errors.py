@@ -29,10 +29,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from app.wire.retry_after import retry_after
 from engine.api import EngineUnavailable, RequestRefused
 from tenants.store import StoreUnavailable
 
-RETRY_AFTER_SECONDS = 1
 _RESTART_SECONDS = 5
 _MAX_CHARACTERS = 1000
 _LAST_CHARACTERS = 200
@@ -107,7 +107,7 @@ def invalid_request(
 
 def shutting_down() -> ApiError:
     """What new work is told, here; another replica, or this one after its restart, will take it."""
-    retry = {"retry-after": str(_RESTART_SECONDS)}
+    retry = retry_after(_RESTART_SECONDS)
     return ApiError(503, "The service is shutting down.", code="shutting_down", headers=retry)
 
 
@@ -143,8 +143,8 @@ def conversation_locked(conversation_id: str) -> ApiError:
     message = (
         f"Another response is running in conversation '{conversation_id}': it has to end first."
     )
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
-    return ApiError(409, message, code="conversation_locked", param="conversation", headers=headers)
+    retry = retry_after()
+    return ApiError(409, message, code="conversation_locked", param="conversation", headers=retry)
 
 
 def response_runs_elsewhere(response_id: str) -> ApiError:
@@ -153,10 +153,8 @@ def response_runs_elsewhere(response_id: str) -> ApiError:
         f"Response '{response_id}' is running in another replica, where its events are read: "
         "reach that one, or get the response without 'stream'."
     )
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
-    return ApiError(
-        409, message, code="response_runs_elsewhere", param="response_id", headers=headers
-    )
+    retry, code = retry_after(), "response_runs_elsewhere"
+    return ApiError(409, message, code=code, param="response_id", headers=retry)
 
 
 def unauthorized(message: str) -> ApiError:
@@ -205,13 +203,12 @@ def as_api_error(error: Exception) -> ApiError | None:
         return error
     if isinstance(error, RequestRefused):
         return invalid_request(str(error), error.param)
-    retry = {"retry-after": str(RETRY_AFTER_SECONDS)}
     if isinstance(error, EngineUnavailable):
         message = "The engine is not available right now."
-        return ApiError(503, message, code="engine_unavailable", headers=retry)
+        return ApiError(503, message, code="engine_unavailable", headers=retry_after())
     if isinstance(error, StoreUnavailable):
         message = "The tenant store is not available right now."
-        return ApiError(503, message, code="store_unavailable", headers=retry)
+        return ApiError(503, message, code="store_unavailable", headers=retry_after())
     return None
 
 

@@ -15,6 +15,7 @@ from app.limits.admission import Gate, Ticket
 from app.limits.booking import NOTHING, Booking, Used
 from app.observe.metrics import Metrics
 from app.wire.errors import ApiError
+from app.wire.retry_after import duration
 from engine.api import BeamParams, EngineRequest, Namespaces, SamplingParams
 from tenants.limits.budgets import Budgets
 from tenants.limits.limiter import Admission, Limiter, LimitExceeded
@@ -303,7 +304,7 @@ async def test_a_place_in_the_queue_is_free_from_the_first_token_or_the_end_on(
     ],
 )
 def test_times_are_written_as_clients_know_them(seconds: float, text: str) -> None:
-    assert admission.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 async def test_all_tenants_together_wait_in_one_queue_that_has_an_end(gate: Gate) -> None:
