@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -56,6 +56,7 @@ from app.transport.http import answering, routing_error
 from app.transport.intake import Intake
 from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
+from app.wire.common import EffortWish
 from app.workers import Workers
 from engine.client import EngineClient
 from tenants.usage.prices import FREE, Prices
@@ -156,7 +157,16 @@ def _assembled(
         registered=registered,
         generations=generations,
         responses=_responses(
-            engine, stores, model_id, bounds, history, conversations, generations, workers, metrics
+            engine,
+            stores,
+            model_id,
+            bounds,
+            history,
+            conversations,
+            generations,
+            workers,
+            metrics,
+            template.reasoning.unheeded,
         ),
         connections=connections,
         warmer=Warmer(engine, stores.tenants, stores.groups, stores.prompts, registered, booking),
@@ -183,6 +193,7 @@ def _responses(
     generations: Generations,
     workers: Workers,
     metrics: Metrics,
+    unheeded: Callable[[EffortWish], list[str]],
 ) -> Responses:
     return Responses(
         generations,
@@ -197,6 +208,7 @@ def _responses(
         engine,
         workers,
         metrics,
+        unheeded,
         model_id=model_id,
         resume_grace_seconds=bounds.resume_grace_seconds,
         max_kept_event_bytes=bounds.max_kept_event_bytes,

@@ -145,7 +145,7 @@ class CompletionRun:
             self._count(self._answers)
 
     async def _begin(self, index: int, ready: Ready) -> Answer:
-        request, generation = self._requests[index], await ready.start()
+        request, generation = self._requests[index], await ready.generation()
         self.headers = generation.ticket.headers
         try:
             text, first = await self._prompt_text(request, generation.prompt.ids)

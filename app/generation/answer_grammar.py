@@ -10,22 +10,12 @@ from app.generation.call_grammar import call_grammar
 from app.prompt.chat_template import ChatTemplate
 from app.request.request import GenerationRequest
 from app.wire.errors import invalid_request
-from engine.api import EngineInfo, Grammar
+from engine.api import Grammar
 from engine.grammar.schemas import bound_beyond
 from engine.validation import MAX_GRAMMAR_BYTES
 
 ProblemOf = Callable[[Grammar], Awaitable[str | None]]
 """What is wrong with a grammar, if it cannot be used."""
-
-
-def check_held(request: GenerationRequest, info: EngineInfo) -> None:
-    """Raise `ApiError` naming the field that asks for a grammar where none can be used."""
-    if request.constraint is not None:
-        request.constraint.check(info)
-    field = request.tools.holding_field
-    if field is not None and not info.has_grammars:
-        message = f"'{field}': this model's answers cannot be held to calls."
-        raise invalid_request(message, field, "unsupported_value")
 
 
 async def answer_grammar(

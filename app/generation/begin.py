@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, cast
 from msgspec import structs
 from transformers import PreTrainedTokenizerBase
 
-from app.formats.answer_reader import AnswerReader
-from app.generation.answer_grammar import answer_grammar, check_held
+from app.formats.tools.parser import ToolParser
+from app.generation.answer_grammar import answer_grammar
 from app.generation.comparison import Comparison, Comparisons
 from app.generation.engine_request import Defaults, engine_request, renewed
 from app.generation.generation import Asked, Generation
@@ -33,10 +33,9 @@ from app.observe.metrics import Metrics
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import Prompt, PromptBuilder
 from app.prompt.history import History, SocketHistory
-from app.request.constraint import GrammarCheck
+from app.request.constraint import GrammarCheck, check_held
 from app.request.request import GenerationRequest
 from app.request.segments import Segment, segments_of
-from app.wire.common import Wire
 from app.wire.errors import ApiError
 from app.wire.functions import Tools
 from app.wire.prompt_cache import CacheDiagnostics
@@ -71,18 +70,18 @@ class ModelNames:
 
 @dataclass(frozen=True)
 class Ready:
-    """A request that has all that it may use; to be started, or else released."""
+    """A request that has all that it may use; to become a generation, or else to be released."""
 
     _ticket: Ticket
-    _start: Callable[[], Generation]
+    _make: Callable[[], Generation]
 
-    async def start(self) -> Generation:
-        """Hand it to the engine; it is released where that fails."""
-        async with _released_unless_started([self._ticket]):
-            return self._start()
+    async def generation(self) -> Generation:
+        """It as a generation, whose reader has the engine begin; released where there is none."""
+        async with _released_unless_begun([self._ticket]):
+            return self._make()
 
     async def release(self) -> None:
-        """Give it back; harmless after its start has ended."""
+        """Give it back; harmless after the generation has ended."""
         await self._ticket.release()
 
 
@@ -136,7 +135,7 @@ class Generations:
         then, and the tenant has used up one request at most.
         """
         (ready,) = await self.prepare(principal, [request], on_socket)
-        return await ready.start()
+        return await ready.generation()
 
     async def prepare(
         self,
@@ -146,8 +145,8 @@ class Generations:
     ) -> list[Ready]:
         """Have requests that belong together admitted, all or none, before any of them runs.
 
-        Each must be started or released. Raises what `begin` raises: nothing runs then, and the
-        tenant has used up as many requests at most.
+        Each must become a generation or be released. Raises what `begin` raises: nothing runs then,
+        and the tenant has used up as many requests at most.
         """
         asked_at = perf_counter()
         self._gate.check()
@@ -155,10 +154,10 @@ class Generations:
         for request in requests:
             self._names.check(request.model)
             request.candidates.check(info.max_running_sequences)
-            check_held(request, info)
+            check_held(request.constraint, request.tools, info)
         streams = [request.candidates.width for request in requests]
         tickets = await self._gate.admit_all(principal, streams)
-        async with _released_unless_started(tickets):
+        async with _released_unless_begun(tickets):
             found = [await self._asked(principal, one, on_socket, info) for one in requests]
             heads = [
                 shared_head(asked.request, principal.group, info.block_size) for asked, _ in found
@@ -166,7 +165,7 @@ class Generations:
             requested = [asked.request for asked, _ in found]
             await self._gate.reserve(tickets, list(zip(requested, heads, strict=True)))
             return [
-                Ready(ticket, partial(self._start, principal, asked, ticket, asked_at, named))
+                Ready(ticket, partial(self._generation, principal, asked, ticket, asked_at, named))
                 for ticket, (asked, named) in zip(tickets, found, strict=True)
             ]
 
@@ -203,15 +202,11 @@ class Generations:
         info = self._engine.info
         again = renewed(interrupted.request, principal, interrupted.prompt, info)
         (ticket,) = await self._gate.admit_all(principal, [again.num_lines])
-        async with _released_unless_started([ticket]):
+        async with _released_unless_begun([ticket]):
             asked = replace(interrupted, request=again)
             head = shared_head(again, principal.group, info.block_size)
             await ticket.reserve(again, head)
-            return self._start(principal, asked, ticket, asked_at)
-
-    def unheeded(self, message: Wire) -> list[str]:
-        """See `ReasoningStyle`."""
-        return self._template.reasoning.unheeded(message)
+            return self._generation(principal, asked, ticket, asked_at)
 
     async def count(
         self,
@@ -311,7 +306,7 @@ class Generations:
         check_request(held, info)
         return held
 
-    def _start(
+    def _generation(
         self,
         principal: Principal,
         asked: Asked,
@@ -319,7 +314,10 @@ class Generations:
         asked_at: float,
         named: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Generation:
-        """Hand it to the engine."""
+        """What the engine hears of as soon as it is read.
+
+        It runs from now on for all but the engine: it counts, and can be ended.
+        """
         # The protocol promises `aclose` in words; every engine implements it as a generator.
         deltas = cast("AsyncGenerator[TokenDelta, None]", self._engine.generate(asked.request))
         generation = Generation(
@@ -340,14 +338,14 @@ class Generations:
             generation.end_with(self._tracing.following(generation))
         return generation
 
-    def _new_reader(self, tools: Tools) -> AnswerReader | None:
+    def _new_reader(self, tools: Tools) -> ToolParser | None:
         """What finds the calls in one answer; `None` where there can be none."""
         return self._template.tools.reader(tools) if tools.names else None
 
 
 @asynccontextmanager
-async def _released_unless_started(tickets: Sequence[Ticket]) -> AsyncIterator[None]:
-    """Give back what requests have taken that do not come to their start."""
+async def _released_unless_begun(tickets: Sequence[Ticket]) -> AsyncIterator[None]:
+    """Give back what requests have taken that become no generation."""
     try:
         yield
     except BaseException:

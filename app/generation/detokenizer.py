@@ -8,7 +8,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from app.formats.sifter import Sifter
+from app.formats.reasoning.parser import ReasoningParser
 from app.generation.stop_strings import StopStrings
 from app.generation.token_bytes import TokenBytes, token_bytes
 
@@ -32,7 +32,7 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         shown: tuple[str, ...] = (),
-        sifter: Sifter | None = None,
+        sifter: ReasoningParser | None = None,
     ) -> None:
         table = token_bytes(tokenizer, shown)
         self._decoder: _Decoder = _Window(tokenizer, shown) if table is None else _Bytes(table)

@@ -10,8 +10,8 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from app.formats.answer_reader import AnswerReader
-from app.formats.sifter import Sifter
+from app.formats.reasoning.parser import ReasoningParser
+from app.formats.tools.parser import ToolParser
 from app.generation.comparison import UNAVAILABLE, Comparison
 from app.generation.lines import Line, LineEnd, Piece
 from app.generation.logprob_room import LogprobRoom
@@ -78,8 +78,8 @@ class Generation:
         ticket: Ticket,
         logprob_room: LogprobRoom,
         deltas: AsyncGenerator[TokenDelta, None],
-        new_reader: Callable[[Tools], AnswerReader | None],
-        new_sifter: Callable[[Opened | None], Sifter | None],
+        new_reader: Callable[[Tools], ToolParser | None],
+        new_sifter: Callable[[Opened | None], ReasoningParser | None],
     ) -> None:
         request = self.request = asked.request
         self.prompt = asked.prompt
@@ -297,11 +297,11 @@ class Generation:
         first = owes_prompt and not self._prompt_is_counted
         prompt, cached = (len(self.request.prompt), self.cached_tokens) if first else (0, 0)
         reason = self.outcome if self._deltas is None else None
-        self._metrics.count_answer(self.request.tenant, prompt, cached, output, reason)
+        self._metrics.traffic.count_answer(self.request.tenant, prompt, cached, output, reason)
         if first:
             self._prompt_is_counted = True
             if origin := self.prompt.origin:
-                self._metrics.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
+                self._metrics.traffic.count_prompt(f"{origin.owner}/{origin.name}", prompt, cached)
 
     async def _next_delta(self) -> TokenDelta | None:
         """The next delta, or `None` once the generation was ended from outside.

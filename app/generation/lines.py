@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from app.formats.answer_reader import AnswerReader
-from app.formats.sifter import Sifter
+from app.formats.reasoning.parser import ReasoningParser
+from app.formats.tools.parser import ToolParser
 from app.formats.tools.source import Kind, Part
 from app.generation.detokenizer import Detokenizer
 from app.generation.logprobs import TokenTexts
@@ -73,8 +73,8 @@ class Line:
         stop: Sequence[str],
         generated: Sequence[int] = (),
         held: Sequence[EncodedLogprob] = (),
-        reader: AnswerReader | None = None,
-        sifter: Sifter | None = None,
+        reader: ToolParser | None = None,
+        sifter: ReasoningParser | None = None,
     ) -> None:
         self.index = index
         self.output_ids = list(generated)
@@ -183,7 +183,7 @@ class Line:
             self._note_aside(position, self._sifter)
         return pieces + self._release(text) if text else pieces
 
-    def _note_aside(self, position: int, sifter: Sifter) -> None:
+    def _note_aside(self, position: int, sifter: ReasoningParser) -> None:
         """The token at a position has been sifted; those before it may have waited for that."""
         begin = position if self._undecided is None else self._undecided
         self._undecided = begin if sifter.holds and not sifter.is_aside else None

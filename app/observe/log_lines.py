@@ -69,12 +69,12 @@ def log_refusal(error: ApiError, context: RequestContext | None, **fields: str) 
         _write(level, "request", context, {"status": error.status, **_why(error), **fields})
 
 
-def log_socket(context: RequestContext, close_code: int) -> None:
+def log_socket(context: RequestContext) -> None:
     """The line of a socket."""
     if not _log.isEnabledFor(logging.INFO):
         return
     fields = {
-        "close_code": close_code,
+        "close_code": context.close_code,
         "responses": context.num_generations,
         "refused": context.num_refused,
         "duration_ms": _ms(perf_counter() - context.started),

@@ -57,24 +57,6 @@ class Metrics:
         """Account for a request that was answered with an error."""
         self.requests.labels(route, str(status)).inc()
 
-    def count_answer(
-        self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
-    ) -> None:
-        """Account for more tokens of one answer, and why it ended if it has."""
-        series = self.traffic.tenants.did(tenant, prompt + output)
-        series.tokens["prompt_tokens"] += prompt
-        series.tokens["prompt_tokens_cached"] += cached
-        series.tokens["generation_tokens"] += output
-        if reason is not None:
-            series.finished[reason] += 1
-
-    def count_prompt(self, name: str, tokens: int, cached: int) -> None:
-        """Account for a request that began with a registered prompt."""
-        series = self.traffic.prompts.did(name, tokens)
-        series.requests += 1
-        series.tokens += tokens
-        series.cached += cached
-
     def render(self, accept: str) -> tuple[bytes, str]:
         """The registry in a format of Prometheus' that is accepted, and its media type.
 

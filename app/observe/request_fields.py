@@ -23,6 +23,7 @@ CLIENT_ID_HEADERS = ("x-client-request-id", "x-request-id")
 _CLIENT_ID = re.compile(r"[!-~]{1,128}")
 _MAX_PATH_CHARACTERS = 200
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_ABNORMAL_CLOSURE = 1006
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -45,6 +46,8 @@ class RequestContext:
     """That were begun for it; each has a line of its own."""
     num_refused: int = 0
     """Messages of a socket that came to nothing."""
+    close_code: int = _ABNORMAL_CLOSURE
+    """What it was closed with, by its client or here."""
 
     @property
     def trace_id(self) -> str | None:

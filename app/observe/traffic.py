@@ -126,6 +126,24 @@ class Traffic(Collector):
         self.tenants = Busiest(most, TenantSeries)
         self.prompts = Busiest(most, PromptSeries)
 
+    def count_answer(
+        self, tenant: str, prompt: int, cached: int, output: int, reason: str | None
+    ) -> None:
+        """Account for more tokens of one answer, and why it ended if it has."""
+        series = self.tenants.did(tenant, prompt + output)
+        series.tokens["prompt_tokens"] += prompt
+        series.tokens["prompt_tokens_cached"] += cached
+        series.tokens["generation_tokens"] += output
+        if reason is not None:
+            series.finished[reason] += 1
+
+    def count_prompt(self, name: str, tokens: int, cached: int) -> None:
+        """Account for a request that began with a registered prompt."""
+        series = self.prompts.did(name, tokens)
+        series.requests += 1
+        series.tokens += tokens
+        series.cached += cached
+
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client.registry.Collector`."""
         yield from self._histograms()

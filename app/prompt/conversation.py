@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -352,8 +352,8 @@ class PromptBuilder:
         return summary.text, await self._registered.recall(principal, summary.origin, param)
 
 
-def _said(items: Sequence[Item | ItemName]) -> Iterator[Message]:
-    return (item for item in items if isinstance(item, dict))
+def _said(items: Sequence[Item | ItemName]) -> list[Message]:
+    return [item for item in items if isinstance(item, dict)]
 
 
 def _context(

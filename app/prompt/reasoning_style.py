@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from app.formats.reasoning.format import ReasoningFormat
 from app.formats.reasoning.formats import REASONING_FORMATS, ReasoningName, ReasoningSetting
-from app.formats.sifter import Sifter
+from app.formats.reasoning.parser import ReasoningParser
 from app.prompt.markers import control_tokens
 from app.request.template_options import SWITCHES
-from app.wire.common import Effort, Wire
+from app.wire.common import Effort, EffortWish
 from engine.api import Grammar
 from engine.grammar.lark import literal, token
 
@@ -72,9 +72,8 @@ class ReasoningStyle:
         self._switches = [name for name in SWITCHES if name in known]
         self._knows_effort = _EFFORT in known
 
-    def unheeded(self, message: Wire) -> list[str]:
-        """The field of a message that asks for an effort which the template cannot be told of."""
-        wish = message.effort_wish
+    def unheeded(self, wish: EffortWish) -> list[str]:
+        """The field that asks for an effort which the template cannot be told of."""
         if wish is None or self._knows_effort or self._switches:
             return []
         field, effort = wish
@@ -100,11 +99,11 @@ class ReasoningStyle:
             count += 1
         return Opened(count, by)
 
-    def sifter(self, opened: Opened | None) -> Sifter | None:
+    def sifter(self, opened: Opened | None) -> ReasoningParser | None:
         """What takes reasoning out of an answer; `None` where there is none to be looked for."""
         if self.form is None or opened is None:
             return None
-        return Sifter(self.form, opened.by)
+        return ReasoningParser(self.form, opened.by)
 
     def before(self, grammar: Grammar, opened: Opened | None) -> Grammar:
         """A grammar of what comes behind the reasoning, whatever that is."""

@@ -16,10 +16,10 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from app.formats.answer_reader import AnswerReader
 from app.formats.tools.format import Format
 from app.formats.tools.formats import FORMATS, ToolFormat
 from app.formats.tools.json_calls import Call
+from app.formats.tools.parser import ToolParser
 from app.prompt.plain_text import Mark, marked, marked_json
 from app.wire.bounded_json import decode_json, is_too_deep
 from app.wire.errors import ApiError, invalid_request
@@ -55,11 +55,11 @@ class ToolStyle:
             message = "This model writes calls in no format that is known: see --tool-format."
             raise invalid_request(message, "tools", "unsupported_value")
 
-    def reader(self, tools: Tools) -> AnswerReader | None:
+    def reader(self, tools: Tools) -> ToolParser | None:
         """What reads one answer; `None` for an answer that is all text."""
         if self.form is None or not tools.names:
             return None
-        return AnswerReader(self.form, tools.schemas, tools.parallel, tools.required)
+        return ToolParser(self.form, tools.schemas, tools.parallel, tools.required)
 
     @property
     def markers(self) -> Sequence[str]:
@@ -220,7 +220,7 @@ def _form_of(rendered: Sequence[str]) -> Format | None:
     name, arguments = _TRIED
     for text in rendered:
         for form in FORMATS.values():
-            reader = AnswerReader(form, {name: {}})
+            reader = ToolParser(form, {name: {}})
             parts = [*reader.push(text), *reader.finish()]
             told = [part.text for part in parts if part.kind == "arguments"]
             if len(told) == 1 and json.loads(told[0]) == arguments:

@@ -72,12 +72,21 @@ def constraint_of(
             raise invalid_request(message, "structured_outputs")
         tags = outputs.structural_tag.tags if outputs.structural_tag else ()
         asked = Constraint(outputs.grammar, f"structured_outputs.{outputs.kind}", tags)
-    holding = tools.holding_field if asked is None else asked.field
     for field in ("ignore_eos", "min_tokens"):
-        if holding is not None and getattr(sampling, field):
+        holding = getattr(sampling, field) and (asked.field if asked else tools.holding_field)
+        if holding:
             message = f"'{field}' cannot go with '{holding}', which says where the answer ends."
             raise invalid_request(message, field)
     return asked
+
+
+def check_held(constraint: Constraint | None, tools: Tools, info: EngineInfo) -> None:
+    """Raise `ApiError` naming the field that asks for a grammar where none can be used."""
+    if constraint is not None:
+        constraint.check(info)
+    if not info.has_grammars and (field := tools.holding_field):
+        message = f"'{field}': this model's answers cannot be held to calls."
+        raise invalid_request(message, field, "unsupported_value")
 
 
 class GrammarCheck:

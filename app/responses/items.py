@@ -55,11 +55,6 @@ def is_short(body: CreateBody) -> bool:
     )
 
 
-def listed_input(response_id: str, body: CreateBody) -> bytes:
-    """The items of a request as `input_items` lists them, as JSON; each has an id."""
-    return listed_items(response_id.removeprefix("resp_"), body.items)
-
-
 def listed_items(owner: str, items: Sequence[InputItem]) -> bytes:
     """Items as lists show them, as JSON; those without an id have one of the `owner`'s."""
     return msgspec.json.encode([_listed(owner, index, item) for index, item in enumerate(items)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from app.generation.begin import Generations
@@ -12,14 +12,15 @@ from app.generation.generation import Generation
 from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
 from app.prompt.sealing import encrypt_thought
-from app.responses.items import is_short, listed_input, with_named
+from app.responses.items import is_short, listed_items, with_named
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
-from app.responses.resumable_streams import KeptStreams
+from app.responses.resumable_streams import ResumableStreams
 from app.responses.run import ResponseRun
 from app.responses.sequence_numbers import check_position
 from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
+from app.wire.common import EffortWish
 from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere
 from app.wire.responses import CreateBody
 from app.workers import Workers
@@ -34,7 +35,10 @@ _BACKGROUND = b'"background":true'
 
 
 class Responses:
-    """Starts responses, and knows those of every tenant whose streams can still be read."""
+    """Starts responses, and knows those of every tenant whose streams can still be read.
+
+    Of a wish for more or less reasoning, `unheeded` names the field of one that nothing comes of.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Responses:
         engine: EngineClient,
         workers: Workers,
         metrics: Metrics,
+        unheeded: Callable[[EffortWish], list[str]],
         *,
         model_id: str,
         resume_grace_seconds: float,
@@ -53,9 +58,10 @@ class Responses:
         self._store = store
         self._engine = engine
         self._workers = workers
+        self._unheeded = unheeded
         self._model_id = model_id
         self._grace_seconds = resume_grace_seconds
-        self._kept = KeptStreams(max_kept_event_bytes)
+        self._kept = ResumableStreams(max_kept_event_bytes)
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._resuming: dict[tuple[str, str], asyncio.Task[ResponseRun]] = {}
 
@@ -67,14 +73,14 @@ class Responses:
         resource = new_response(request.id, self._model_id, body, tenant)
         listed = b""
         if resource.store or on_socket is not None or resource.conversation is not None:
-            work = partial(listed_input, request.id, body)
+            work = partial(listed_items, request.id.removeprefix("resp_"), body.items)
             listed = work() if is_short(body) else await self._workers.run(tenant.id, work)
         options = body.stream_options
         pads = options is not None and bool(options.include_obfuscation)
         renderer = ResponseRenderer(
             resource,
             pads=pads,
-            ignored=[*body.ignored_fields, *self._generations.unheeded(body)],
+            ignored=[*body.ignored_fields, *self._unheeded(body.effort_wish)],
             input=listed,
             seal=partial(encrypt_thought, tenant) if body.wants_sealed_reasoning else None,
         )

@@ -32,7 +32,7 @@ class EndedStream(Protocol):
         ...
 
 
-class KeptStreams:
+class ResumableStreams:
     """The streams that have ended, in that order; together they have `max_bytes` of events.
 
     What is too much goes from the oldest on, and what nobody reads before what somebody does. The

@@ -13,7 +13,7 @@ from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
 from app.responses.event_log import EventLog, EventsGone, Reader
 from app.responses.render import ResponseRenderer
-from app.responses.resumable_streams import KeptStreams
+from app.responses.resumable_streams import ResumableStreams
 from app.responses.sequence_numbers import check_position, numbered
 from app.responses.store import ResponseStore
 from app.wire.errors import ApiError, internal_error, response_not_found
@@ -39,7 +39,7 @@ class ResponseRun:
         store: ResponseStore,
         on_socket: SocketHistory | None,
         metrics: Metrics,
-        kept: KeptStreams,
+        kept: ResumableStreams,
         grace_seconds: float,
         forget: Callable[[ResponseRun], None],
         events: Sequence[bytes | None] = (),

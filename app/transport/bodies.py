@@ -10,21 +10,21 @@ from app.transport.bounds import INLINE_BYTES, Bounds
 from app.transport.intake import Intake
 from app.transport.refusals import body_too_large
 from app.wire.bounded_json import decode_json
-from app.wire.common import Model, Wire, parse
+from app.wire.common import EffortWish, Model, parse
 from app.wire.errors import ApiError
 from app.workers import Workers
 from tenants.records import Principal
 
 
 class Bodies:
-    """Reads messages; `unheeded` names those of a message's fields that nothing comes of."""
+    """Reads messages; `unheeded` names the field of a wish to reason that nothing comes of."""
 
     def __init__(
         self,
         bounds: Bounds,
         intake: Intake,
         workers: Workers,
-        unheeded: Callable[[Wire], list[str]],
+        unheeded: Callable[[EffortWish], list[str]],
     ) -> None:
         self._bounds = bounds
         self._intake = intake
@@ -48,7 +48,7 @@ class Bodies:
 
             short = len(body) <= INLINE_BYTES
             message, ignored = work() if short else await self._workers.run(tenant_id, work)
-            request.state.ignored = [*ignored, *self._unheeded(message)]
+            request.state.ignored = [*ignored, *self._unheeded(message.effort_wish)]
             return message
 
 

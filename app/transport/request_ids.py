@@ -11,7 +11,6 @@ from app.observe.request_fields import CLIENT_ID_HEADERS, RequestContext, begin_
 HEADER = "x-request-id"
 CLIENT_HEADER = CLIENT_ID_HEADERS[0]
 _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
-_ABNORMAL_CLOSURE = 1006
 
 
 class RequestIds:
@@ -30,11 +29,9 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         context = begin_request(scope)
-        seen = _Seen(context, receive, send)
+        seen = _Seen(context, send)
         try:
-            await self._app(
-                scope, seen.receive if scope["type"] == "websocket" else receive, seen.send
-            )
+            await self._app(scope, receive, seen.send)
         finally:
             seen.log()
 
@@ -42,20 +39,11 @@ class RequestIds:
 class _Seen:
     """How a request is answered, or a socket closed, as it passes through."""
 
-    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+    def __init__(self, context: RequestContext, send: Send) -> None:
         self._context = context
-        self._receive = receive
         self._send = send
         self._status: int | None = None
         self._is_socket = False
-        self._close_code = _ABNORMAL_CLOSURE
-
-    async def receive(self) -> Message:
-        """What a socket's client sends; the last message says how it has closed."""
-        message = await self._receive()
-        if message["type"] == "websocket.disconnect":
-            self._close_code = message["code"]
-        return message
 
     async def send(self, message: Message) -> None:
         """Send, the start of an answer with the ids."""
@@ -67,12 +55,12 @@ class _Seen:
             self._status = message.get("status")
             self._is_socket = message["type"] == "websocket.accept"
         elif message["type"] == "websocket.close":
-            self._close_code = message["code"]
+            self._context.close_code = message["code"]
         await self._send(message)
 
     def log(self) -> None:
         """It is over."""
         if self._is_socket:
-            log_socket(self._context, self._close_code)
+            log_socket(self._context)
         elif not self._context.num_generations:
             log_answer(self._context, self._status)

@@ -16,6 +16,7 @@ from app.wire.common import (
     DeclinedList,
     Declining,
     Effort,
+    EffortWish,
     Identifier,
     Metadata,
     PromptLogprobsField,
@@ -194,7 +195,7 @@ class ChatBody(SamplingFields):
     web_search_options: Declined = None
 
     @property
-    def effort_wish(self) -> tuple[str, Effort] | None:
+    def effort_wish(self) -> EffortWish:
         """See `Wire`."""
         return ("reasoning_effort", self.reasoning_effort) if self.reasoning_effort else None
 

@@ -46,7 +46,7 @@ class Wire(BaseModel):
     """Fields that change nothing, whatever they say, and what they say where nothing is wished."""
 
     @property
-    def effort_wish(self) -> tuple[str, Effort] | None:
+    def effort_wish(self) -> EffortWish:
         """The field that says how much to reason, and what it says."""
         return None
 
@@ -129,6 +129,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much to reason. What a model cannot be asked for changes nothing."""
 Verbosity = Literal["low", "medium", "high"] | None
 """No model here can be asked for it: `ignored_fields` names what is not "medium"."""
+EffortWish = tuple[str, Effort] | None
+"""A field that says how much to reason, and what it says."""
 ServiceTier = Literal["auto", "flex", "default", "priority"] | None
 
 

@@ -14,6 +14,7 @@ from app.wire.common import (
     DeclinedList,
     Declining,
     Effort,
+    EffortWish,
     Identifier,
     Metadata,
     SamplingFields,
@@ -126,7 +127,7 @@ class CreateBody(SamplingFields):
         return self.generate is not False and not (options and options.prewarm)
 
     @property
-    def effort_wish(self) -> tuple[str, Effort] | None:
+    def effort_wish(self) -> EffortWish:
         """See `Wire`."""
         effort = self.reasoning and self.reasoning.effort
         return ("reasoning.effort", effort) if effort else None
@@ -146,7 +147,7 @@ class CreateBody(SamplingFields):
     def items(self) -> list[InputItem]:
         """The input as items; a bare string is one user message."""
         if isinstance(self.input, str):
-            return [MessageItem(role="user", content=self.input)]
+            return [MessageItem.model_construct(role="user", content=self.input)]
         return self.input
 
 

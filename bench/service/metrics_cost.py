@@ -131,4 +131,4 @@ def _observe(metrics: Metrics, gaps: list[float], tenants: list[str]) -> None:
         series.queue_time.observe(gaps[start])
         for gap in gaps[start : start + _DELTAS_OF_ANSWER]:
             series.inter_token_latency.observe(gap, 1)
-        metrics.count_answer(tenant, 500, 400, _DELTAS_OF_ANSWER, "stop")
+        metrics.traffic.count_answer(tenant, 500, 400, _DELTAS_OF_ANSWER, "stop")

@@ -45,8 +45,8 @@ def told_metrics() -> Metrics:
     metrics = Metrics()
     metrics.engine.observe(simulated_core().stats())
     metrics.fleet.observe(FLEET)
-    metrics.count_answer("acme", 5, 2, 3, "stop")
-    metrics.count_prompt("acme/law", 5, 2)
+    metrics.traffic.count_answer("acme", 5, 2, 3, "stop")
+    metrics.traffic.count_prompt("acme/law", 5, 2)
     metrics.count_refused("responses", 400)
     metrics.limited.labels("requests").inc()
     metrics.loop_failures.labels("warming").inc()
@@ -166,7 +166,7 @@ async def test_promtool_finds_a_scrape_in_order(promtool: str) -> None:
     metrics = Metrics()
     metrics.engine.observe(simulated_core().stats())
     metrics.fleet.observe(FLEET)
-    metrics.count_answer("acme", 5, 2, 3, "stop")
+    metrics.traffic.count_answer("acme", 5, 2, 3, "stop")
     text, _ = metrics.render("")  # in a loop, as the service does
     checked = await asyncio.create_subprocess_exec(
         promtool, "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=STDOUT

@@ -107,6 +107,8 @@ class OpenSocket:
                 while self._closing is None:
                     frame = await self._socket.receive()
                     if frame["type"] == "websocket.disconnect":
+                        if (context := current_request()) is not None:
+                            context.close_code = frame["code"]
                         return None
                     try:
                         await self._take(frame, lanes, connection.principal.tenant.id)

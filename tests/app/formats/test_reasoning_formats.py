@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.formats.reasoning.formats import REASONING_FORMATS
 from app.formats.reasoning.marked import Marked
-from app.formats.sifter import Sifter
+from app.formats.reasoning.parser import ReasoningParser
 from app.generation.lines import Line, Piece
 from app.wire.events import TokenLogprob
 from engine.api import SamplingParams, TokenDelta, TokenLogprobs
@@ -64,7 +64,7 @@ ANSWERS: list[tuple[Any, str, str, str, str]] = [
 
 
 def sifted(name: Any, opened: str, pieces: list[str]) -> tuple[str, str]:
-    sifter = Sifter(REASONING_FORMATS[name], opened)
+    sifter = ReasoningParser(REASONING_FORMATS[name], opened)
     said = "".join(sifter.push(piece) for piece in pieces)
     said += sifter.finish() + sifter.finish()
     return sifter.take(), said
@@ -136,7 +136,7 @@ def line_of(text: str, step: int = 1, **options: Any) -> tuple[Line, list[Piece]
         SamplingParams(max_tokens=999, logprobs=0),
         tokenizer,
         options.pop("stop", ()),
-        sifter=Sifter(REASONING_FORMATS[form], options.pop("opened", "")),
+        sifter=ReasoningParser(REASONING_FORMATS[form], options.pop("opened", "")),
         **options,
     )
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -204,7 +204,7 @@ def test_an_earlier_stream_is_gone_on_with_at_every_token() -> None:
     for cut in range(len(ids)):
         again = Line(
             0, SamplingParams(max_tokens=999), byte_tokenizer(), (), ids[:cut],
-            sifter=Sifter(REASONING_FORMATS["think"], ""),
+            sifter=ReasoningParser(REASONING_FORMATS["think"], ""),
         )  # fmt: skip
         seen = {kind: getattr(again, kind) for kind in ("text", "reasoning")}
         rest = again.take(TokenDelta(request_id="r", token_ids=ids[cut:], finish_reason="stop"))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.formats.answer_reader import AnswerReader
 from app.formats.tools.formats import FORMATS
 from app.formats.tools.json_calls import Call
+from app.formats.tools.parser import ToolParser
 from tests.effort import scaled
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ Read = list[tuple[str, str]]
 
 def read(name: Any, pieces: list[str] | str, cut: bool = False, **options: bool) -> Read:
     """The parts of a text that comes in `pieces`, neighbours of a kind as one."""
-    reader = AnswerReader(FORMATS[name], FUNCTIONS, **options)
+    reader = ToolParser(FORMATS[name], FUNCTIONS, **options)
     parts = [part for piece in pieces for part in reader.push(piece)]
     merged: list[list[str]] = []
     for part in [*parts, *reader.finish(cut=cut), *reader.finish(cut=cut)]:
@@ -255,6 +255,6 @@ def test_a_marker_that_is_cut_off_behind_a_call_is_not_told() -> None:
 
 
 def test_arguments_are_told_while_they_are_written() -> None:
-    reader = AnswerReader(FORMATS["hermes"], FUNCTIONS)
+    reader = ToolParser(FORMATS["hermes"], FUNCTIONS)
     reader.push('<tool_call>\n{"name": "now", "arguments": {"a": ')
     assert [part.text for part in reader.push('"long te')] == ['"long te']

@@ -11,9 +11,9 @@ import jsonschema_rs
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from app.formats.answer_reader import AnswerReader
 from app.formats.tools.formats import FORMATS
 from app.formats.tools.grammar import Shape, Unwritable
+from app.formats.tools.parser import ToolParser
 from app.generation.call_grammar import call_grammar
 from app.generation.detokenizer import Detokenizer
 from app.prompt.markers import control_tokens
@@ -94,7 +94,7 @@ class Held:
     def read(self, *pieces: list[int]) -> list[Part]:
         """What an answer's tokens tell that come in such pieces, neighbours of a kind as one."""
         detokenizer = Detokenizer(self.tokenizer, shown=self.form.markers)
-        reader = AnswerReader(self.form, {name: of or {} for name, of in SCHEMAS.items()})
+        reader = ToolParser(self.form, {name: of or {} for name, of in SCHEMAS.items()})
         parts = [part for ids in pieces for part in reader.push(detokenizer.push(ids))]
         parts += [*reader.push(detokenizer.finish()), *reader.finish()]
         merged: list[Part] = []

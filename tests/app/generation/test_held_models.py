@@ -10,9 +10,9 @@ import jsonschema_rs
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from app.formats.answer_reader import AnswerReader
 from app.formats.tools.formats import FORMATS
 from app.formats.tools.grammar import Shape
+from app.formats.tools.parser import ToolParser
 from app.generation.call_grammar import call_grammar
 from app.generation.detokenizer import Detokenizer
 from engine.api import SamplingParams
@@ -58,7 +58,7 @@ def test_random_weights_call_right(name: Any, model: tuple[Parts, PreTrainedToke
             core.scheduler.check()
             tokens += [token for delta in deltas for token in delta.token_ids]
         assert tokens[-1] == EOS
-        reader = AnswerReader(form, {"build": FLAT, "stop": {}})
+        reader = ToolParser(form, {"build": FLAT, "stop": {}})
         detokenizer = Detokenizer(tokenizer, shown=form.markers)
         told = [*reader.push(detokenizer.push(tokens[:-1])), *reader.finish()]
         [call, arguments] = told

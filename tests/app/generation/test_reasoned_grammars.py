@@ -10,10 +10,10 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from app.formats.answer_reader import AnswerReader
-from app.formats.sifter import Sifter
+from app.formats.reasoning.parser import ReasoningParser
 from app.formats.tools.formats import FORMATS
 from app.formats.tools.grammar import Shape
+from app.formats.tools.parser import ToolParser
 from app.generation.call_grammar import call_grammar
 from app.generation.lines import Line
 from app.prompt.markers import control_tokens
@@ -74,9 +74,9 @@ class Reasoning:
         ids = self.tokenizer.encode(start)
         return walk(grammar, self.tokenizer, self.vocabulary, seed, ids)
 
-    def line(self, ids: list[int], reader: AnswerReader | None = None) -> Line:
+    def line(self, ids: list[int], reader: ToolParser | None = None) -> Line:
         assert self.style.form is not None
-        sifter = Sifter(self.style.form, self.opened.by)
+        sifter = ReasoningParser(self.style.form, self.opened.by)
         sampling = SamplingParams(max_tokens=9999)
         line = Line(0, sampling, self.tokenizer, (), reader=reader, sifter=sifter)
         line.take(TokenDelta(request_id="r", token_ids=ids, finish_reason="stop"))
@@ -119,7 +119,7 @@ def test_calls_are_held_behind_it(reasoning: Reasoning) -> None:
         thought = reasoning.thought.removesuffix("<|channel|>final<|message|>")
         for seed in range(scaled(2, most=100)):
             ids = reasoning.walk(grammar, seed, thought + opening)
-            line = reasoning.line(ids, AnswerReader(form, {"build": SCHEMA}))
+            line = reasoning.line(ids, ToolParser(form, {"build": SCHEMA}))
             [call] = line.calls
             assert json.loads(call.text).keys() == {"kind", "high"}
             assert line.reasoning

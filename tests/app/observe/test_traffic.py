@@ -38,7 +38,7 @@ def test_who_does_most_has_series_of_its_own_and_the_rest_is_other() -> None:
     metrics = Metrics(most_tenants=2)
 
     def answer(tenant: str, tokens: int) -> None:
-        metrics.count_answer(tenant, tokens, 0, 0, "stop")
+        metrics.traffic.count_answer(tenant, tokens, 0, 0, "stop")
 
     def tokens() -> dict[str, float | None]:
         name = "prompt_tokens_total"
@@ -60,8 +60,8 @@ def test_who_does_most_has_series_of_its_own_and_the_rest_is_other() -> None:
 def test_who_is_called_other_is_counted_with_the_others() -> None:
     metrics = Metrics(most_tenants=2)
     for tenant in (OTHER, "a", "b", "c"):
-        metrics.count_answer(tenant, 10, 0, 0, "stop")
-    metrics.count_answer(OTHER, 1000, 0, 0, "stop")
+        metrics.traffic.count_answer(tenant, 10, 0, 0, "stop")
+    metrics.traffic.count_answer(OTHER, 1000, 0, 0, "stop")
     metrics.traffic.tenants.rank()
     assert sorted(name for name, _ in metrics.traffic.tenants) == ["a", "b", OTHER]
     assert read(metrics, "prompt_tokens_total", tenant=OTHER) == 1020
@@ -69,9 +69,9 @@ def test_who_is_called_other_is_counted_with_the_others() -> None:
 
 def test_who_did_much_long_ago_gives_way() -> None:
     metrics = Metrics(most_tenants=1)
-    metrics.count_answer("old", 10_000, 0, 0, "stop")
+    metrics.traffic.count_answer("old", 10_000, 0, 0, "stop")
     for _ in range(12):
-        metrics.count_answer("new", 100, 0, 0, "stop")
+        metrics.traffic.count_answer("new", 100, 0, 0, "stop")
         metrics.traffic.tenants.rank()
     assert read(metrics, "prompt_tokens_total", tenant="new") is not None
     assert read(metrics, "prompt_tokens_total", tenant="old") is None
@@ -79,7 +79,7 @@ def test_who_did_much_long_ago_gives_way() -> None:
 
 def test_without_any_of_their_own_all_are_other() -> None:
     metrics = Metrics(most_tenants=0)
-    metrics.count_answer("a", 5, 2, 3, "length")
+    metrics.traffic.count_answer("a", 5, 2, 3, "length")
     assert read(metrics, "prompt_tokens_cached_total", tenant=OTHER) == 2
     labels = {"tenant": OTHER, "finished_reason": "length"}
     assert read(metrics, "request_success_total", **labels) == 1
@@ -89,7 +89,7 @@ def test_names_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(traffic, "_MOST_NAMES", 10)
     metrics = Metrics(most_tenants=1)
     for number in range(100):
-        metrics.count_answer(str(number), 1 + number, 0, 0, None)
+        metrics.traffic.count_answer(str(number), 1 + number, 0, 0, None)
     tenants: Any = metrics.traffic.tenants
     assert len(tenants._done) <= 11
     assert "99" in tenants._done

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.responses.event_log import EventLog, EventsGone
-from app.responses.resumable_streams import KeptStreams
+from app.responses.resumable_streams import ResumableStreams
 from app.transport.bounds import Bounds
 from tests.app.conftest import World, eventually
 from tests.app.responses.test_responses_ws import socket
@@ -34,7 +34,7 @@ def dropped(streams: list[Stream]) -> list[int]:
 
 
 def test_a_tenant_that_fills_its_share_loses_its_own_oldest_streams() -> None:
-    kept = KeptStreams(400)
+    kept = ResumableStreams(400)
     streams = [Stream("other", 100), *(Stream("acme", 40) for _ in range(5))]
     for stream in streams:
         kept.add(stream)
@@ -42,7 +42,7 @@ def test_a_tenant_that_fills_its_share_loses_its_own_oldest_streams() -> None:
 
 
 def test_all_tenants_together_lose_the_oldest_first() -> None:
-    kept = KeptStreams(400)
+    kept = ResumableStreams(400)
     streams = [Stream(f"tenant-{number}", 100) for number in range(6)]
     for stream in streams:
         kept.add(stream)
@@ -50,7 +50,7 @@ def test_all_tenants_together_lose_the_oldest_first() -> None:
 
 
 def test_what_is_forgotten_makes_room() -> None:
-    kept = KeptStreams(400)
+    kept = ResumableStreams(400)
     streams = [Stream("acme", 60) for _ in range(3)]
     kept.add(streams[0])
     kept.remove(streams[0])
@@ -62,7 +62,7 @@ def test_what_is_forgotten_makes_room() -> None:
 
 
 def test_streams_that_are_read_go_last_and_the_newest_of_them_never() -> None:
-    kept = KeptStreams(400)
+    kept = ResumableStreams(400)
     streams = [
         Stream("acme", 60, is_read=True),
         Stream("acme", 40),

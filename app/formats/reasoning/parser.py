@@ -6,7 +6,7 @@ from app.formats.reasoning.format import ReasoningFormat
 from app.formats.tools.source import Reading, Source
 
 
-class Sifter:
+class ReasoningParser:
     """Sifts one answer, which a prompt has `opened` with a marker of the format, or not.
 
     White space around reasoning belongs to neither it nor the answer. What was made of a text does

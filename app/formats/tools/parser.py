@@ -9,7 +9,7 @@ from app.formats.tools.format import Format
 from app.formats.tools.source import Part, Reading, Source
 
 
-class AnswerReader:
+class ToolParser:
     """Reads one answer in a format, with the functions that may be called in it.
 
     White space between text and calls belongs to neither. What was made of a text does not depend
