@@ -14,18 +14,15 @@ import jwt
 import pytest
 
 from app.admin.door import Door
-from app.admin.issuer import Issuer, usable
+from app.admin.issuer import Issuer
 from app.admin.oidc import People
 from app.admin.token import AdminToken
-from app.assembly.parts import service_people
 from app.assembly.service import create_admin_app
-from app.settings import SettingsError, load_settings
 from tests.app.admin.problem import problem
 from tests.app.admin.provider import (
     AUDIENCE,
     Provider,
     ec_key,
-    json_key,
     providing,
     public_pem,
     rsa_key,
@@ -296,22 +293,6 @@ async def test_a_token_need_not_name_the_only_key(
     assert await is_let_in(client, token)
 
 
-def test_only_keys_that_check_signatures_in_public_are_used() -> None:
-    good = json_key(rsa_key(), "good")
-    secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "secret", "alg": "HS256"}
-    others = [
-        {**good, "kid": "for-encryption", "use": "enc"},
-        {**good, "kid": "shared", "alg": "HS256"},
-        {**good, "kid": "none", "alg": "none"},
-        {**good, "kid": "broken", "n": "AQ"},
-        {**good, "kid": ["a list"]},
-        {"kty": "EC", "crv": "P-0", "kid": "unknown-curve"},
-        secret,
-        {},
-    ]
-    assert usable([*others, good]).keys() == {"good"}
-
-
 @pytest.mark.parametrize(
     ("claims", "name"),
     [
@@ -384,22 +365,3 @@ async def test_a_page_hears_that_the_provider_is_down_or_that_there_is_none(
         assert problem(await client.get("/sign-in"), 503)["code"] == "issuer_unavailable"
     assert provider.asked == 1
     assert problem(await admin.get("/sign-in"), 404)["code"] == "not_found"
-
-
-def test_settings_name_an_issuer_and_an_audience_together() -> None:
-    assert service_people(load_settings()) is None
-    given = {"oidc_issuer": "https://id.example.com", "oidc_audience": "partywall"}
-    assert service_people(load_settings(**given)) is not None
-    assert service_people(load_settings(**given | {"oidc_issuer": "http://127.0.0.1:9"}))
-    for wrong in (
-        {"oidc_audience": None},
-        {"oidc_issuer": None},
-        {"oidc_issuer": "http://id.example.com"},
-        {"oidc_issuer": "id.example.com"},
-        {"oidc_claim": ""},
-        {"oidc_client_id": ""},
-        {"oidc_client_id": "console", "oidc_issuer": None, "oidc_audience": None},
-        {"oidc_clients": "console", "oidc_issuer": None, "oidc_audience": None},
-    ):
-        with pytest.raises(SettingsError, match="oidc"):
-            load_settings(**{**given, **wrong})

@@ -6,7 +6,6 @@ import asyncio
 import json
 from base64 import urlsafe_b64encode
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.app.conftest import ADMIN_TOKEN, World, eventually
+from tests.app.console.chatting import answered, enter, hear_half, line, say, tape
 from tests.app.console.keeping import is_updating
 from tests.app.console.looks import check_looks
 from tests.app.console.signing_in import sign_in
@@ -36,34 +36,6 @@ FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object",
 @pytest.fixture
 def engine(tokenizer: PreTrainedTokenizerBase) -> ScriptedEngine:
     return ScriptedEngine(tokenizer)
-
-
-async def enter(page: Page, world: World, tenant: str = "acme") -> None:
-    await sign_in(page, world.base_url, world.keys[tenant])
-    await expect(page.get_by_role("status")).to_contain_text("Connected")
-
-
-async def say(page: Page, text: str) -> None:
-    await page.get_by_label("Message").fill(text)
-    await page.keyboard.press("Enter")
-
-
-async def answered(page: Page, count: int = 1) -> None:
-    """Wait until so many answers are shown, and none of them runs."""
-    await expect(page.locator(".answer[aria-busy=false] .figures")).to_have_count(count)
-
-
-async def hear_half(page: Page, world: World) -> None:
-    """Of an answer that stops there, until the engine is told to go on."""
-    world.engine.hold_after = 9
-    await enter(page, world)
-    await say(page, "Say it slowly")
-    await expect(page.locator(".message")).to_have_text("You said:")
-
-
-async def tape(page: Page) -> list[tuple[str, dict[str, Any]]]:
-    said = await page.evaluate("() => document.getElementById('view-chat').line.tape")
-    return [(who, message) for who, message in said]
 
 
 async def test_an_answer_streams_and_is_shown_without_what_could_run(
@@ -395,23 +367,3 @@ async def test_the_tape_of_a_chat(page: Page, world: World) -> None:
     if is_updating():
         TAPE.write_text(text)
     assert text == TAPE.read_text()
-
-
-def line(said: tuple[str, dict[str, Any]]) -> str:
-    """A message as the tape has it: without what is another one each time."""
-    who, message = said
-    response = message.get("response")
-    if response is not None:
-        kept = ("status", "output", "usage", "previous_response_id")
-        message = message | {"response": {name: response[name] for name in kept}}
-    text = json.dumps(unnamed(message), ensure_ascii=False)
-    return f"{'>' if who == 'client' else '<'} {text}\n"
-
-
-def unnamed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            name: "..." if name in ("id", "item_id") else unnamed(one)
-            for name, one in value.items()
-        }
-    return [unnamed(one) for one in value] if isinstance(value, list) else value

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from app.cluster.launch import ENVIRONMENT, LOCAL_ENVIRONMENT
-from tests.app.cluster.test_cluster import PROJECT
+from tests.app.cluster.running import PROJECT
 from tests.engine.model.test_model import save_model
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(300)]
@@ -32,7 +32,7 @@ from pathlib import Path
 from app.cluster.door.client import ClusterEngine
 from app.cluster.node.deployment import Cluster
 from dataclasses import replace
-from tests.app.cluster.test_cluster import wanted
+from tests.app.cluster.running import wanted
 
 async def main():
     one = replace(wanted(Path(sys.argv[1])), num_replicas=1, most_replicas=1)

@@ -1,0 +1,59 @@
+"""Somebody who chats in a page, and the tape of what its line has carried."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from playwright.async_api import Page, expect
+
+from tests.app.conftest import World
+from tests.app.console.signing_in import sign_in
+
+
+async def enter(page: Page, world: World, tenant: str = "acme") -> None:
+    await sign_in(page, world.base_url, world.keys[tenant])
+    await expect(page.get_by_role("status")).to_contain_text("Connected")
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("Message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def answered(page: Page, count: int = 1) -> None:
+    """Wait until so many answers are shown, and none of them runs."""
+    await expect(page.locator(".answer[aria-busy=false] .figures")).to_have_count(count)
+
+
+async def hear_half(page: Page, world: World) -> None:
+    """Of an answer that stops there, until the engine is told to go on."""
+    world.engine.hold_after = 9
+    await enter(page, world)
+    await say(page, "Say it slowly")
+    await expect(page.locator(".message")).to_have_text("You said:")
+
+
+async def tape(page: Page) -> list[tuple[str, dict[str, Any]]]:
+    said = await page.evaluate("() => document.getElementById('view-chat').line.tape")
+    return [(who, message) for who, message in said]
+
+
+def line(said: tuple[str, dict[str, Any]]) -> str:
+    """A message as the tape has it: without what is another one each time."""
+    who, message = said
+    response = message.get("response")
+    if response is not None:
+        kept = ("status", "output", "usage", "previous_response_id")
+        message = message | {"response": {name: response[name] for name in kept}}
+    text = json.dumps(_unnamed(message), ensure_ascii=False)
+    return f"{'>' if who == 'client' else '<'} {text}\n"
+
+
+def _unnamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: "..." if name in ("id", "item_id") else _unnamed(one)
+            for name, one in value.items()
+        }
+    return [_unnamed(one) for one in value] if isinstance(value, list) else value
