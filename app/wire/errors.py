@@ -153,8 +153,10 @@ def response_runs_elsewhere(response_id: str) -> ApiError:
         f"Response '{response_id}' is running in another replica, where its events are read: "
         "reach that one, or get the response without 'stream'."
     )
-    retry, code = retry_after(), "response_runs_elsewhere"
-    return ApiError(409, message, code=code, param="response_id", headers=retry)
+    retry = retry_after()
+    return ApiError(
+        409, message, code="response_runs_elsewhere", param="response_id", headers=retry
+    )
 
 
 def unauthorized(message: str) -> ApiError:
