@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from app.background.lease_booking import LeaseBooking
 from app.background.left_usage import LeftUsage
 from app.background.supervisor import Supervisor
@@ -12,6 +14,7 @@ from app.chat.stored import StoredCompletions
 from app.generation.begin import Generations, ModelNames
 from app.late_writes import LateWrites
 from app.limits.admission import Gate
+from app.limits.auth import authenticate
 from app.limits.connections import Connections
 from app.limits.draining import Draining
 from app.observe.metrics import Metrics
@@ -27,6 +30,7 @@ from app.transport.bounds import Bounds
 from app.transport.intake import Intake
 from app.workers import Workers
 from engine.client import EngineClient
+from tenants.records import Principal
 from tenants.usage.prices import Prices
 
 
@@ -60,3 +64,9 @@ class Service:
     metrics: Metrics
     supervisor: Supervisor
     started_at: int
+
+
+async def identified(request: Request) -> tuple[Service, Principal]:
+    """The service, and whom the request's key belongs to. Raises what `authenticate` raises."""
+    service: Service = request.app.state.service
+    return service, await authenticate(service.stores.tenants, request)

@@ -29,6 +29,14 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str) -> None:
         print("  ".join(cells).rstrip())
 
 
+def show_rows(rows: Sequence[Mapping[str, Any]], empty: str, as_json: bool) -> None:
+    """As JSON or as a table."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, empty)
+
+
 def print_fields(document: Mapping[str, Any]) -> None:
     """For people: a line for each field, those of a nested document by their path."""
     lines = list(_fields(document, ""))

@@ -25,7 +25,6 @@ from app.generation.answer_grammar import answer_grammar
 from app.generation.comparison import Comparison, Comparisons
 from app.generation.engine_request import Defaults, engine_request, renewed
 from app.generation.generation import Asked, Generation
-from app.generation.logprob_room import LogprobRoom
 from app.limits.admission import Gate, Ticket
 from app.limits.booking import shared_head
 from app.limits.connections import Connections
@@ -36,6 +35,7 @@ from app.prompt.history import History, SocketHistory
 from app.request.constraint import GrammarCheck, check_held
 from app.request.request import GenerationRequest
 from app.request.segments import Segment, segments_of
+from app.shares import SharedRoom
 from app.wire.errors import ApiError
 from app.wire.functions import Tools
 from app.wire.prompt_cache import CacheDiagnostics
@@ -118,7 +118,7 @@ class Generations:
         self._connections = connections
         self._metrics = metrics
         self._defaults = defaults
-        self._logprob_room = LogprobRoom(max_logprob_bytes)
+        self._logprob_room = SharedRoom(max_logprob_bytes)
         self._grammars = grammars
         self._comparisons = comparisons
         self._tracing = tracing

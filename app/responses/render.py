@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -122,34 +122,13 @@ class ResponseRenderer:
         self.logprobs[index].extend(piece.logprobs)
         item_id = self._item_id(index, generation)
         obfuscation = padding(piece.text) if self.pads else UNSET
+        place: Any = {"item_id": item_id, "output_index": index, "delta": piece.text}
         if piece.kind == "arguments":
-            events.append(
-                ArgumentsDelta(
-                    item_id=item_id,
-                    output_index=index,
-                    delta=piece.text,
-                    obfuscation=obfuscation,
-                )
-            )
+            events.append(ArgumentsDelta(**place, obfuscation=obfuscation))
         elif piece.kind == "reasoning":
-            events.append(
-                ReasoningDelta(
-                    item_id=item_id,
-                    output_index=index,
-                    delta=piece.text,
-                    obfuscation=obfuscation,
-                )
-            )
+            events.append(ReasoningDelta(**place, obfuscation=obfuscation))
         elif piece.kind == "text":
-            events.append(
-                TextDelta(
-                    item_id=item_id,
-                    output_index=index,
-                    delta=piece.text,
-                    logprobs=piece.logprobs,
-                    obfuscation=obfuscation,
-                )
-            )
+            events.append(TextDelta(**place, logprobs=piece.logprobs, obfuscation=obfuscation))
         return events
 
     def closing(self, generation: Generation) -> list[Event]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-_SHARES = 4
-"""One tenant may fill such a part of the room."""
+from app.shares import SHARES
 
 
 class EndedStream(Protocol):
@@ -41,7 +40,7 @@ class ResumableStreams:
 
     def __init__(self, max_bytes: int) -> None:
         self._room = max_bytes
-        self._share = max_bytes // _SHARES
+        self._share = max_bytes // SHARES
         self._streams: dict[EndedStream, None] = {}
         self._held: Counter[str] = Counter()
 

@@ -48,11 +48,11 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         """What a generation that has just been suspended can go on from."""
         line = generation.line
         return cls(
-            engine=generation.engine_kind,
+            engine=generation.asked.engine_kind,
             request=msgspec.structs.replace(generation.request, generated=[line.output_ids]),
             prompt=generation.prompt,
-            stop=list(generation.stop),
-            tools=generation.tools,
+            stop=list(generation.asked.stop),
+            tools=generation.asked.tools,
             cached_tokens=generation.cached_tokens,
             cache_write_tokens=generation.cache_write_tokens,
             resource=renderer.resource,

@@ -7,8 +7,7 @@ from starlette.types import ASGIApp
 
 from app.chat.completion import Completion
 from app.chat.parse import generation_request
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import identified
 from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import EventStream
 from app.wire.chat import ChatBody
@@ -16,8 +15,7 @@ from app.wire.chat import ChatBody
 
 async def create_completion(request: Request) -> ASGIApp:
     """Answer the last message of a conversation."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, ChatBody, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))

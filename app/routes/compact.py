@@ -5,8 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import identified
 from app.responses.compaction import compacted, generation_request
 from app.transport.http import json_response, unless_gone
 from app.wire.events import encode_json
@@ -15,8 +14,7 @@ from app.wire.responses import CompactBody
 
 async def compact_conversation(request: Request) -> ASGIApp:
     """Replace a conversation by its summary."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, CompactBody, principal)
     asked = generation_request(body)
     generation = await unless_gone(request, service.generations.begin(principal, asked))

@@ -6,8 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.completions.run import CompletionRun
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import identified
 from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import EventStream
 from app.wire.completions import CompletionBody
@@ -15,8 +14,7 @@ from app.wire.completions import CompletionBody
 
 async def complete_text(request: Request) -> ASGIApp:
     """Continue texts as they are."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, CompletionBody, principal)
     run = CompletionRun(service, principal, body)
     if not body.stream:

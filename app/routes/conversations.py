@@ -9,8 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import Service, identified
 from app.responses.conversations.conversation import Conversation, KeptItem, kept_items
 from app.responses.items import listed_items
 from app.responses.parse import conversation as said_in
@@ -24,8 +23,7 @@ from tenants.records import Principal
 
 async def create_conversation(request: Request) -> ASGIApp:
     """`POST /v1/conversations`: a conversation, perhaps with its first items."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, ConversationBody, principal)
     async with service.generations.counted(principal):
         items = await _kept(service, principal, body.items or [])
@@ -44,8 +42,7 @@ async def get_conversation(request: Request) -> ASGIApp:
 
 async def update_conversation(request: Request) -> ASGIApp:
     """`POST /v1/conversations/{conversation_id}`: with other metadata from now on."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, MetadataBody, principal)
     conversation_id = request.path_params["conversation_id"]
     async with service.generations.counted(principal):
@@ -60,17 +57,15 @@ async def update_conversation(request: Request) -> ASGIApp:
 
 async def delete_conversation(request: Request) -> ASGIApp:
     """`DELETE /v1/conversations/{conversation_id}`: it is forgotten with its items."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    service, principal = await identified(request)
     conversation_id = request.path_params["conversation_id"]
-    await service.conversations.delete(tenant.id, conversation_id)
+    await service.conversations.delete(principal.tenant.id, conversation_id)
     return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
 async def add_items(request: Request) -> ASGIApp:
     """`POST /v1/conversations/{conversation_id}/items`: more items at its end."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     refuse_others(take_include(request.query_params.multi_items()))
     body = await service.bodies.read(request, ItemsBody, principal)
     conversation_id = request.path_params["conversation_id"]
@@ -112,8 +107,7 @@ async def get_item(request: Request) -> ASGIApp:
 
 async def delete_item(request: Request) -> ASGIApp:
     """`DELETE /v1/conversations/{conversation_id}/items/{item_id}`: the conversation without it."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     conversation_id = request.path_params["conversation_id"]
     item_id = request.path_params["item_id"]
 
@@ -128,9 +122,10 @@ async def delete_item(request: Request) -> ASGIApp:
 
 
 async def _found(request: Request) -> Conversation:
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
-    return await service.conversations.load(tenant.id, request.path_params["conversation_id"])
+    service, principal = await identified(request)
+    return await service.conversations.load(
+        principal.tenant.id, request.path_params["conversation_id"]
+    )
 
 
 async def _kept(

@@ -7,8 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import identified
 from app.routes.list_queries import first_of, take_page
 from app.transport.http import json_response
 from app.wire.errors import invalid_request
@@ -18,8 +17,7 @@ from tenants.records import SystemPrompt
 
 async def list_prompts(request: Request) -> ASGIApp:
     """By name, behind the name `after`. A page of texts has to be read, so that it is a request."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     query = take_page(request.query_params.multi_items(), "asc")
     if query.newest_first:
         raise invalid_request("Prompts are in the order of their names: 'asc'.", "order")

@@ -9,8 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import Service, identified
 from app.responses.run import ResponseRun
 from app.responses.sequence_numbers import read_position
 from app.routes.list_queries import page, refuse_others, take_include, take_page
@@ -24,8 +23,7 @@ from app.wire.responses import CreateBody
 
 async def create_response(request: Request) -> ASGIApp:
     """`POST /v1/responses`. A stream outlives its reader for a while; a whole answer does not."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, CreateBody, principal)
     run = await unless_gone(request, service.responses.start(principal, body))
     if body.stream:
@@ -47,8 +45,7 @@ async def get_response(request: Request) -> ASGIApp:
     The query is `stream` ("true" or "false") and, for a stream, `starting_after`; all that could be
     asked for with `include` is there.
     """
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     response_id = request.path_params["response_id"]
     after = _starting_after(request)
     if after is None:
@@ -59,32 +56,33 @@ async def get_response(request: Request) -> ASGIApp:
 
 async def delete_response(request: Request) -> ASGIApp:
     """`DELETE /v1/responses/{response_id}`: it ends, if it runs, and is forgotten everywhere."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    service, principal = await identified(request)
     response_id = request.path_params["response_id"]
-    await service.responses.delete(tenant, response_id)
+    await service.responses.delete(principal.tenant, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def list_input_items(request: Request) -> ASGIApp:
     """`GET /v1/responses/{response_id}/input_items`: what the request brought by itself."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    service, principal = await identified(request)
     query = take_page(take_include(request.query_params.multi_items()))
-    items = await service.responses.input_items(tenant, request.path_params["response_id"])
+    items = await service.responses.input_items(
+        principal.tenant, request.path_params["response_id"]
+    )
 
     def work() -> bytes:
         return msgspec.json.encode(page(query, msgspec.json.decode(items)))
 
     short = len(items) <= INLINE_BYTES
-    return json_response(work() if short else await service.workers.run(tenant.id, work))
+    return json_response(work() if short else await service.workers.run(principal.tenant.id, work))
 
 
 async def cancel_response(request: Request) -> ASGIApp:
     """`POST /v1/responses/{response_id}/cancel`: 400 for one that has ended otherwise."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
-    return json_response(await service.responses.cancel(tenant, request.path_params["response_id"]))
+    service, principal = await identified(request)
+    return json_response(
+        await service.responses.cancel(principal.tenant, request.path_params["response_id"])
+    )
 
 
 def _starting_after(request: Request) -> int | None:

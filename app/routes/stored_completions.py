@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.chat.stored import Wanted
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import identified
 from app.routes.list_queries import not_listed, page, take_page
 from app.transport.http import json_response
 from app.wire.items import MetadataBody
@@ -24,8 +23,7 @@ async def list_completions(request: Request) -> ASGIApp:
     The query is `model`, `metadata[KEY]`, `limit`, `order` and `after`. All that the tenant has
     stored may have to be looked at, so that a list counts as a request.
     """
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     wanted, rest = _take_wanted(request.query_params.multi_items())
     query = take_page(rest, "asc")
     async with service.generations.counted(principal):
@@ -47,16 +45,14 @@ async def list_completions(request: Request) -> ASGIApp:
 
 async def get_completion(request: Request) -> ASGIApp:
     """`GET /v1/chat/completions/{completion_id}`."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
-    kept = await service.completions.load(tenant.id, request.path_params["completion_id"])
+    service, principal = await identified(request)
+    kept = await service.completions.load(principal.tenant.id, request.path_params["completion_id"])
     return json_response(bytes(kept.shown))
 
 
 async def update_completion(request: Request) -> ASGIApp:
     """`POST /v1/chat/completions/{completion_id}`: with other metadata from now on."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, MetadataBody, principal)
     completion_id = request.path_params["completion_id"]
     async with service.generations.counted(principal):
@@ -68,25 +64,23 @@ async def update_completion(request: Request) -> ASGIApp:
 
 async def delete_completion(request: Request) -> ASGIApp:
     """`DELETE /v1/chat/completions/{completion_id}`."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    service, principal = await identified(request)
     completion_id = request.path_params["completion_id"]
-    await service.completions.delete(tenant.id, completion_id)
+    await service.completions.delete(principal.tenant.id, completion_id)
     deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
     return json_response(deleted)
 
 
 async def list_messages(request: Request) -> ASGIApp:
     """`GET /v1/chat/completions/{completion_id}/messages`: those of its request, first to last."""
-    service: Service = request.app.state.service
-    tenant = (await authenticate(service.stores.tenants, request)).tenant
+    service, principal = await identified(request)
     query = take_page(request.query_params.multi_items(), "asc")
-    kept = await service.completions.load(tenant.id, request.path_params["completion_id"])
+    kept = await service.completions.load(principal.tenant.id, request.path_params["completion_id"])
 
     def work() -> bytes:
         return msgspec.json.encode(page(query, msgspec.json.decode(kept.messages)))
 
-    return json_response(await service.workers.run(tenant.id, work))
+    return json_response(await service.workers.run(principal.tenant.id, work))
 
 
 class _Identified(msgspec.Struct):

@@ -6,8 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.chat.parse import message_item
-from app.context import Service
-from app.limits.auth import authenticate
+from app.context import identified
 from app.request.template_options import TemplateOptions
 from app.transport.http import json_response, unless_gone
 from app.wire.responses import CreateBody
@@ -16,8 +15,7 @@ from app.wire.tokenize import DetokenizeBody, TokenizeBody
 
 async def count_input(request: Request) -> ASGIApp:
     """`POST /v1/responses/input_tokens`: the prompt's length, were a response created so."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, CreateBody, principal)
     count = await unless_gone(request, service.responses.count_input(principal, body))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
@@ -25,8 +23,7 @@ async def count_input(request: Request) -> ASGIApp:
 
 async def tokenize(request: Request) -> ASGIApp:
     """`POST /tokenize`."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, TokenizeBody, principal)
     service.names.check(body.model)
     async with service.generations.counted(principal):
@@ -58,8 +55,7 @@ async def tokenize(request: Request) -> ASGIApp:
 
 async def detokenize(request: Request) -> ASGIApp:
     """`POST /detokenize`."""
-    service: Service = request.app.state.service
-    principal = await authenticate(service.stores.tenants, request)
+    service, principal = await identified(request)
     body = await service.bodies.read(request, DetokenizeBody, principal)
     service.names.check(body.model)
     async with service.generations.counted(principal):

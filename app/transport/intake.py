@@ -6,14 +6,10 @@ tenant that sends many at once, or lets many stand short of their ends, is bound
 
 from __future__ import annotations
 
-from collections import Counter
-
+from app.shares import SHARES, SharedRoom
 from app.transport.bounds import INLINE_BYTES, Bounds
 from app.wire.errors import ApiError
 from app.wire.retry_after import retry_after
-
-_SHARES = 4
-"""One tenant may fill such a part of the room."""
 
 
 class Intake:
@@ -22,9 +18,8 @@ class Intake:
     def __init__(self, bounds: Bounds) -> None:
         # A socket's message counts twice while it is handed on: as it came, and as it is read.
         least = max(bounds.max_body_bytes, 2 * bounds.max_message_bytes)
-        self._room = max(bounds.max_incoming_bytes, least)
-        self._share = max(self._room // _SHARES, least)
-        self._held: Counter[str] = Counter()
+        size = max(bounds.max_incoming_bytes, least)
+        self._room = SharedRoom(size, max(size // SHARES, least))
 
     def body(self, tenant_id: str) -> IncomingBody:
         """A body of the tenant's that begins, or a socket for its messages.
@@ -35,10 +30,7 @@ class Intake:
 
     def take(self, tenant_id: str, num_bytes: int) -> None:
         """Hold so many bytes more. To be called by its bodies only. Raises `ApiError` 429."""
-        if (
-            self._held[tenant_id] + num_bytes > self._share
-            or self._held.total() + num_bytes > self._room
-        ):
+        if not self._room.take(tenant_id, num_bytes):
             raise ApiError(
                 429,
                 "Too many long requests are being sent at once.",
@@ -46,13 +38,10 @@ class Intake:
                 # What is left of the body is not read.
                 headers=retry_after() | {"connection": "close"},
             )
-        self._held[tenant_id] += num_bytes
 
     def give_back(self, tenant_id: str, num_bytes: int) -> None:
         """Hold so many bytes fewer. To be called by its bodies only."""
-        self._held[tenant_id] -= num_bytes
-        if not self._held[tenant_id]:
-            del self._held[tenant_id]
+        self._room.give_back(tenant_id, num_bytes)
 
 
 class IncomingBody:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, print_table
+from app.cli.printing import AsJson, print_json, show_rows
 from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ def list_(as_json: AsJson = False, **given: Any) -> None:
     """List the store's admin tokens, without their secrets."""
     tokens = with_stores(given, lambda stores: stores.operator_tokens.list())
     documents = [_document(token) for token in tokens]
-    if as_json:
-        print_json(documents)
-    else:
-        print_table(documents, "the store has no admin tokens")
+    show_rows(documents, "the store has no admin tokens", as_json)
 
 
 @app.command("revoke")

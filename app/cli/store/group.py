@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, print_table
+from app.cli.printing import AsJson, print_json, print_table, show_rows
 from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
 
 app = typer.Typer(help="Create, list and delete share groups.", no_args_is_help=True)
@@ -39,10 +39,7 @@ def list_(as_json: AsJson = False, **given: Any) -> None:
 
     groups = with_stores(given, lambda stores: stores.groups.list())
     documents = [GroupDocument.of(group).model_dump(mode="json") for group in groups]
-    if as_json:
-        print_json(documents)
-    else:
-        print_table(documents, "there are no share groups")
+    show_rows(documents, "there are no share groups", as_json)
 
 
 @app.command("members")

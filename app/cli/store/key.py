@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, print_table
+from app.cli.printing import AsJson, print_json, show_rows
 from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
 from app.cli.store.tenant import TenantId
 
@@ -48,10 +48,7 @@ def list_(tenant: TenantId, as_json: AsJson = False, **given: Any) -> None:
     """List a tenant's API keys, without their secrets."""
     keys = with_stores(given, lambda stores: stores.tenants.list_keys(tenant))
     documents = [_document(key) for key in keys]
-    if as_json:
-        print_json(documents)
-    else:
-        print_table(documents, f"tenant {tenant} has no API keys")
+    show_rows(documents, f"tenant {tenant} has no API keys", as_json)
 
 
 @app.command("rotate")

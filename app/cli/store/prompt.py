@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.options import settings_command
-from app.cli.printing import AsJson, print_json, print_table
+from app.cli.printing import AsJson, print_json, print_table, show_rows
 from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def list_(owner: Owner, as_json: AsJson = False, **given: Any) -> None:
         return await _documents(stores, owner, await stores.prompts.list(owner))
 
     documents = with_stores(given, work)
-    if as_json:
-        print_json(documents)
-    else:
-        print_table(documents, f"{owner} has no system prompts")
+    show_rows(documents, f"{owner} has no system prompts", as_json)
 
 
 @app.command("versions")
@@ -98,10 +95,7 @@ def versions(owner: Owner, name: PromptName, as_json: AsJson = False, **given: A
         return await _documents(stores, owner, await stores.prompts.versions(owner, name))
 
     documents = with_stores(given, work)
-    if as_json:
-        print_json(documents)
-    else:
-        print_table(documents, "")
+    show_rows(documents, "", as_json)
 
 
 @app.command("show")
