@@ -136,7 +136,7 @@ class Completion:
                 self._choice(index, line, self._noted[line.index])
                 for index, line in enumerate(chosen)
             ],
-            usage=self._usage(),
+            usage=usage_of([self._generation]),
             service_tier=self._tier,
             prompt_logprobs=self._prompt_logprobs(),
         )
@@ -202,7 +202,11 @@ class Completion:
             created=self._created,
             model=self._model_id,
             choices=[choice] if choice is not None else [],
-            usage=UNSET if not self._reports_usage else self._usage() if tells_usage else None,
+            usage=UNSET
+            if not self._reports_usage
+            else usage_of([self._generation])
+            if tells_usage
+            else None,
             service_tier=self._tier,
             obfuscation=padding(text) if text and self._pads else UNSET,
         )
@@ -215,20 +219,23 @@ class Completion:
         if outcome not in ("stop", "length"):
             raise self._generation.failure or internal_error()
 
-    def _usage(self) -> ChatUsage:
-        prompt, output = len(self._generation.request.prompt), self._generation.output_tokens
-        return ChatUsage(
-            prompt_tokens=prompt,
-            completion_tokens=output,
-            total_tokens=prompt + output,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=self._generation.cached_tokens,
-                cache_write_tokens=self._generation.cache_write_tokens,
-            ),
-            completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=self._generation.reasoning_tokens
-            ),
-        )
+
+def usage_of(generations: Sequence[Generation]) -> ChatUsage:
+    """The tokens that generations of one request have taken so far."""
+    prompt = sum(len(one.request.prompt) for one in generations)
+    output = sum(one.output_tokens for one in generations)
+    return ChatUsage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(one.cached_tokens for one in generations),
+            cache_write_tokens=sum(one.cache_write_tokens for one in generations),
+        ),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(one.reasoning_tokens for one in generations)
+        ),
+    )
 
 
 def best(lines: Sequence[Line], candidates: Candidates) -> Sequence[Line]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
+from app.chat.completion import usage_of
 from app.completions.answer import Answer
 from app.completions.parse import generation_requests
 from app.context import Service
@@ -16,7 +17,7 @@ from app.generation.begin import Ready
 from app.generation.engine_request import MAX_LOGPROBS
 from app.request.request import GenerationRequest
 from app.transport.server_sent_events import SSE_DONE, sse_event
-from app.wire.chat import ChatUsage, PromptTokensDetails
+from app.wire.chat import ChatUsage
 from app.wire.completions import Completion, CompletionBody, CompletionChoice
 from app.wire.errors import ApiError, invalid_request
 from app.wire.events import encode_json
@@ -179,19 +180,7 @@ class CompletionRun:
         )
 
     def _usage(self) -> ChatUsage:
-        generations = [answer.generation for answer in self._answers]
-        prompt = sum(len(one.request.prompt) for one in generations)
-        output = sum(one.output_tokens for one in generations)
-        found = PromptTokensDetails(
-            cached_tokens=sum(one.cached_tokens for one in generations),
-            cache_write_tokens=sum(one.cache_write_tokens for one in generations),
-        )
-        return ChatUsage(
-            prompt_tokens=prompt,
-            completion_tokens=output,
-            total_tokens=prompt + output,
-            prompt_tokens_details=found,
-        )
+        return usage_of([answer.generation for answer in self._answers])
 
     def _count(self, answers: Sequence[Answer]) -> None:
         for answer in answers:

@@ -26,6 +26,7 @@ from app.wire.common import (
     Verbosity,
     Wire,
     text_or_list,
+    type_tag,
 )
 from app.wire.events import EncodedLogprob, Sent
 from app.wire.formats import ResponseFormat, StructuredOutputs
@@ -50,15 +51,10 @@ class ChatTextPart(MarkedText):
     cache_control: CacheControl | None = None
 
 
-def _part_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"@{kind}"
-
-
 Part = Annotated[
     Annotated[ChatTextPart, Tag("@text")],
     Discriminator(
-        _part_tag,
+        type_tag,
         custom_error_type="unsupported_value",
         custom_error_message="only text is served, no images, files or audio: parts of type text",
     ),

@@ -141,6 +141,12 @@ class CacheControl(Wire):
     ttl: Literal["5m", "1h"] | None = None
 
 
+def type_tag(value: Any, default: str | None = None) -> str:
+    """The tag of a value by its `type`; tags do not show in error paths."""
+    is_object = isinstance(value, dict)
+    return f"@{value.get('type', default) if is_object else getattr(value, 'type', default)}"
+
+
 def text_or_list(value: Any) -> str:
     """The tag of a value that may be a string or a list; tags do not show in error paths."""
     return "@text" if isinstance(value, str) else "@list"

@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.wire.common import Declined, DeclinedFlag, Wire
+from app.wire.common import Declined, DeclinedFlag, Wire, type_tag
 from engine.api import Grammar
 from engine.grammar.tags import Tag as StructureTag
 from engine.grammar.tags import tag_grammar
@@ -186,13 +186,8 @@ class ChoiceFormat(Wire):
         return _of_choices(self.choice)
 
 
-def _format_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"@{kind}"
-
-
 _of_kind = Discriminator(
-    _format_tag,
+    type_tag,
     custom_error_type="unsupported_value",
     custom_error_message=(
         "formats are text, json_object, json_schema, regex, grammar, choice and structural_tag"

@@ -16,16 +16,10 @@ from app.wire.common import (
     Metadata,
     Wire,
     text_or_list,
+    type_tag,
 )
 from app.wire.prompt_cache import MarkedText
 from app.wire.tools import FunctionCallItem, FunctionCallOutputItem
-
-
-def _type_tag(value: Any, default: str = "") -> str:
-    kind = (
-        value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
-    )
-    return f"@{kind}"
 
 
 class InputText(MarkedText):
@@ -49,7 +43,7 @@ class OutputText(Wire):
 Part = Annotated[
     Annotated[InputText, Tag("@input_text")] | Annotated[OutputText, Tag("@output_text")],
     Discriminator(
-        _type_tag,
+        type_tag,
         custom_error_type="unsupported_value",
         custom_error_message=(
             "only text is served, no images, files or audio: parts of type input_text and "
@@ -127,7 +121,7 @@ class ItemReference(Wire):
 def _item_tag(value: Any) -> str:
     if isinstance(value, dict) and value.get("type") is None and value.keys() <= {"id", "type"}:
         return "@item_reference"
-    return _type_tag(value, "message")
+    return type_tag(value, "message")
 
 
 _item = Discriminator(

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, StringCo
 from pydantic_core import PydanticCustomError
 
 from app.wire.bounded_json import is_too_deep
-from app.wire.common import Declined, DeclinedFlag, Wire
+from app.wire.common import Declined, DeclinedFlag, Wire, text_or_list, type_tag
 from app.wire.errors import invalid_request
 from app.wire.functions import Function, Tools
 from app.wire.prompt_cache import MarkedText
@@ -29,12 +29,8 @@ def _shallow(value: dict[str, Any]) -> dict[str, Any]:
 Schema = Annotated[dict[str, Any], AfterValidator(_shallow)]
 
 
-def type_tag(value: Any) -> str:
-    """The tag of a value by its `type`; tags do not show in error paths."""
-    if isinstance(value, str):
-        return "@text"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"@{kind}"
+def _word_or_type(value: Any) -> str:
+    return "@text" if isinstance(value, str) else type_tag(value)
 
 
 class FunctionFields(Wire):
@@ -159,7 +155,7 @@ class ChatAllowedTools(Wire):
 
 _Word = Annotated[Literal["none", "auto", "required"], Tag("@text")]
 _choice = Discriminator(
-    type_tag,
+    _word_or_type,
     custom_error_type="unsupported_value",
     custom_error_message='it is "none", "auto", "required", a function or allowed_tools',
 )
@@ -207,7 +203,7 @@ class FunctionCallOutputItem(Wire):
         | Annotated[
             list[ResultText], Field(fail_fast=True, max_length=MAX_FUNCTIONS), Tag("@list")
         ],
-        Discriminator(lambda value: "@text" if isinstance(value, str) else "@list"),
+        Discriminator(text_or_list),
     ]
     id: CallId | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
