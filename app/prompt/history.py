@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import OrderedDict
 
 import msgspec
 
 from app.prompt.asides import Aside
 from app.prompt.sealing import PromptOrigin
+from app.recent import Recent
 from app.request.segments import Segments
 from app.wire.errors import ApiError
 from app.wire.functions import FunctionCall
@@ -96,13 +96,11 @@ class History:
     def __init__(self, stored: StoredObjects, ttl_seconds: int, cache_tokens: int) -> None:
         self._stored = stored
         self._ttl_seconds = ttl_seconds
-        self._cache_tokens = cache_tokens
-        self._cached: OrderedDict[tuple[str, str], Turn] = OrderedDict()
-        self._tokens_held = 0
+        self._cached = Recent[tuple[str, str], Turn](cache_tokens, _size)
 
     async def save(self, tenant: Tenant, response_id: str, turn: Turn) -> None:
         """Keep a turn. While the store is down, or it is too large, it is kept in memory only."""
-        self._remember((tenant.id, response_id), turn)
+        self._cached.put((tenant.id, response_id), turn)
         blob = msgspec.msgpack.encode(turn)
         try:
             await self._stored.save(
@@ -119,16 +117,15 @@ class History:
     async def load(self, tenant_id: str, response_id: str) -> Turn | None:
         """A tenant's turn, or `None`. Raises `StoreUnavailable` where only the store could know."""
         key = (tenant_id, response_id)
-        turn = self._cached.get(key)
+        turn = self._cached.use(key)
         if turn is not None:
-            self._cached.move_to_end(key)
             return turn
         blob = await self._stored.load(tenant_id, response_id)
         if blob is None:
             return None
         turn = decoded(blob, Turn, response_id)
         if turn is not None:
-            self._remember(key, turn)
+            self._cached.put(key, turn)
         return turn
 
     async def continued(
@@ -161,26 +158,16 @@ class History:
 
     def forget(self, tenant_id: str, response_id: str) -> None:
         """Remember a turn no longer: the store may have a newer one."""
-        turn = self._cached.pop((tenant_id, response_id), None)
-        self._tokens_held -= 0 if turn is None else _size(turn)
+        self._cached.drop((tenant_id, response_id))
 
     def notice(self, change: Change) -> None:
         """Forget the turns of a deleted tenant, and one that was deleted elsewhere."""
         if change.kind == "forget":
             self.forget(change.tenant_id, change.name)
         if change.kind == "deleted":
-            for key in [key for key in self._cached if key[0] == change.tenant_id]:
-                self._tokens_held -= _size(self._cached.pop(key))
-
-    def _remember(self, key: tuple[str, str], turn: Turn) -> None:
-        previous = self._cached.pop(key, None)
-        if previous is not None:
-            self._tokens_held -= _size(previous)
-        self._cached[key] = turn
-        self._tokens_held += _size(turn)
-        while self._tokens_held > self._cache_tokens and len(self._cached) > 1:
-            _, oldest = self._cached.popitem(last=False)
-            self._tokens_held -= _size(oldest)
+            for key in self._cached:
+                if key[0] == change.tenant_id:
+                    self._cached.drop(key)
 
 
 def _size(turn: Turn) -> int:
@@ -196,20 +183,11 @@ class SocketHistory:
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
-        self._max_responses = max_responses
-        self._max_tokens = max_bytes // _TOKEN_BYTES
-        self._tokens_held = 0
-        self._turns: OrderedDict[str, Turn] = OrderedDict()
+        self._turns = Recent[str, Turn](max_bytes // _TOKEN_BYTES, _size, max_responses)
 
     def save(self, response_id: str, turn: Turn) -> None:
         """Keep a turn for as long as the socket lives, or until newer ones need the room."""
-        self.evict(response_id)
-        self._turns[response_id] = turn
-        self._tokens_held += _size(turn)
-        while len(self._turns) > self._max_responses or (
-            self._tokens_held > self._max_tokens and len(self._turns) > 1
-        ):
-            self.evict(next(iter(self._turns)))
+        self._turns.put(response_id, turn)
 
     def load(self, response_id: str) -> Turn | None:
         """The turn, or `None`."""
@@ -217,5 +195,4 @@ class SocketHistory:
 
     def evict(self, response_id: str) -> None:
         """Forget a turn whose continuation failed: the client starts a new chain."""
-        turn = self._turns.pop(response_id, None)
-        self._tokens_held -= 0 if turn is None else _size(turn)
+        self._turns.drop(response_id)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.prompt.breakpoints import num_common
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.sealing import PromptOrigin
+from app.recent import Recent
 from app.wire.errors import invalid_request
 from app.wire.responses import PromptReference
 from tenants.prompts.system_prompts import SystemPrompts
@@ -48,7 +48,7 @@ class RegisteredPrompts:
     def __init__(self, prompts: SystemPrompts, template: ChatTemplate) -> None:
         self._prompts = prompts
         self._template = template
-        self._prefixes: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._prefixes = Recent[tuple[str, str], list[int]](_CACHED_PREFIXES)
 
     async def resolve(self, principal: Principal, reference: PromptReference) -> SystemText:
         """The text of a prompt that a request names.
@@ -139,14 +139,11 @@ class RegisteredPrompts:
         # By text: a name and version may come back with another text after a deletion. By owner:
         # how fast a prefix is there must not tell what somebody else has registered.
         key = (owner, prompt.text)
-        prefix = self._prefixes.get(key)
+        prefix = self._prefixes.use(key)
         if prefix is None:
             static = static_prefix(prompt.text)
             prefix = await self._template.prefix_ids(owner, static, whole=static == prompt.text)
-            self._prefixes[key] = prefix
-            if len(self._prefixes) > _CACHED_PREFIXES:
-                self._prefixes.popitem(last=False)
-        self._prefixes.move_to_end(key)
+            self._prefixes.put(key, prefix)
         return prefix
 
 

@@ -12,14 +12,14 @@ from app.wire.errors import ApiError
 from app.wire.retry_after import retry_after
 
 
-class Intake:
+class Intake(SharedRoom):
     """The room for bodies and messages; a short one always finds some."""
 
     def __init__(self, bounds: Bounds) -> None:
         # A socket's message counts twice while it is handed on: as it came, and as it is read.
         least = max(bounds.max_body_bytes, 2 * bounds.max_message_bytes)
         size = max(bounds.max_incoming_bytes, least)
-        self._room = SharedRoom(size, max(size // SHARES, least))
+        super().__init__(size, max(size // SHARES, least))
 
     def body(self, tenant_id: str) -> IncomingBody:
         """A body of the tenant's that begins, or a socket for its messages.
@@ -27,21 +27,6 @@ class Intake:
         It is a context, to be left once nothing of it is held any more.
         """
         return IncomingBody(self, tenant_id)
-
-    def take(self, tenant_id: str, num_bytes: int) -> None:
-        """Hold so many bytes more. To be called by its bodies only. Raises `ApiError` 429."""
-        if not self._room.take(tenant_id, num_bytes):
-            raise ApiError(
-                429,
-                "Too many long requests are being sent at once.",
-                code="queue_full",
-                # What is left of the body is not read.
-                headers=retry_after() | {"connection": "close"},
-            )
-
-    def give_back(self, tenant_id: str, num_bytes: int) -> None:
-        """Hold so many bytes fewer. To be called by its bodies only."""
-        self._room.give_back(tenant_id, num_bytes)
 
 
 class IncomingBody:
@@ -67,8 +52,14 @@ class IncomingBody:
         """Now it is so many bytes in all. Raises `ApiError` 429 where there is no room for more."""
         self._num_bytes = num_bytes
         counted = num_bytes if num_bytes > INLINE_BYTES else 0
-        if counted > self._taken:
-            self._intake.take(self._tenant_id, counted - self._taken)
-        elif counted < self._taken:
+        if counted > self._taken and not self._intake.take(self._tenant_id, counted - self._taken):
+            raise ApiError(
+                429,
+                "Too many long requests are being sent at once.",
+                code="queue_full",
+                # What is left of the body is not read.
+                headers=retry_after() | {"connection": "close"},
+            )
+        if counted < self._taken:
             self._intake.give_back(self._tenant_id, self._taken - counted)
         self._taken = counted

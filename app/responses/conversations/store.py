@@ -6,7 +6,6 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.late_writes import LateWrites
+from app.recent import Recent
 from app.responses.conversations.conversation import Conversation, KeptItem
 from app.wire.errors import (
     ApiError,
@@ -50,8 +50,7 @@ class ConversationStore:
         self._stored = stored
         self._late = late
         self._ttl_seconds = ttl_seconds
-        self._known: OrderedDict[Key, _Known] = OrderedDict()
-        self._known_bytes = 0
+        self._known = Recent[Key, _Known](_REMEMBERED_BYTES, lambda one: one.conversation.num_bytes)
 
     async def create(
         self, tenant: Tenant, items: Sequence[KeptItem], metadata: dict[str, str]
@@ -72,7 +71,7 @@ class ConversationStore:
             )
         except TooLargeToStore as error:
             raise invalid_request(str(error), "items") from error
-        self._remember((tenant.id, conversation_id), _Known(revision, conversation))
+        self._known.put((tenant.id, conversation_id), _Known(revision, conversation))
         return conversation_id, conversation
 
     async def load(self, tenant_id: str, conversation_id: str) -> Conversation:
@@ -85,11 +84,11 @@ class ConversationStore:
             await self._late.catch_up(key)
             blob = await self._stored.load(tenant_id, conversation_id)
         except StoreUnavailable:
-            if key not in self._known:
+            if (known := self._known.get(key)) is None:
                 raise
-            return self._known[key].conversation
+            return known.conversation
         if blob is None:
-            self._forget(key)
+            self._known.drop(key)
             raise conversation_not_found(conversation_id)
         return self._seen(key, blob)
 
@@ -113,7 +112,7 @@ class ConversationStore:
     async def delete(self, tenant_id: str, conversation_id: str) -> None:
         """Forget a conversation, everywhere. Raises `ApiError` 404, and `StoreUnavailable`."""
         found = await self._stored.delete(tenant_id, conversation_id)
-        self._forget((tenant_id, conversation_id))
+        self._known.drop((tenant_id, conversation_id))
         if not found:
             raise conversation_not_found(conversation_id)
 
@@ -132,9 +131,8 @@ class ConversationStore:
 
         num_bytes = sum(len(item) for _, item in items)
         made = await self._late.make(key, num_bytes, partial(self._append, key, tenant, grown))
-        if not made and key in self._known:
-            known = self._known[key]
-            self._remember(key, known._replace(conversation=grown(known.conversation)))
+        if not made and (known := self._known.get(key)) is not None:
+            self._known.put(key, known._replace(conversation=grown(known.conversation)))
 
     def notice(self, change: Change) -> None:
         """Forget what was deleted, or changed by another process."""
@@ -142,10 +140,11 @@ class ConversationStore:
             conversation_id, _, revision = change.name.partition("/")
             known = self._known.get((change.tenant_id, conversation_id))
             if known is not None and known.revision.hex() != revision:
-                self._forget((change.tenant_id, conversation_id))
+                self._known.drop((change.tenant_id, conversation_id))
         if change.kind == "deleted":
-            for key in [key for key in self._known if key[0] == change.tenant_id]:
-                self._forget(key)
+            for key in self._known:
+                if key[0] == change.tenant_id:
+                    self._known.drop(key)
 
     async def _edit(self, key: Key, tenant: Tenant, change: Edit) -> Conversation:
         tenant_id, conversation_id = key
@@ -163,7 +162,7 @@ class ConversationStore:
             generation=tenant.generation,
         )
         if blob is None:
-            self._forget(key)
+            self._known.drop(key)
             raise conversation_not_found(conversation_id)
         conversation = self._seen(key, blob)
         with contextlib.suppress(StoreUnavailable):  # nobody else may know it then
@@ -183,19 +182,8 @@ class ConversationStore:
 
     def _seen(self, key: Key, blob: bytes) -> Conversation:
         conversation = _read(key[1], blob[REVISION_BYTES:])
-        self._remember(key, _Known(blob[:REVISION_BYTES], conversation))
+        self._known.put(key, _Known(blob[:REVISION_BYTES], conversation))
         return conversation
-
-    def _remember(self, key: Key, known: _Known) -> None:
-        self._forget(key)
-        self._known[key] = known
-        self._known_bytes += known.conversation.num_bytes
-        while self._known_bytes > _REMEMBERED_BYTES and len(self._known) > 1:
-            self._forget(next(iter(self._known)))
-
-    def _forget(self, key: Key) -> None:
-        known = self._known.pop(key, None)
-        self._known_bytes -= 0 if known is None else known.conversation.num_bytes
 
 
 def _read(conversation_id: str, content: bytes) -> Conversation:
