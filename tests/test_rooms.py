@@ -7,7 +7,7 @@ itself: where two need each other, over whatever way, neither can be read or tes
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,6 +16,9 @@ import pytest
 
 PROJECT = Path(__file__).parents[1]
 MOST_FLOORS = 13
+MOST_FILES = 16
+MOST_LINES = 400
+_WRITTEN = {".py", ".c", ".h", ".js", ".css", ".html"}
 DOORS = {
     "app": {"tenants", "engine"},
     "engine": {"kernels"},
@@ -107,3 +110,21 @@ def test_no_rooms_need_each_other(folder: str) -> None:
 def test_rooms_that_need_each_other_are_found() -> None:
     with pytest.raises(CycleError):
         floors({"kitchen": {"hall"}, "hall": {"stairs"}, "stairs": {"kitchen"}})
+
+
+def sources() -> Iterator[Path]:
+    """What is written by hand, in each language."""
+    for room in DOORS:
+        for path in (PROJECT / room).rglob("*"):
+            if path.suffix in _WRITTEN and "vendor" not in path.parts:
+                yield path
+
+
+def test_no_folder_has_more_files_than_one_can_survey() -> None:
+    files = Counter(path.parent for path in sources())
+    assert {str(folder): many for folder, many in files.items() if many > MOST_FILES} == {}
+
+
+def test_no_file_is_too_long_to_be_read_at_once() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in sources()}
+    assert {str(path): many for path, many in lengths.items() if many > MOST_LINES} == {}

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from app.admin.documents import AuditDocument, Document
-from app.admin.lists import Next, PageSize, Query, page
 from app.admin.parameters import InQuery, Served
 from app.admin.route import operations
+from app.admin.wire.documents import AuditDocument, Document
+from app.admin.wire.lists import Next, PageSize, Query, page
 
 router = operations("Audit")
 

@@ -9,10 +9,10 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import Field
 
-from app.admin.documents import Document
-from app.admin.lists import Next, PageSize, Query, page
 from app.admin.parameters import InQuery, Served, TenantId
 from app.admin.route import operations
+from app.admin.wire.documents import Document
+from app.admin.wire.lists import Next, PageSize, Query, page
 from app.context import Service
 from engine.api import ChainState
 from tenants.prompts.index import engine_fingerprint

@@ -9,9 +9,17 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.admin.documents import WHOLE, YEAR_SECONDS, Document, KeyDocument, Lifetime, Name, expiry
 from app.admin.parameters import Asking, IfMatch, InBody, KeyInPath, Served, TenantId
 from app.admin.route import operations
+from app.admin.wire.documents import (
+    WHOLE,
+    YEAR_SECONDS,
+    Document,
+    KeyDocument,
+    Lifetime,
+    Name,
+    expiry,
+)
 from tenants.records import ApiKey
 
 router = operations("API keys", "/tenants/{tenant}/keys")

@@ -9,9 +9,9 @@ import asyncio
 import msgspec
 from pydantic import Field
 
-from app.admin.documents import Document
 from app.admin.parameters import Served
 from app.admin.route import operations
+from app.admin.wire.documents import Document
 from app.context import Service
 from app.limits.connections import Connected
 from engine.api import EngineStats, EngineUnavailable, TenantStats

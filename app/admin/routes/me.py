@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from app.admin.documents import Document
 from app.admin.parameters import Asking
 from app.admin.route import operations
 from app.admin.token import OF_ITSELF
+from app.admin.wire.documents import Document
 from tenants.records import TokenRole
 
 router = operations("Admin tokens")

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.documents import (
+from app.admin.parameters import Asking, GroupId, InBody, InQuery, NameInPath, Served, TenantId
+from app.admin.problems import clash, complaint
+from app.admin.route import Handler, operations
+from app.admin.wire.documents import (
     WHOLE,
     Document,
     PromptDocument,
@@ -20,10 +23,7 @@ from app.admin.documents import (
     PromptName,
     PromptWithText,
 )
-from app.admin.lists import Next, PageSize, Query, page
-from app.admin.parameters import Asking, GroupId, InBody, InQuery, NameInPath, Served, TenantId
-from app.admin.problems import clash, complaint
-from app.admin.route import Handler, operations
+from app.admin.wire.lists import Next, PageSize, Query, page
 from app.context import Service
 from engine.api import EngineError
 from tenants.errors import InvalidField, PromptNotFound

@@ -6,10 +6,10 @@ from http import HTTPStatus
 
 from pydantic import Field
 
-from app.admin.documents import Document
 from app.admin.parameters import Entry
 from app.admin.problems import Problem
 from app.admin.route import NEEDS_NO_TOKEN, may_be, operations
+from app.admin.wire.documents import Document
 
 router = operations("Signing in")
 

@@ -7,12 +7,12 @@ from typing import Annotated, Required
 
 from pydantic import Field
 
-from app.admin.documents import Document, Id, Limits, TenantDocument, UsageDay
-from app.admin.lists import Next, PageSize, Query, page
 from app.admin.parameters import Asking, IfMatch, InBody, InQuery, Served, TenantId
 from app.admin.problems import Complaint, clash, complaint
 from app.admin.route import operations
-from app.admin.tenant_patch import TenantPatch, edited
+from app.admin.wire.documents import Document, Id, Limits, TenantDocument, UsageDay
+from app.admin.wire.lists import Next, PageSize, Query, page
+from app.admin.wire.tenant_patch import TenantPatch, edited
 from app.context import Service
 from tenants.errors import InvalidField
 from tenants.records import Tenant

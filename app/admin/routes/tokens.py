@@ -6,9 +6,9 @@ from http import HTTPStatus
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.documents import Document, Id, Lifetime, Name, TokenDocument, expiry
 from app.admin.parameters import Asking, InBody, Served, TokenInPath
 from app.admin.route import operations
+from app.admin.wire.documents import Document, Id, Lifetime, Name, TokenDocument, expiry
 from tenants.records import TokenRole
 
 router = operations("Admin tokens", "/tokens")

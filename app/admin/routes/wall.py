@@ -16,12 +16,12 @@ from fastapi import Request, Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from app.admin.documents import Document
 from app.admin.door import bearer
-from app.admin.lists import Query
 from app.admin.parameters import Entry, InQuery, Served
 from app.admin.problems import Problem
 from app.admin.route import may_be, operations
+from app.admin.wire.documents import Document
+from app.admin.wire.lists import Query
 from app.context import Service
 from app.transport.server_sent_events import EventStream
 from engine.api import ChainBreak, EngineError, EngineUnavailable, Loss, RequestState

@@ -110,7 +110,7 @@ def show(
     **given: Any,
 ) -> None:
     """Show a system prompt and its text."""
-    from app.admin.documents import PromptWithText
+    from app.admin.wire.documents import PromptWithText
     from tenants.errors import PromptNotFound
 
     async def work(stores: Stores) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _set_pinned(owner: str, name: str, pinned: bool, given: dict[str, Any]) -> N
 async def _documents(
     stores: Stores, owner: str, prompts: list[SystemPrompt]
 ) -> list[dict[str, Any]]:
-    from app.admin.documents import PromptDocument
+    from app.admin.wire.documents import PromptDocument
 
     return [
         PromptDocument.of(prompt, await stores.prompts.newest_index(owner, prompt)).model_dump(

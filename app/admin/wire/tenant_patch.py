@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.admin.documents import Blocks, Cache, Id, Limits, Name, Status, Weight
+from app.admin.wire.documents import Blocks, Cache, Id, Limits, Name, Status, Weight
 from tenants.records import UNLIMITED, Tenant
 
 

@@ -1,0 +1,1 @@
+"""What operators send and are sent."""
