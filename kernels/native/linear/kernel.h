@@ -2,6 +2,8 @@
 #ifndef PW_LINEAR_KERNEL_H
 #define PW_LINEAR_KERNEL_H
 
+#include <stddef.h>
+
 #include "processor/cpu.h"
 #include "weights.h"
 
