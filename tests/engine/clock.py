@@ -1,7 +1,8 @@
-"""Steps that take simulated time: so much for themselves, and more by each token of a prompt
-or a draft."""
+"""Steps that take time: simulated, by their tokens, or real, so that a test can act in between."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
@@ -43,3 +44,15 @@ def with_clock(
         monkeypatch.setattr(f"{module}.perf_counter", lambda: clock.now)
     monkeypatch.setattr(core._runner, "execute", timed)
     return clock
+
+
+def at_a_models_pace(core: EngineCore, seconds: float = 0.002) -> EngineCore:
+    """Steps that take so long: what a test does in a long answer's middle comes before its end."""
+    execute = core._runner.execute
+
+    def slowly(plan: StepPlan) -> Sampled:
+        time.sleep(seconds)
+        return execute(plan)
+
+    core._runner.execute = slowly
+    return core

@@ -7,7 +7,6 @@ stale block or a lost write changes the output, just as it would with a real mod
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,7 +25,6 @@ from engine.api import (
     SamplingParams,
 )
 from engine.blocks.eviction_policy import Eviction
-from engine.blocks.pool import BlockPool
 from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig, Speculation
 from engine.draft.drafter import Drafter
@@ -338,18 +336,6 @@ def simulated_core(
     return EngineCore(config, info, runner, costs, row_costs, drafter, clock=clock)
 
 
-def at_a_models_pace(core: EngineCore, seconds: float = 0.002) -> EngineCore:
-    """Steps that take so long: what a test does in a long answer's middle comes before its end."""
-    execute = core._runner.execute
-
-    def slowly(plan: StepPlan) -> Sampled:
-        time.sleep(seconds)
-        return execute(plan)
-
-    core._runner.execute = slowly
-    return core
-
-
 def make_request(
     request_id: str,
     prompt: list[int],
@@ -412,8 +398,3 @@ def cached_tokens(core: EngineCore, request: EngineRequest, limit: int = 1000) -
 def random_prompt(rng: random.Random, length: int) -> list[int]:
     """Tokens without meaning."""
     return [rng.randrange(4, VOCAB) for _ in range(length)]
-
-
-def available(pool: BlockPool, owner: str) -> int:
-    """How many blocks `owner` can allocate now."""
-    return max(n for n in range(pool.num_blocks + 1) if pool.can_allocate(n, owner))

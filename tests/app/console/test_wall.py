@@ -21,7 +21,7 @@ from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
 from tests.engine.blocks.test_wall import truth
 from tests.engine.blocks.watching import Cell
-from tests.engine.simulation import at_a_models_pace
+from tests.engine.clock import at_a_models_pace
 
 # What is shown, as the page has taken it in, and as it is drawn.
 CELLS = """() => {

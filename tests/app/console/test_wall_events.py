@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from tests.app.conftest import MODEL, World
 from tests.app.console.signing_in import sign_in
 from tests.app.pooled_engine import PooledEngine
-from tests.engine.simulation import at_a_models_pace
+from tests.engine.clock import at_a_models_pace
 
 pytestmark = pytest.mark.exhaustive
 NUM_BLOCKS = 24

@@ -9,7 +9,11 @@ from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool, InvariantError
 from tests.effort import scaled
 from tests.engine.blocks.told import Told
-from tests.engine.simulation import available
+
+
+def available(pool: BlockPool, owner: str) -> int:
+    """How many blocks `owner` can allocate now."""
+    return max(n for n in range(pool.num_blocks + 1) if pool.can_allocate(n, owner))
 
 
 def test_a_released_cached_block_is_found_until_its_memory_is_needed() -> None:

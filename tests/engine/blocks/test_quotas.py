@@ -10,8 +10,8 @@ from engine.blocks.eviction_policy import Eviction
 from engine.blocks.pool import BlockPool
 from engine.serve.core import EngineCore
 from engine.validation import check_request
+from tests.engine.blocks.test_pool import available
 from tests.engine.simulation import (
-    available,
     cached_tokens,
     expected_output,
     make_request,

@@ -1,9 +1,7 @@
 """Beams share blocks, fork and die, and end as if they had the engine for themselves."""
 
-import itertools
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -25,8 +23,6 @@ from engine.sequences.plan import StepPlan
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
-from tests.engine.model.test_model import make_core, save_model
-from tests.engine.sequences.test_beam import assert_equal, generate
 from tests.engine.simulation import (
     EOS,
     expected_hypotheses,
@@ -353,36 +349,6 @@ def test_searches_that_can_never_be_served_are_refused(
     with pytest.raises(RequestRefused) as refusal:
         check_request(structs.replace(request, **fields), core.info)
     assert refusal.value.param == param
-
-
-def test_a_models_beams_equal_generate_preempted_penalised_and_beside_strangers(
-    tmp_path: Path,
-) -> None:
-    model = save_model("llama", tmp_path)
-    core = make_core(tmp_path, num_blocks=15)
-    rng = random.Random(5)
-    stops = tuple(range(3, 33))
-    expected = {}
-    options = itertools.product((2, 4), (-1.0, 0.7, 2.0), (True, False, None))
-    for number, (num_beams, length_penalty, early_stopping) in enumerate(options):
-        beam = BeamParams(
-            num_beams=num_beams,
-            num_return=num_beams,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-        )
-        penalty = 1.0 if number % 2 else 1.3
-        sampling = SamplingParams(
-            max_tokens=20, temperature=0, stop_token_ids=stops, repetition_penalty=penalty
-        )
-        prompt = random_prompt(rng, rng.randrange(1, 30))
-        core.submit(searched(str(number), prompt, 20, beam, sampling=sampling))
-        core.submit(make_request(f"stranger{number}", prompt[:9], 5))
-        expected[str(number)] = generate(model, prompt, beam, stops, 20, repetition_penalty=penalty)
-    found = results(d for d in steps_to_end(core) if not d.request_id.startswith("stranger"))
-    assert core.stats().preemptions > 0
-    for name, outputs in expected.items():
-        assert_equal(found[name], outputs, stops)
 
 
 def test_a_search_hits_the_cache_and_leaves_its_best_output_findable() -> None:

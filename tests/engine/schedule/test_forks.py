@@ -1,27 +1,21 @@
 """Several sequences of one request: they share what they can, and each is as if it were alone."""
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from engine.api import (
     BeamParams,
     EngineRequest,
     RequestRefused,
-    SamplingParams,
     TenantShare,
     TokenDelta,
 )
-from engine.model.layers.paged_model import PagedModel
-from engine.sequences.sequence import sequence_seed
 from engine.serve.core import EngineCore
 from engine.validation import check_request
 from tests.effort import scaled
-from tests.engine.model.test_model import make_core, save_model
 from tests.engine.simulation import (
     EOS,
     cached_tokens,
@@ -376,37 +370,3 @@ def test_reordered_sequences_share_what_their_parents_had_and_childless_ones_fre
     assert core.stats().forks > 20
     core.abort("r")
     assert core.stats().blocks_in_use == 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_models_sequences_equal_requests_of_their_seeds(
-    tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_model("llama", tmp_path)
-    core = make_core(tmp_path, num_blocks=26)
-    calls: list[int] = []
-    copy_blocks = PagedModel.copy_blocks
-
-    def counted(model: PagedModel, copies: list[tuple[int, int]]) -> None:
-        calls.append(len(copies))
-        copy_blocks(model, copies)
-
-    monkeypatch.setattr(PagedModel, "copy_blocks", counted)
-    prompt = random_prompt(random.Random(5), 45)
-    sampling = SamplingParams(
-        max_tokens=24, temperature=temperature, seed=11, stop_token_ids=(EOS,)
-    )
-    alone = {}
-    for index in range(4):
-        seeded = structs.replace(sampling, seed=sequence_seed(11, index))
-        core.submit(make_request("alone", prompt, sampling=seeded, cache=False))
-        alone[index] = run_to_end(core)["alone"]
-    assert calls == []
-    core.submit(forked("r", prompt, 24, 4, sampling=sampling, cache=False))
-    assert run_all_to_end(core)["r"] == alone
-    assert calls == [3], "the copies of a step are one call"
-    assert (len(set(map(tuple, alone.values()))) > 1) == (temperature > 0)
-    for name in "xyz":
-        core.submit(forked(name, prompt, 24, 4, sampling=sampling))
-    assert run_all_to_end(core) == dict.fromkeys("xyz", alone)
-    assert core.stats().preemptions > 0

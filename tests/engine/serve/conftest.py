@@ -12,7 +12,8 @@ from engine.sequences.plan import Sampled, StepPlan
 from engine.serve import supervisor as remote
 from engine.serve.core import EngineCore
 from engine.serve.local import LocalEngine
-from tests.engine.simulation import at_a_models_pace, make_request, simulated_core
+from tests.engine.clock import at_a_models_pace
+from tests.engine.simulation import make_request, simulated_core
 
 
 class Fate:

@@ -9,8 +9,8 @@ from msgspec import structs
 from engine.api import EngineError, EngineStats, EngineUnavailable, RequestRefused, TokenDelta
 from engine.serve.local import LocalEngine
 from engine.serve.messages import Deltas
+from tests.engine.clock import at_a_models_pace
 from tests.engine.simulation import (
-    at_a_models_pace,
     expected_output,
     make_request,
     simulated_core,
