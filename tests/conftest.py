@@ -1,5 +1,6 @@
 """What holds for the test process and all that it starts, decided before anything imports torch."""
 
+import gc
 import os
 import signal
 from typing import Any
@@ -17,6 +18,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 register_profiles()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_there_is_no_garbage() -> None:
+    """Each model that is loaded has the garbage collected: to look through a million objects that
+    were imported takes longer than to load a tiny one. Done anew, since tests may undo it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is installed
