@@ -13,6 +13,8 @@ LONG_WORKERS ?= 2
 # A file's tests share what they start, and stay together; see tests/side_by_side.py.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 INSTALL := $(BIN)/python install.py
+# Tests are many processes: where an environment says so, each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup develop serve test test-all suites lint gpu-check
 
