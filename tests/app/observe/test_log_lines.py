@@ -24,6 +24,7 @@ async def post(world: World, path: str, body: object) -> httpx.Response:
 async def test_a_request_has_one_line_with_its_figures(world: World, log: Log) -> None:
     world.engine.answer = "Hello"
     answer = await post(world, "/v1/responses", {"input": "hi"})
+    assert answer.status_code == 200, answer.text
     line = await log.line("request")
     tenant = world.tenants["acme"]
     key = await world.stores.tenants.authenticate(world.keys["acme"])
