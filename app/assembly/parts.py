@@ -149,7 +149,8 @@ def new_tracing(
         from app.generation.tracing import Tracing
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"otlp_endpoint: there is no {error.name}; pip install 'partywall[otel]'"
+            f"otlp_endpoint: there is no {error.name}; pip install 'partywall[otel]', or in a "
+            "clone .venv/bin/python install.py otel"
         ) from None
     tracing = Tracing(settings.otlp_endpoint, model_id)
     stack.push_async_callback(asyncio.to_thread, tracing.close)

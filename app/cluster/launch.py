@@ -48,7 +48,8 @@ def new_cluster(settings: Settings, config: EngineConfig) -> EngineClient:
         from app.cluster.node.replica import ReplicaOptions
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"cluster: {error.name} is not installed: pip install 'partywall[cluster]'"
+            f"cluster: {error.name} is not installed: pip install 'partywall[cluster]', or in a "
+            "clone .venv/bin/python install.py cluster"
         ) from error
     most_replicas = settings.max_replicas or settings.replicas
     sharing = most_replicas if settings.ray_address is None else 1
