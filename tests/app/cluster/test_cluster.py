@@ -154,7 +154,7 @@ async def test_who_leaves_frees_its_blocks(engine: ClusterEngine) -> None:
 
 
 async def test_one_sequence_is_aborted_and_the_others_go_on(engine: ClusterEngine) -> None:
-    request = structs.replace(make_request("some", [5, 6, 7], 40), num_sequences=2)
+    request = structs.replace(make_request("some", [5, 6, 7], 400), num_sequences=2)
     ends = {}
     async for delta in engine.generate(request):
         if delta.token_ids and delta.index == 0 and not ends:
