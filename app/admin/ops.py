@@ -47,7 +47,7 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
         return 503, ("draining", "the service is stopping")
     if service.engine.trouble is not None:
         return 503, ("unavailable", service.engine.trouble)
-    if await _engine_stats(service) is None:
+    if await engine_stats(service) is None:
         return 503, ("unavailable", "the engine loop does not answer")
     trouble = await _store_trouble(service)
     if trouble is not None:
@@ -62,7 +62,7 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
 async def metrics(request: Request) -> ASGIApp:
     """Counters and gauges in a text format of Prometheus' or OpenMetrics, as is asked for."""
     service: Service = request.app.state.service
-    stats, trouble = await asyncio.gather(_engine_stats(service), _store_trouble(service))
+    stats, trouble = await asyncio.gather(engine_stats(service), _store_trouble(service))
     service.metrics.engine.observe(stats)
     service.metrics.fleet.observe(service.engine.fleet)
     service.metrics.store_up.set(trouble is None)
@@ -70,7 +70,8 @@ async def metrics(request: Request) -> ASGIApp:
     return Response(text, headers={"content-type": media_type})
 
 
-async def _engine_stats(service: Service) -> EngineStats | None:
+async def engine_stats(service: Service) -> EngineStats | None:
+    """A snapshot of the engine's books, if it comes in the time that a probe has."""
     try:
         async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
             return await service.engine.stats()

@@ -4,17 +4,15 @@ with another size of KV cache.
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 from pydantic import Field
 
+from app.admin.ops import engine_stats
 from app.admin.parameters import Served
 from app.admin.route import operations
 from app.admin.wire.documents import Document
-from app.context import Service
 from app.limits.connections import Connected
-from engine.api import EngineStats, EngineUnavailable, TenantStats
+from engine.api import EngineStats, TenantStats
 from engine.replicas import FleetFigures, ReplicaFigures
 
 router = operations("Live view")
@@ -105,7 +103,7 @@ class Live(Document):
 @router.get("/live")
 async def show_live(service: Served) -> Live:
     """Show what this replica is doing: streams, sockets and KV blocks, by tenant."""
-    stats = await _engine_stats(service)
+    stats = await engine_stats(service)
     connected = service.connections.snapshot()
     known = {} if stats is None else stats.tenants
     fleet = service.engine.fleet
@@ -201,11 +199,3 @@ def _tenant(tenant_id: str, connected: Connected, stats: TenantStats) -> LiveTen
         queued=queued,
         **fields,
     )
-
-
-async def _engine_stats(service: Service) -> EngineStats | None:
-    try:
-        async with asyncio.timeout(service.bounds.readiness_timeout_seconds):
-            return await service.engine.stats()
-    except (EngineUnavailable, TimeoutError):
-        return None
