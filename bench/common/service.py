@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
 from bench.common.machine import tree_rss_mib
 from bench.registry import BenchError
@@ -39,6 +40,15 @@ class Service:
     def rss_mib(self) -> float:
         """Resident memory of all its processes."""
         return tree_rss_mib(self.pid)
+
+    def descriptors(self) -> int:
+        """The open ones of the service process, without its connections to the store.
+
+        Their pool grows to a fixed size as work asks for it: not by what is left behind.
+        """
+        process = psutil.Process(self.pid)
+        to_store = [one for one in process.net_connections("unix") if not one.laddr]
+        return process.num_fds() - len(to_store)
 
     def create_tenant(self, name: str, system_prompt: str | None = None) -> str:
         """A tenant, its registered system prompt warm if it has one; returns its API key."""

@@ -288,14 +288,13 @@ async def _held(service: Service) -> dict[str, float]:
     metrics = await asyncio.to_thread(service.metrics)
     async with service.operator() as operator:
         live: dict[str, Any] = (await operator.get("/admin/live")).raise_for_status().json()
-    process = psutil.Process(service.pid)
     return {
         "blocks": metrics['partywall_kv_blocks{state="in_use"}'],
         "tasks": metrics["partywall_asyncio_tasks"],
         "violations": metrics["partywall_engine_invariant_violations_total"],
         "streams": float(sum(one["streams"] + one["sockets"] for one in live["tenants"])),
-        "descriptors": float(process.num_fds()),
-        "rss": process.memory_info().rss / 2**20,
+        "descriptors": float(service.descriptors()),
+        "rss": psutil.Process(service.pid).memory_info().rss / 2**20,
     }
 
 

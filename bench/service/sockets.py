@@ -123,12 +123,10 @@ class _Held:
     @classmethod
     async def now(cls, service: Service) -> _Held:
         found = await asyncio.to_thread(service.metrics)
-        process = psutil.Process(service.pid)
-        # The store's connection pool may grow, to a fixed size: not by what a client leaves behind.
         return cls(
             blocks=round(found['partywall_kv_blocks{state="in_use"}']),
             tasks=round(found["partywall_asyncio_tasks"]),
-            fds=process.num_fds() - len(process.net_connections("unix")),
+            fds=service.descriptors(),
         )
 
     def beyond(self, other: _Held) -> _Held:
