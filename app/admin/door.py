@@ -1,11 +1,15 @@
-"""Who may come in to `/admin`: holders of an admin token, and people who sign in.
+"""Who may come in to `/admin`: holders of an admin token, and people who sign in; and how often.
 
 The file's tokens are looked at first, and from memory: they hold whatever else is down.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.requests import Request
 
@@ -18,6 +22,8 @@ from tenants.errors import StoreUnavailable
 from tenants.keys.operator_tokens import OperatorTokens
 from tenants.records import OperatorToken
 
+_MINUTE = 60.0
+_MOST_KNOWN = 10_000
 _ACTOR_PREFIX = "token:"
 """In the audit, so that no token can be given the name of another's holder, or of a person."""
 
@@ -75,3 +81,34 @@ def _holder(token: OperatorToken) -> Operator:
         tenant=token.tenant,
         subject=f"{_ACTOR_PREFIX}{token.id}",
     )
+
+
+class WriteRate:
+    """How many writes each operator may make in a minute, so that none fills the audit.
+
+    Counts in this process; a minute's writes may come at once (GCRA, ITU-T I.371).
+    """
+
+    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
+        """By operator: when all of a minute's writes may be made again."""
+
+    def count(self, operator: str) -> None:
+        """Count a write. Raises `Problem` 429 where it is too many, and does not count it."""
+        if self._per_minute is None:
+            return
+        now = self._clock()
+        full_at = max(now, self._full_at.get(operator, now)) + _MINUTE / self._per_minute
+        wait = full_at - _MINUTE - now
+        if wait > 1e-6:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"An operator may make {self._per_minute} writes a minute.",
+                code="too_many_writes",
+                headers={"retry-after": str(math.ceil(wait))},
+            )
+        if len(self._full_at) >= _MOST_KNOWN:
+            self._full_at = {who: at for who, at in self._full_at.items() if at > now}
+        self._full_at[operator] = full_at

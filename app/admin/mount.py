@@ -1,19 +1,23 @@
-"""`/admin`: tenants, keys, prompts, groups, usage, audit and a live view, for operators."""
+"""`/admin`: tenants, keys, prompts, groups, usage, audit and a live view, for operators.
+
+`/admin/openapi.json` and `/admin/docs` need no token: what can be asked is no secret.
+"""
 
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Mount
+from starlette.routing import BaseRoute, Match, Mount, Route
 
-from app.admin.docs import admin_document, docs_routes
-from app.admin.door import Door
-from app.admin.problems import routing_problem
+from app.admin.door import Door, WriteRate
+from app.admin.problems import ProblemDocument, routing_problem
 from app.admin.route import AdminRoute
 from app.admin.routes import (
     audit,
@@ -21,20 +25,40 @@ from app.admin.routes import (
     groups,
     keys,
     live,
-    me,
+    operators,
     prompts,
-    sign_in,
     tenants,
-    tokens,
     usage,
     wall,
 )
-from app.admin.write_rate import WriteRate
 from app.context import Service
+from app.transport.http import json_response
+from app.transport.openapi import openapi_document
 
 __all__ = ["ROUTES", "admin_routes"]
 
 PREFIX = "/admin"
+_DESCRIPTION = """\
+For operators. Errors are problem documents (RFC 9457) that name the fields at fault. Every write
+takes an `Idempotency-Key`, every patch an `If-Match`. Lists come in pages: `next` is the `after` of
+the page behind. Times are UTC."""
+_TAGS = {
+    "Tenants": "Customers: their share of the engine, and their limits.",
+    "API keys": "Several for each tenant, each with a name; a key itself is shown once.",
+    "System prompts": "Registered texts, whose KV blocks all requests of a tenant share.",
+    "Share groups": "Tenants that share the prompts of a group, and nothing else.",
+    "Group prompts": "System prompts that all tenants in a share group share.",
+    "Usage": "What a tenant used, by day.",
+    "Audit": "Who changed what.",
+    "Admin tokens": "Those of the store, for who may do everything, and whose the one sent is.",
+    "Signing in": "Where a page has people sign in; needs no token.",
+    "Live view": "What this replica is doing.",
+}
+# The page runs its own script and reads its own document; nothing else may be loaded or sent.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 # What is told of requests, and to whom, is the service's own business.
 _NO_TELEMETRY: TelemetryConfig = {
@@ -44,10 +68,19 @@ _NO_TELEMETRY: TelemetryConfig = {
 _ROUTERS = [
     *(tenants.router, keys.router, *prompts.ROUTERS.values(), groups.router),
     *(usage.router, audit.router, live.router, cache.router, wall.router),
-    *(tokens.router, me.router, sign_in.router),
+    *(operators.router, operators.signing_in),
 ]
 ROUTES = [route for router in _ROUTERS for route in router.routes if isinstance(route, AdminRoute)]
-DOCUMENT = admin_document(PREFIX, ROUTES)
+DOCUMENT = openapi_document(
+    ROUTES,
+    tags=_TAGS,
+    security="token",
+    types={"ProblemDocument": ProblemDocument},
+    title="Partywall admin API",
+    version="1",
+    description=_DESCRIPTION,
+    servers=[{"url": PREFIX}],
+)
 for _route in ROUTES:
     if _route.method == "GET":
         _route.methods.add("HEAD")  # as all of HTTP has it: it is not documented
@@ -56,7 +89,7 @@ for _route in ROUTES:
 def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
     """Everything under `/admin`, for whom the door lets in."""
     app = FastAPI(
-        routes=[*docs_routes(DOCUMENT), *ROUTES],
+        routes=[*_docs_routes(), *ROUTES],
         exception_handlers={HTTPException: _routing_error},
         redirect_slashes=False,
         openapi_url=None,
@@ -68,6 +101,21 @@ def admin_routes(service: Service, door: Door) -> list[BaseRoute]:
     # Its pattern ends at a line break, and what has one would be answered by somebody else.
     mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
     return [mount]
+
+
+def _docs_routes() -> list[Route]:
+    """Those of the OpenAPI document, and of the page that shows it."""
+    text = msgspec.json.encode(DOCUMENT)
+    page = (files("app.admin") / "docs.html").read_bytes()
+
+    async def openapi(_: Request) -> Response:
+        return json_response(text)
+
+    async def docs(_: Request) -> Response:
+        headers = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer"}
+        return Response(page, headers=headers, media_type="text/html")
+
+    return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

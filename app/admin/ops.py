@@ -1,18 +1,30 @@
-"""What an operator's tools ask: probes and a version, without a key, and elsewhere `/metrics`."""
+"""What an operator's tools ask: probes and a version, without a key, and elsewhere `/metrics`.
+
+That is for operators who may read everything, and for scrapers with a token of their own. It is
+looked at first, and from memory: figures are wanted when the store is down.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from app.admin.door import Door, bearer
+from app.admin.problems import as_problem, forbidden
+from app.admin.token import MIN_CHARACTERS, AdminToken
 from app.context import Service
-from app.transport.http import json_response
+from app.transport.http import answering, json_response
 from engine.api import EngineStats, EngineUnavailable
 from tenants.errors import StoreReadOnly, StoreUnavailable
+
+_PATH = "/metrics"
 
 
 async def healthz(_: Request) -> ASGIApp:
@@ -59,7 +71,7 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
     return 200, ("ready", None)
 
 
-async def metrics(request: Request) -> ASGIApp:
+async def _metrics(request: Request) -> ASGIApp:
     """Counters and gauges in a text format of Prometheus' or OpenMetrics, as is asked for."""
     service: Service = request.app.state.service
     stats, trouble = await asyncio.gather(engine_stats(service), _store_trouble(service))
@@ -89,3 +101,50 @@ async def _store_trouble(service: Service) -> str | None:
     except (StoreUnavailable, TimeoutError):
         return "the tenant store is down, or takes no writes"
     return None
+
+
+@dataclass(frozen=True)
+class Scraping:
+    """What opens `/metrics` and nothing else; where `is_open`, nothing is asked for."""
+
+    token: AdminToken | None = None
+    is_open: bool = False
+
+    async def admit(self, request: Request, door: Door) -> None:
+        """Raises `Problem` 401 or 403, `IssuerUnavailable` and `StoreUnavailable`."""
+        if self.is_open:
+            return
+        given = bearer(request)
+        if self.token is not None and self.token.holder(given) is not None:
+            return
+        operator = await door.holder(given)
+        if not operator.may("GET", _PATH, None):
+            raise forbidden(operator)
+
+
+def read_scraping(token_file: Path | None, is_open: bool) -> Scraping:
+    """Raises `ValueError` for a token that is too short to be safe, or is none, and `OSError`."""
+    if token_file is None:
+        return Scraping(is_open=is_open)
+    token = token_file.read_text().strip()
+    if len(token) < MIN_CHARACTERS or len(token.split()) != 1:
+        raise ValueError(
+            f"metrics_token_file: it holds one token of at least {MIN_CHARACTERS} characters"
+        )
+    return Scraping(AdminToken.of(token), is_open)
+
+
+def metrics_route(door: Door, scraping: Scraping) -> Route:
+    """`/metrics`, for whom `scraping` admits."""
+
+    async def answer(request: Request) -> ASGIApp:
+        try:
+            await scraping.admit(request, door)
+        except Exception as error:
+            problem = as_problem(error)
+            if problem is None:
+                raise
+            return problem.response()
+        return await _metrics(request)
+
+    return Route(_PATH, answering(answer, "ops"), methods=["GET"])

@@ -17,10 +17,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from app.admin.documents import Id, PromptName, Versioned
 from app.admin.door import Door
 from app.admin.problems import Problem
 from app.admin.token import Operator
-from app.admin.wire.documents import Id, PromptName, Versioned
 from app.context import Service
 
 Sent = TypeVar("Sent")

@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute, APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from app.admin.documents import Versioned
 from app.admin.door import Door
 from app.admin.idempotency import IdempotencyKey, once
 from app.admin.problems import (
@@ -32,7 +33,6 @@ from app.admin.problems import (
     invalid_request,
 )
 from app.admin.token import Operator
-from app.admin.wire.documents import Versioned
 from app.transport.bodies import read_body, require_json
 from app.transport.http import json_response
 from app.transport.openapi import reference

@@ -93,7 +93,7 @@ async def run_service(
         await asyncio.to_thread(_remove_what_is_not_kept, settings)
         tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
         from app.admin.door import Door
-        from app.admin.scraping import read_scraping
+        from app.admin.ops import read_scraping
         from app.admin.token import load_admin_token
         from app.assembly.service import create_admin_app, create_app
 

@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from app.admin.door import Door
 from app.admin.mount import admin_routes
-from app.admin.ops import healthz, readyz_with_reason, version
-from app.admin.scraping import Scraping, metrics_route
+from app.admin.ops import Scraping, healthz, metrics_route, readyz_with_reason, version
 from app.background.lease_booking import LeaseBooking
 from app.background.left_usage import LeftUsage
 from app.background.supervisor import Loop, Supervisor

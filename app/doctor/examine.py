@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.admin.scraping import read_scraping
+from app.admin.ops import read_scraping
 from app.admin.token import load_admin_token, token_path
 from app.assembly.check import Check
 from app.assembly.parts import engine_config, service_prices, service_webhook

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from app.admin.documents import AuditDocument, Document
+from app.admin.lists import Next, PageQuery, page
 from app.admin.parameters import InQuery, Served
 from app.admin.route import operations
-from app.admin.wire.documents import AuditDocument, Document
-from app.admin.wire.lists import Next, PageSize, Query, page
 
 router = operations("Audit")
 
@@ -17,10 +17,9 @@ EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")
 Owner = Annotated[str, StringConstraints(pattern=r"^@?[a-z0-9-]{1,63}$")]
 
 
-class AuditQuery(Query):
+class AuditQuery(PageQuery):
     """A page of entries."""
 
-    limit: PageSize = 100
     after: Annotated[EntryId | None, Field(description="Those older than this one.")] = None
     owner: Annotated[
         Owner | None, Field(description="Those of a tenant, or of '@' and a share group.")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Self
 
-import msgspec
 from pydantic import Field
 
+from app.admin.documents import Document
+from app.admin.lists import Next, PageQuery, page
 from app.admin.parameters import InQuery, Served, TenantId
 from app.admin.route import operations
-from app.admin.wire.documents import Document
-from app.admin.wire.lists import Next, PageSize, Query, page
 from app.context import Service
 from engine.api import ChainState
 from tenants.prompts.index import engine_fingerprint
@@ -24,10 +22,9 @@ _DAYS: Final = 31
 router = operations("Live view")
 
 
-class CacheQuery(Query):
+class CacheQuery(PageQuery):
     """A page of what is in the cache."""
 
-    limit: PageSize = 100
     after: Annotated[int | None, Field(ge=1, description="What was used before that.")] = None
 
 
@@ -76,11 +73,10 @@ class CacheDay(Document):
     hit_ratio: float | None = Field(description="One over the other.")
 
     @classmethod
-    def of(cls, usage: DayUsage) -> CacheDay:
-        """A day of the tenant's usage."""
-        asked, found = usage.prompt_tokens, usage.cached_tokens
-        ratio = found / asked if asked else None
-        return cls(day=usage.day, prompt_tokens=asked, cached_tokens=found, hit_ratio=ratio)
+    def of(cls, record: DayUsage, **own: Any) -> Self:
+        """See `Document`."""
+        asked, found = record.prompt_tokens, record.cached_tokens
+        return super().of(record, hit_ratio=found / asked if asked else None, **own)
 
 
 class TenantCache(Document):
@@ -112,7 +108,7 @@ async def show_tenant_cache(
     return TenantCache(
         tenant=tenant,
         block_size=service.engine.info.block_size,
-        chains=[_cached(chain, prompts.get(chain.prompt)) for chain in chains],
+        chains=[Cached.of(chain, prompt=prompts.get(chain.prompt)) for chain in chains],
         next=after,
         days=[CacheDay.of(day) for day in days],
     )
@@ -143,9 +139,3 @@ async def _prompts(service: Service, tenant: Tenant) -> dict[bytes, CachedPrompt
         for index in await service.stores.prompts.indexes(owner, engine)
         if index.block_hashes
     }
-
-
-def _cached(chain: ChainState, prompt: CachedPrompt | None) -> Cached:
-    fields: Mapping[str, object] = msgspec.structs.asdict(chain)
-    told = {name: fields[name] for name in Cached.model_fields if name != "prompt"}
-    return Cached.model_validate({**told, "prompt": prompt})

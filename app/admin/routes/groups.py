@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from app.admin.documents import Document, GroupDocument, Id, Name
+from app.admin.lists import Next, PageQuery, page
 from app.admin.parameters import Asking, GroupId, IfMatch, InBody, InQuery, Served
 from app.admin.route import operations
-from app.admin.wire.documents import Document, GroupDocument, Id, Name
-from app.admin.wire.lists import Next, PageSize, Query, page
 from tenants.records import ShareGroup
 
 router = operations("Share groups", "/groups")
@@ -32,10 +32,9 @@ class NewGroup(GroupPatch, total=False):
     id: Required[Id]
 
 
-class GroupQuery(Query):
+class GroupQuery(PageQuery):
     """A page of groups."""
 
-    limit: PageSize = 100
     after: Annotated[Id | None, Field(description="Those behind this id.")] = None
 
 

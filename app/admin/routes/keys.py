@@ -9,9 +9,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from app.admin.parameters import Asking, IfMatch, InBody, KeyInPath, Served, TenantId
-from app.admin.route import operations
-from app.admin.wire.documents import (
+from app.admin.documents import (
     WHOLE,
     YEAR_SECONDS,
     Document,
@@ -20,6 +18,8 @@ from app.admin.wire.documents import (
     Name,
     expiry,
 )
+from app.admin.parameters import Asking, IfMatch, InBody, KeyInPath, Served, TenantId
+from app.admin.route import operations
 from tenants.records import ApiKey
 
 router = operations("API keys", "/tenants/{tenant}/keys")
@@ -73,7 +73,7 @@ async def create_key(
     key, api_key = await service.stores.tenants.create_key(
         tenant, body.name, expires_at=expiry(body.expires_in_seconds), actor=by.name
     )
-    return _created(key, api_key)
+    return CreatedKey.of(key, api_key=api_key)
 
 
 @router.get("")
@@ -126,7 +126,7 @@ async def rotate_key(
     new, api_key = await service.stores.tenants.rotate_key(
         tenant, key, body.overlap_seconds, actor=by.name
     )
-    return _created(new, api_key)
+    return CreatedKey.of(new, api_key=api_key)
 
 
 @router.delete("/{key}", status_code=HTTPStatus.NO_CONTENT)
@@ -136,7 +136,3 @@ async def revoke_key(tenant: TenantId, key: KeyInPath, service: Served, by: Aski
     Its open streams and sockets end within a second, on every replica.
     """
     await service.stores.tenants.revoke_key(tenant, key, actor=by.name)
-
-
-def _created(key: ApiKey, api_key: str) -> CreatedKey:
-    return CreatedKey(**KeyDocument.of(key).model_dump(), api_key=api_key)

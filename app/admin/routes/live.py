@@ -4,15 +4,14 @@ with another size of KV cache.
 
 from __future__ import annotations
 
-import msgspec
 from pydantic import Field
 
+from app.admin.documents import Document
 from app.admin.ops import engine_stats
 from app.admin.parameters import Served
 from app.admin.route import operations
-from app.admin.wire.documents import Document
 from app.limits.connections import Connected
-from engine.api import EngineStats, TenantStats
+from engine.api import TenantStats
 from engine.replicas import FleetFigures, ReplicaFigures
 
 router = operations("Live view")
@@ -108,12 +107,19 @@ async def show_live(service: Served) -> Live:
     known = {} if stats is None else stats.tenants
     fleet = service.engine.fleet
     return Live(
-        engine=None if stats is None else _engine(stats),
+        engine=None if stats is None else LiveEngine.of(stats, queued=stats.waiting),
         replicas=[] if fleet is None else [_replica(one) for one in fleet.replicas],
         routing=None if fleet is None else _routing(fleet),
         tenants=[
-            _tenant(one, connected.get(one, _NOBODY), known.get(one, _IDLE))
+            LiveTenant.of(
+                stats,
+                id=one,
+                queued=stats.waiting,
+                sockets=here.sockets,
+                streams=here.streams,
+            )
             for one in sorted(connected.keys() | known.keys())
+            for here, stats in [(connected.get(one, _NOBODY), known.get(one, _IDLE))]
         ],
     )
 
@@ -146,25 +152,25 @@ async def show_cache(service: Served) -> CacheSizes:
     return CacheSizes(
         block_size=info.block_size,
         blocks=stats.blocks_total,
-        sizes=[PoolSize(blocks=one.blocks, found=one.found) for one in stats.reuse],
+        sizes=[PoolSize.of(one) for one in stats.reuse],
     )
 
 
-def _engine(stats: EngineStats) -> LiveEngine:
-    return LiveEngine(
-        running=stats.running,
-        queued=stats.waiting,
-        blocks_total=stats.blocks_total,
-        blocks_in_use=stats.blocks_in_use,
-        blocks_cached=stats.blocks_cached,
-        blocks_pinned=stats.blocks_pinned,
-        blocks_leased=stats.blocks_leased,
+def _routing(fleet: FleetFigures) -> LiveRouting:
+    by = fleet.routed
+    return LiveRouting.of(
+        fleet,
+        replicas_wanted=fleet.num_wanted,
+        residency=by["residency"],
+        load=by["load"],
+        random=by["random"],
     )
 
 
 def _replica(one: ReplicaFigures) -> LiveReplica:
     said = one.stats
-    return LiveReplica(
+    return LiveReplica.of(
+        one,
         id=one.name,
         up=one.is_up,
         running=None if said is None else said.running,
@@ -172,30 +178,4 @@ def _replica(one: ReplicaFigures) -> LiveReplica:
         queue_seconds=None if said is None else said.queue_seconds,
         kv_in_use=None if said is None else said.blocks_in_use / max(1, said.blocks_total),
         hit_rate=said.cached_tokens / said.prompt_tokens if said and said.prompt_tokens else None,
-        engine_restarts=one.engine_restarts,
-        index_lag_seconds=one.index_lag_seconds,
-        events_lost=one.events_lost,
-    )
-
-
-def _routing(fleet: FleetFigures) -> LiveRouting:
-    return LiveRouting(
-        replicas_wanted=fleet.num_wanted,
-        index_blocks=fleet.index_blocks,
-        streams_moved=fleet.streams_moved,
-        residency=fleet.routed["residency"],
-        load=fleet.routed["load"],
-        random=fleet.routed["random"],
-    )
-
-
-def _tenant(tenant_id: str, connected: Connected, stats: TenantStats) -> LiveTenant:
-    fields = msgspec.structs.asdict(stats)
-    queued, _ = fields.pop("waiting"), fields.pop("leases_since")
-    return LiveTenant(
-        id=tenant_id,
-        sockets=connected.sockets,
-        streams=connected.streams,
-        queued=queued,
-        **fields,
     )

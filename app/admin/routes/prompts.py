@@ -12,10 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.parameters import Asking, GroupId, InBody, InQuery, NameInPath, Served, TenantId
-from app.admin.problems import clash, complaint
-from app.admin.route import Handler, operations
-from app.admin.wire.documents import (
+from app.admin.documents import (
     WHOLE,
     Document,
     PromptDocument,
@@ -23,7 +20,10 @@ from app.admin.wire.documents import (
     PromptName,
     PromptWithText,
 )
-from app.admin.wire.lists import Next, PageSize, Query, page
+from app.admin.lists import Next, PageQuery, Query, page
+from app.admin.parameters import Asking, GroupId, InBody, InQuery, NameInPath, Served, TenantId
+from app.admin.problems import clash, complaint
+from app.admin.route import Handler, operations
 from app.context import Service
 from engine.api import EngineError
 from tenants.errors import InvalidField, PromptNotFound
@@ -82,17 +82,15 @@ class Activation(BaseModel):
     version: Version
 
 
-class PromptQuery(Query):
+class PromptQuery(PageQuery):
     """A page of prompts."""
 
-    limit: PageSize = 100
     after: Annotated[PromptName | None, Field(description="Those behind this name.")] = None
 
 
-class VersionsQuery(Query):
+class VersionsQuery(PageQuery):
     """A page of versions."""
 
-    limit: PageSize = 100
     after: Annotated[Version | None, Field(description="Those older than this one.")] = None
 
 
@@ -164,7 +162,7 @@ async def show_prompt(
     prompt = await prompts.get(owner, name, query.version)
     if prompt is None:
         raise PromptNotFound(name, query.version)
-    return PromptWithText.of(prompt, await prompts.newest_index(owner, prompt))
+    return PromptWithText.with_index(prompt, await prompts.newest_index(owner, prompt))
 
 
 @_for_both_owners("GET", "/{name}/versions")
@@ -219,7 +217,7 @@ async def pin_prompt(owner: Owner, name: NameInPath, service: Served, by: Asking
         if before is None or not before.pinned:
             await prompts.set_pinned(owner, name, False, actor=by.name)
         raise clash(complaint(error)) if isinstance(error, InvalidField) else error from error
-    return PromptDocument.of(pinned, index)
+    return PromptDocument.with_index(pinned, index)
 
 
 @_for_both_owners("POST", "/{name}/unpin")
@@ -249,4 +247,6 @@ async def _require_owner(service: Service, path: Mapping[str, str]) -> None:
 
 
 async def _shown(service: Service, owner: str, prompt: SystemPrompt) -> PromptDocument:
-    return PromptDocument.of(prompt, await service.stores.prompts.newest_index(owner, prompt))
+    return PromptDocument.with_index(
+        prompt, await service.stores.prompts.newest_index(owner, prompt)
+    )

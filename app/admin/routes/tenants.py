@@ -7,12 +7,11 @@ from typing import Annotated, Required
 
 from pydantic import Field
 
+from app.admin.documents import Document, Id, Limits, TenantDocument, TenantPatch, UsageDay, edited
+from app.admin.lists import Next, PageQuery, page
 from app.admin.parameters import Asking, IfMatch, InBody, InQuery, Served, TenantId
 from app.admin.problems import Complaint, clash, complaint
 from app.admin.route import operations
-from app.admin.wire.documents import Document, Id, Limits, TenantDocument, UsageDay
-from app.admin.wire.lists import Next, PageSize, Query, page
-from app.admin.wire.tenant_patch import TenantPatch, edited
 from app.context import Service
 from tenants.errors import InvalidField
 from tenants.records import Tenant
@@ -32,10 +31,9 @@ class CreatedTenant(TenantDocument):
     api_key: str = Field(description="Shown once, and never again.")
 
 
-class TenantQuery(Query):
+class TenantQuery(PageQuery):
     """A page of tenants."""
 
-    limit: PageSize = 100
     after: Annotated[Id | None, Field(description="Those behind this id.")] = None
 
 
@@ -66,7 +64,7 @@ async def create_tenant(body: InBody[NewTenant], service: Served, by: Asking) ->
     except InvalidField as error:
         # The request is well-formed: the group that it names is not there.
         raise clash(complaint(error)) from error
-    return CreatedTenant(**TenantDocument.of(tenant).model_dump(), api_key=api_key)
+    return CreatedTenant.of(tenant, api_key=api_key)
 
 
 @router.get("")

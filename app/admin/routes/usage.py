@@ -11,10 +11,10 @@ from fastapi import Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from app.admin.documents import Document, UsageDay, usage_csv
+from app.admin.lists import Query
 from app.admin.parameters import InQuery, Served, TenantId
 from app.admin.route import operations
-from app.admin.wire.documents import Document, UsageDay, usage_csv
-from app.admin.wire.lists import Query
 from tenants.usage.prices import TOKENS_PRICED, shown
 
 router = operations("Usage")

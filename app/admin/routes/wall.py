@@ -11,17 +11,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
-import msgspec
 from fastapi import Request, Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from app.admin.documents import Document
 from app.admin.door import bearer
+from app.admin.lists import Query
 from app.admin.parameters import Entry, InQuery, Served
 from app.admin.problems import Problem
 from app.admin.route import may_be, operations
-from app.admin.wire.documents import Document
-from app.admin.wire.lists import Query
 from app.context import Service
 from app.transport.server_sent_events import EventStream
 from engine.api import ChainBreak, EngineError, EngineUnavailable, Loss, RequestState
@@ -168,23 +167,19 @@ async def list_wall_requests(query: InQuery[RequestsQuery], service: Served) -> 
         block_size=engine.info.block_size,
         replicas=roll.replicas,
         requests=[_request(one, time.time()) for one in roll.requests],
-        places=[WallPlace.model_validate(msgspec.structs.asdict(one)) for one in roll.places],
+        places=[WallPlace.of(one) for one in roll.places],
         on_disk=roll.on_disk,
     )
 
 
 def _request(state: RequestState, now: float) -> WallRequest:
-    return WallRequest(
+    return WallRequest.of(
+        state,
         id=state.request_id,
-        tenant=state.tenant,
-        state=state.state,
-        prompt_tokens=state.prompt_tokens,
-        output_tokens=state.output_tokens,
         cached_tokens=state.found_tokens,
         broke=None if state.broke is None else _break(state.broke, now),
         blocks=state.num_blocks,
         shared_blocks=state.num_shared,
-        lines=state.lines,
     )
 
 

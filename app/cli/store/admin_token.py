@@ -75,6 +75,6 @@ def revoke(
 
 
 def _document(token: OperatorToken) -> dict[str, Any]:
-    from app.admin.wire.documents import TokenDocument
+    from app.admin.documents import TokenDocument
 
     return TokenDocument.of(token).model_dump(mode="json")

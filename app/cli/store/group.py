@@ -35,7 +35,7 @@ def create(
 @settings_command(STORE_FIELDS)
 def list_(as_json: AsJson = False, **given: Any) -> None:
     """List all share groups."""
-    from app.admin.wire.documents import GroupDocument
+    from app.admin.documents import GroupDocument
 
     groups = with_stores(given, lambda stores: stores.groups.list())
     documents = [GroupDocument.of(group).model_dump(mode="json") for group in groups]

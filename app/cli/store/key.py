@@ -87,6 +87,6 @@ def _print_new(key: ApiKey, api_key: str, as_json: bool) -> None:
 
 
 def _document(key: ApiKey) -> dict[str, Any]:
-    from app.admin.wire.documents import KeyDocument
+    from app.admin.documents import KeyDocument
 
     return KeyDocument.of(key).model_dump(mode="json")

@@ -110,7 +110,7 @@ def show(
     **given: Any,
 ) -> None:
     """Show a system prompt and its text."""
-    from app.admin.wire.documents import PromptWithText
+    from app.admin.documents import PromptWithText
     from tenants.errors import PromptNotFound
 
     async def work(stores: Stores) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def show(
         if prompt is None:
             raise PromptNotFound(name, version)
         index = await stores.prompts.newest_index(owner, prompt)
-        return PromptWithText.of(prompt, index).model_dump(mode="json")
+        return PromptWithText.with_index(prompt, index).model_dump(mode="json")
 
     document = with_stores(given, work)
     if as_json:
@@ -168,12 +168,12 @@ def _set_pinned(owner: str, name: str, pinned: bool, given: dict[str, Any]) -> N
 async def _documents(
     stores: Stores, owner: str, prompts: list[SystemPrompt]
 ) -> list[dict[str, Any]]:
-    from app.admin.wire.documents import PromptDocument
+    from app.admin.documents import PromptDocument
 
     return [
-        PromptDocument.of(prompt, await stores.prompts.newest_index(owner, prompt)).model_dump(
-            mode="json"
-        )
+        PromptDocument.with_index(
+            prompt, await stores.prompts.newest_index(owner, prompt)
+        ).model_dump(mode="json")
         for prompt in prompts
     ]
 

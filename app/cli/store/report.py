@@ -29,7 +29,7 @@ def usage(
     **given: Any,
 ) -> None:
     """Show what a tenant used, by day."""
-    from app.admin.wire.documents import UsageDay, usage_csv
+    from app.admin.documents import UsageDay, usage_csv
     from app.stores import Stores
 
     async def work(stores: Stores) -> list[UsageDay]:
@@ -59,7 +59,7 @@ def audit_log(
     **given: Any,
 ) -> None:
     """Show who changed what."""
-    from app.admin.wire.documents import AuditDocument
+    from app.admin.documents import AuditDocument
 
     entries = with_stores(given, lambda stores: stores.audit.read(owner=owner, limit=limit))
     documents = [AuditDocument.of(entry).model_dump(mode="json") for entry in entries]

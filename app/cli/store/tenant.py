@@ -13,7 +13,7 @@ from app.cli.printing import AsJson, print_fields, print_json, print_table
 from app.cli.store.store import STORE_FIELDS, Confirmed, actor, confirm, with_stores
 
 if TYPE_CHECKING:
-    from app.admin.wire.tenant_patch import TenantPatch
+    from app.admin.documents import TenantPatch
     from tenants.records import Tenant
 
 app = typer.Typer(help="Create, show, change and delete tenants.", no_args_is_help=True)
@@ -77,7 +77,7 @@ def set_(
     **given: Any,
 ) -> None:
     """Change a tenant. It holds for the next request of every running service."""
-    from app.admin.wire.tenant_patch import edited
+    from app.admin.documents import edited
 
     patch = _patch(changes)
     changed = with_stores(
@@ -151,7 +151,7 @@ def cache(
 @settings_command(STORE_FIELDS)
 def delete(tenant: TenantId, yes: Confirmed = False, as_json: AsJson = False, **given: Any) -> None:
     """Delete a tenant. Its keys, prompts and stored responses go; what it used is printed."""
-    from app.admin.wire.documents import UsageDay
+    from app.admin.documents import UsageDay
 
     confirm(f"Delete tenant {tenant} and everything of it?", yes)
     used = with_stores(given, lambda stores: stores.tenants.delete_tenant(tenant, actor=actor()))
@@ -187,7 +187,7 @@ def _day(day: dict[str, Any]) -> dict[str, Any]:
 
 
 def _document(tenant: Tenant) -> dict[str, Any]:
-    from app.admin.wire.documents import TenantDocument
+    from app.admin.documents import TenantDocument
 
     return TenantDocument.of(tenant).model_dump(mode="json")
 
@@ -203,7 +203,7 @@ def _patch(changes: list[str]) -> TenantPatch:
     """`limits.sockets=5` and its like. Raises `CommandError` that names the field."""
     from pydantic import TypeAdapter, ValidationError
 
-    from app.admin.wire.tenant_patch import TenantPatch
+    from app.admin.documents import TenantPatch
     from app.wire.errors import field_path
 
     document: dict[str, Any] = {}

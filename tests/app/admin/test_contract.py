@@ -10,7 +10,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from app.admin.wire.documents import TenantDocument
+from app.admin.documents import TenantDocument
 from app.transport.bounds import Bounds
 from tenants.records import Tenant
 from tenants.storage.embedded import EmbeddedStore

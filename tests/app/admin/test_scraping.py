@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.admin.door import Door
-from app.admin.scraping import Scraping, read_scraping
+from app.admin.ops import Scraping, read_scraping
 from app.admin.token import load_admin_token
 from app.assembly.service import create_admin_app
 from app.settings import SettingsError, load_settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from app.admin.door import WriteRate
 from app.admin.problems import Problem
-from app.admin.write_rate import WriteRate
 from app.transport.bounds import Bounds
 from tests.tenants.clock import Clock
 

@@ -1,4 +1,7 @@
-"""What an operator sees of the store, in `/admin` and on the command line; no secret is in it."""
+"""What an operator sees of the store, and sets of a tenant, in `/admin` and on the command line.
+
+No secret is in it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from typing_extensions import TypedDict
 
 from tenants.records import (
     DEFAULTED,
@@ -23,7 +27,6 @@ from tenants.records import (
     ApiKey,
     OperatorToken,
     PromptIndex,
-    ShareGroup,
     SystemPrompt,
     Tenant,
     TenantLimits,
@@ -42,7 +45,13 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _moment(value: Any) -> Any:
+    """A Unix time in whole seconds, UTC."""
+    return datetime.fromtimestamp(math.floor(value), UTC) if isinstance(value, float) else value
+
+
 WHOLE = BeforeValidator(_whole)
+Moment = Annotated[datetime, BeforeValidator(_moment)]
 Id = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN}$")]
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 PromptName = Annotated[str, StringConstraints(pattern=f"^{PROMPT_NAME_PATTERN}$")]
@@ -63,6 +72,12 @@ class Document(BaseModel):
     """Something that is shown; times are ISO 8601 in UTC."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, record: Any, **own: Any) -> Self:
+        """What a record says of the fields; of its `own` ones it says nothing, or another thing."""
+        told = {name: getattr(record, name) for name in cls.model_fields if name not in own}
+        return cls(**told, **own)
 
 
 class Versioned(Document):
@@ -120,13 +135,10 @@ class Limits(Document):
     )
 
     @classmethod
-    def of(cls, limits: TenantLimits) -> Limits:
-        """The limits as a document."""
-        shown: dict[str, Any] = {
-            name: "unlimited" if limit == UNLIMITED and name in DEFAULTED else limit
-            for name, limit in msgspec.structs.asdict(limits).items()
-        }
-        return cls(**shown)
+    def of(cls, record: TenantLimits, **own: Any) -> Self:
+        """See `Document`."""
+        unlimited = {name for name in DEFAULTED if getattr(record, name) == UNLIMITED}
+        return super().of(record, **dict.fromkeys(unlimited, "unlimited"), **own)
 
 
 class TenantDocument(Versioned):
@@ -134,7 +146,7 @@ class TenantDocument(Versioned):
 
     id: Id
     name: Name
-    created_at: datetime
+    created_at: Moment
     revision: int = Field(description="Grows with every change.")
     status: Status
     weight: Weight = Field(description="Its share of the engine beside other tenants.")
@@ -146,14 +158,39 @@ class TenantDocument(Versioned):
     limits: Limits
 
     @classmethod
-    def of(cls, tenant: Tenant) -> TenantDocument:
-        """A tenant without its secret."""
-        fields = msgspec.structs.asdict(tenant)
-        del fields["namespace_secret"], fields["former_secrets"]
-        return cls(
-            **fields
-            | {"created_at": shown_time(tenant.created_at), "limits": Limits.of(tenant.limits)}
-        )
+    def of(cls, record: Tenant, **own: Any) -> Self:
+        """See `Document`."""
+        return super().of(record, limits=Limits.of(record.limits), **own)
+
+
+class TenantPatch(TypedDict, total=False):
+    """What shall be changed, and nothing else; of `limits`, too, only those that are named."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # type: ignore[misc]
+
+    name: Annotated[Name, Field(description="For people; the id by default.")]
+    status: Annotated[Status, Field(description="Disabled: every request is refused with 403.")]
+    weight: Annotated[Weight, Field(description="Its share of the engine beside others.")]
+    reserved_blocks: Annotated[
+        Blocks, Field(description="Cached KV blocks that are never evicted for other tenants.")
+    ]
+    cache: Annotated[
+        Cache, Field(description="Off: its requests neither find KV blocks nor leave any.")
+    ]
+    share_group: Annotated[Id | None, Field(description="The group whose prompts it may use.")]
+    limits: Limits
+
+
+def edited(tenant: Tenant, patch: TenantPatch) -> Tenant:
+    """The tenant with the patch applied."""
+    changes: dict[str, Any] = {
+        name: value for name, value in patch.items() if name not in ("id", "limits")
+    }
+    if "limits" in patch:
+        given = patch["limits"].model_dump(exclude_unset=True)
+        limits = {name: UNLIMITED if one == "unlimited" else one for name, one in given.items()}
+        changes["limits"] = msgspec.structs.replace(tenant.limits, **limits)
+    return msgspec.structs.replace(tenant, **changes)
 
 
 class KeyDocument(Versioned):
@@ -161,22 +198,15 @@ class KeyDocument(Versioned):
 
     id: str
     name: str
-    created_at: datetime
-    expires_at: datetime | None
+    created_at: Moment
+    expires_at: Moment | None
     live: bool = Field(description="Whether it may be used now.")
     replaced_by: str | None = Field(description="The key that a rotation put in its place.")
 
     @classmethod
-    def of(cls, key: ApiKey) -> KeyDocument:
-        """A key as its tenant's operator sees it."""
-        return cls(
-            id=key.id,
-            name=key.name,
-            created_at=shown_time(key.created_at),
-            expires_at=None if key.expires_at is None else shown_time(key.expires_at),
-            live=key.is_live(time.time()),
-            replaced_by=key.replaced_by,
-        )
+    def of(cls, record: ApiKey, **own: Any) -> Self:
+        """See `Document`."""
+        return super().of(record, live=record.is_live(time.time()), **own)
 
 
 class TokenDocument(Document):
@@ -186,22 +216,14 @@ class TokenDocument(Document):
     name: str
     role: TokenRole
     tenant: str | None
-    created_at: datetime
-    expires_at: datetime | None
+    created_at: Moment
+    expires_at: Moment | None
     live: bool = Field(description="Whether it may be used now.")
 
     @classmethod
-    def of(cls, token: OperatorToken) -> TokenDocument:
-        """A token as those see it who may do everything."""
-        return cls(
-            id=token.id,
-            name=token.name,
-            role=token.role,
-            tenant=token.tenant,
-            created_at=shown_time(token.created_at),
-            expires_at=None if token.expires_at is None else shown_time(token.expires_at),
-            live=token.is_live(time.time()),
-        )
+    def of(cls, record: OperatorToken, **own: Any) -> Self:
+        """See `Document`."""
+        return super().of(record, live=record.is_live(time.time()), **own)
 
 
 class GroupDocument(Versioned):
@@ -209,18 +231,8 @@ class GroupDocument(Versioned):
 
     id: Id
     name: Name
-    created_at: datetime
+    created_at: Moment
     revision: int = Field(description="Grows with every change.")
-
-    @classmethod
-    def of(cls, group: ShareGroup) -> GroupDocument:
-        """A group without its secret."""
-        return cls(
-            id=group.id,
-            name=group.name,
-            created_at=shown_time(group.created_at),
-            revision=group.revision,
-        )
 
 
 class PromptDocument(Document):
@@ -231,26 +243,27 @@ class PromptDocument(Document):
     active: bool = Field(description="Whether requests get it that name no version.")
     pinned: bool = Field(description="Whether the active version's blocks stay in memory.")
     characters: int
-    created_at: datetime
+    created_at: Moment
     tokens: int | None
     blocks: int | None
-    warmed_at: datetime | None
+    warmed_at: Moment | None
 
     @classmethod
-    def of(cls, prompt: SystemPrompt, index: PromptIndex | None) -> PromptDocument:
-        """A prompt without its text."""
-        return cls(**_prompt_fields(prompt, index))
+    def with_index(cls, prompt: SystemPrompt, index: PromptIndex | None) -> Self:
+        """A prompt, and what is known of its blocks."""
+        return cls.of(
+            prompt,
+            characters=len(prompt.text),
+            tokens=None if index is None else index.token_count,
+            blocks=None if index is None else len(index.block_hashes),
+            warmed_at=None if index is None else index.warmed_at,
+        )
 
 
 class PromptWithText(PromptDocument):
     """A version of a system prompt, and its text."""
 
     text: str
-
-    @classmethod
-    def of(cls, prompt: SystemPrompt, index: PromptIndex | None) -> PromptWithText:
-        """A prompt and its text."""
-        return cls(**_prompt_fields(prompt, index), text=prompt.text)
 
 
 class PromptIndexDocument(Document):
@@ -262,19 +275,14 @@ class PromptIndexDocument(Document):
     tokens: int
     blocks: int
     block_hashes: list[str] = Field(description="Hashes of the blocks, in hexadecimal.")
-    warmed_at: datetime
+    warmed_at: Moment
 
     @classmethod
-    def of(cls, index: PromptIndex) -> PromptIndexDocument:
-        """An index as it is kept."""
-        return cls(
-            name=index.name,
-            version=index.version,
-            engine=index.engine,
-            tokens=index.token_count,
-            blocks=len(index.block_hashes),
-            block_hashes=[one.hex() for one in index.block_hashes],
-            warmed_at=shown_time(index.warmed_at),
+    def of(cls, record: PromptIndex, **own: Any) -> Self:
+        """See `Document`."""
+        hashes = [one.hex() for one in record.block_hashes]
+        return super().of(
+            record, tokens=record.token_count, blocks=len(hashes), block_hashes=hashes, **own
         )
 
 
@@ -302,11 +310,9 @@ class UsageDay(Document):
     )
 
     @classmethod
-    def of(cls, usage: DayUsage) -> UsageDay:
-        """One day's counts."""
-        fields = msgspec.structs.asdict(usage)
-        cost = shown(fields.pop("cost_nanos"))
-        return cls(**fields, cost=cost)
+    def of(cls, record: DayUsage, **own: Any) -> Self:
+        """See `Document`."""
+        return super().of(record, cost=shown(record.cost_nanos), **own)
 
 
 class AuditDocument(Document):
@@ -322,10 +328,9 @@ class AuditDocument(Document):
     after: dict[str, Any] | None
 
     @classmethod
-    def of(cls, entry: AuditEntry) -> AuditDocument:
-        """An entry of the audit stream; its time in milliseconds."""
-        fields = msgspec.structs.asdict(entry)
-        return cls(**fields | {"at": datetime.fromtimestamp(entry.at, UTC)})
+    def of(cls, record: AuditEntry, **own: Any) -> Self:
+        """See `Document`; its time is in milliseconds."""
+        return super().of(record, at=datetime.fromtimestamp(record.at, UTC), **own)
 
 
 def usage_csv(days: Sequence[UsageDay]) -> str:
@@ -338,22 +343,3 @@ def usage_csv(days: Sequence[UsageDay]) -> str:
 def expiry(lifetime_seconds: int | None) -> float | None:
     """When what is made now ends."""
     return None if lifetime_seconds is None else time.time() + lifetime_seconds
-
-
-def shown_time(unix_seconds: float) -> datetime:
-    """A moment in whole seconds, UTC."""
-    return datetime.fromtimestamp(math.floor(unix_seconds), UTC)
-
-
-def _prompt_fields(prompt: SystemPrompt, index: PromptIndex | None) -> dict[str, Any]:
-    return {
-        "name": prompt.name,
-        "version": prompt.version,
-        "active": prompt.active,
-        "pinned": prompt.pinned,
-        "characters": len(prompt.text),
-        "created_at": shown_time(prompt.created_at),
-        "tokens": None if index is None else index.token_count,
-        "blocks": None if index is None else len(index.block_hashes),
-        "warmed_at": None if index is None else shown_time(index.warmed_at),
-    }

@@ -11,7 +11,6 @@ MAX_LIMIT = 1000
 
 Item = TypeVar("Item")
 
-PageSize = Annotated[int, Field(ge=1, le=MAX_LIMIT, description="How many, at most.")]
 Next = Annotated[str | None, Field(description="`after` of the next page; null on the last one.")]
 
 
@@ -19,6 +18,12 @@ class Query(BaseModel):
     """Parameters in a query: text, read as what it shall be."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class PageQuery(Query):
+    """Which part of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT, description="How many, at most.")] = 100
 
 
 def page(

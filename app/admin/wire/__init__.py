@@ -1,1 +1,0 @@
-"""What operators send and are sent."""
