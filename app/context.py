@@ -22,7 +22,7 @@ from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
-from app.responses.conversations.store import ConversationStore
+from app.responses.conversations import ConversationStore
 from app.responses.registry import Responses
 from app.stores import Stores
 from app.transport.bodies import Bodies

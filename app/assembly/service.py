@@ -42,8 +42,7 @@ from app.prompt.conversation import PromptBuilder
 from app.prompt.history import History
 from app.prompt.system_prompts import RegisteredPrompts
 from app.request.constraint import GrammarCheck
-from app.responses.conversations.earlier import EarlierItems
-from app.responses.conversations.store import ConversationStore
+from app.responses.conversations import ConversationStore
 from app.responses.items import NamedItems
 from app.responses.registry import Responses
 from app.responses.store import ResponseStore
@@ -117,7 +116,6 @@ def _assembled(
     intake = Intake(bounds)
     late, ttl_seconds = LateWrites(), bounds.response_ttl_seconds
     conversations = ConversationStore(stores.conversations, late, ttl_seconds)
-    earlier = EarlierItems(conversations, workers, bounds.max_body_bytes)
     booking = Booking(stores.usage, prices)
     gate = Gate(stores.limiter, stores.budgets, booking, metrics, bounds.max_queued_requests)
     connections = Connections(stores.tenants, stores.groups, stores.limiter, engine)
@@ -128,7 +126,7 @@ def _assembled(
         template=template,
         prompts=prompts,
         history=history,
-        resolve=NamedItems(history, earlier, workers, bounds.max_body_bytes).resolve,
+        resolve=NamedItems(history, conversations, workers, bounds.max_body_bytes).resolve,
         gate=gate,
         connections=connections,
         metrics=metrics,

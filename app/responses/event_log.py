@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from app.wire.errors import invalid_request
+
 _REPLAYED_AT_ONCE = 64
 
 
@@ -24,6 +26,13 @@ class Reader(Protocol):
     async def send(self, event: bytes) -> None:
         """Take an event as soon as possible."""
         ...
+
+
+def check_position(after: int, next_number: int) -> None:
+    """Raises `ApiError` for the number of an event that has not been yet."""
+    if after >= next_number:
+        message = f"The last event so far has number {next_number - 1}."
+        raise invalid_request(message, "starting_after")
 
 
 class _Follower:
@@ -48,9 +57,10 @@ class EventLog:
         abandoned: Callable[[], None],
         events: Sequence[bytes | None] = (),
     ) -> None:
-        self._events = list(events)
-        self._next_number = len(self._events)
-        self._num_bytes = sum(len(event) for event in self._events if event is not None)
+        self.events = list(events)
+        """Every event so far, by its number."""
+        self.next_number = len(self.events)
+        self.num_bytes = sum(len(event) for event in self.events if event is not None)
         self._ended = False
         self._news = asyncio.Event()
         self._live: list[_Follower] = []
@@ -61,30 +71,15 @@ class EventLog:
         self._wait_for_readers()
 
     @property
-    def next_number(self) -> int:
-        """The number that the next event will have."""
-        return self._next_number
-
-    @property
-    def num_bytes(self) -> int:
-        """The length of all events together."""
-        return self._num_bytes
-
-    @property
     def is_read(self) -> bool:
         """Whether anybody follows."""
         return self._readers > 0
 
-    @property
-    def events(self) -> list[bytes | None]:
-        """Every event so far, by its number."""
-        return self._events
-
     def append(self, event: bytes) -> None:
         """Add the next event: readers that keep up have it at once, the others are woken."""
-        self._events.append(event)
-        self._next_number += 1
-        self._num_bytes += len(event)
+        self.events.append(event)
+        self.next_number += 1
+        self.num_bytes += len(event)
         for follower in self._live.copy():
             if follower.reader.offer(event):
                 follower.number += 1
@@ -107,7 +102,7 @@ class EventLog:
     def drop(self) -> None:
         """Keep the events of a stream that has ended no longer: who is behind does not catch up."""
         self.close()
-        self._events = []
+        self.events = []
         self._wake()
 
     async def feed(self, after: int, reader: Reader) -> None:
@@ -139,7 +134,7 @@ class EventLog:
         with self._reading():
             number = after + 1
             while True:
-                while number < self._next_number:
+                while number < self.next_number:
                     event = self._kept(number)
                     number += 1
                     if event is not None:
@@ -152,7 +147,7 @@ class EventLog:
 
     async def _catch_up(self, follower: _Follower) -> None:
         """Give a reader all that there is; a long replay lets others run."""
-        while follower.number < self._next_number:
+        while follower.number < self.next_number:
             event = self._kept(follower.number)
             follower.number += 1
             if event is not None and not follower.reader.offer(event):
@@ -161,9 +156,9 @@ class EventLog:
                 await asyncio.sleep(0)
 
     def _kept(self, number: int) -> bytes | None:
-        if not self._events:
+        if not self.events:
             raise EventsGone
-        return self._events[number]
+        return self.events[number]
 
     def _leave_behind(self, follower: _Follower) -> None:
         self._live.remove(follower)

@@ -14,13 +14,20 @@ from typing import Any
 import msgspec
 
 from app.prompt.history import History, SocketHistory, Turn
-from app.request.request import GenerationRequest, Item, ItemName, item_characters
-from app.responses.conversations.conversation import without_logprobs
-from app.responses.conversations.earlier import EarlierItems
+from app.request.request import Earlier, GenerationRequest, Item, ItemName, item_characters
+from app.responses.conversations import Conversation, ConversationStore, without_logprobs
 from app.responses.parse import conversation
-from app.wire.common import parse
+from app.transport.bounds import INLINE_BYTES
+from app.wire.common import MAX_ITEMS, parse
 from app.wire.errors import ApiError, invalid_request
-from app.wire.items import InputItem, ItemReference, MessageItem, ReasoningItem, ResolvedInput
+from app.wire.items import (
+    InputItem,
+    ItemReference,
+    KeptItems,
+    MessageItem,
+    ReasoningItem,
+    ResolvedInput,
+)
 from app.wire.responses import CreateBody
 from app.workers import Workers
 
@@ -109,11 +116,16 @@ class NamedItems:
     """Puts items of earlier responses in the place of their names; `workers` read these responses.
 
     They bring `max_characters` to one request at most, like a body that holds them: a name may
-    stand in it again and again.
+    stand in it again and again. A conversation with so many bytes is full: nothing more is said in
+    it.
     """
 
     def __init__(
-        self, history: History, conversations: EarlierItems, workers: Workers, max_characters: int
+        self,
+        history: History,
+        conversations: ConversationStore,
+        workers: Workers,
+        max_characters: int,
     ) -> None:
         self._history = history
         self._conversations = conversations
@@ -129,9 +141,19 @@ class NamedItems:
         """
         earlier = request.earlier
         if request.conversation_id is not None:
-            earlier = await self._conversations.load(tenant_id, request.conversation_id)
+            earlier = await self._earlier(tenant_id, request.conversation_id)
         found = await self._found(request.items, tenant_id, on_socket, earlier.kept)
         return replace(request, items=found.items, earlier=earlier), found.named
+
+    async def _earlier(self, tenant_id: str, conversation_id: str) -> Earlier:
+        """What was said in a conversation before a request that names it."""
+        kept = await self._conversations.load(tenant_id, conversation_id)
+        if len(kept.items) >= MAX_ITEMS or kept.num_bytes >= self._max_characters:
+            message = "This conversation is full: begin another one, or delete some of its items."
+            raise invalid_request(message, "conversation")
+        if kept.num_bytes <= INLINE_BYTES:
+            return _said_in(kept)
+        return await self._workers.run(tenant_id, partial(_said_in, kept))
 
     async def _found(
         self,
@@ -155,6 +177,12 @@ class NamedItems:
             turns[response_id] = turn or await self._history.load(tenant_id, response_id)
         work = partial(_resolved, items, turns, said, self._max_characters)
         return await self._workers.run(tenant_id, work) if turns else work()
+
+
+def _said_in(kept: Conversation) -> Earlier:
+    documents = {"items": [msgspec.json.decode(item) for item in kept.items.values()]}
+    items = parse(KeptItems, documents, ignores_unknown=True).items
+    return Earlier(conversation(items), kept.end_user, kept.items)
 
 
 def _resolved(

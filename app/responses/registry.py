@@ -12,12 +12,11 @@ from app.generation.generation import Generation
 from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
 from app.prompt.sealing import encrypt_thought
+from app.responses.event_log import check_position
 from app.responses.items import is_short, listed_items, with_named
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
-from app.responses.resumable_streams import ResumableStreams
-from app.responses.run import ResponseRun
-from app.responses.sequence_numbers import check_position
+from app.responses.run import ResponseRun, ResumableStreams
 from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.wire.common import EffortWish
@@ -26,6 +25,7 @@ from app.wire.responses import CreateBody
 from app.workers import Workers
 from engine.api import EngineError
 from engine.client import EngineClient
+from tenants.at_rest.contents import decoded
 from tenants.errors import StoreUnavailable
 from tenants.records import Change, Principal, Tenant
 
@@ -207,7 +207,7 @@ class Responses:
         blob = await self._store.take_suspended(tenant.id, response_id)
         if blob is None:
             raise await self._store.no_stream(tenant, response_id)
-        suspended = SuspendedRun.decode(response_id, blob)
+        suspended = decoded(blob, SuspendedRun, response_id)
         if suspended is None:
             raise response_not_found(response_id)
         try:

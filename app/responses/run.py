@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from app.generation.generation import Generation
 from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
-from app.responses.event_log import EventLog, EventsGone, Reader
+from app.responses.event_log import EventLog, EventsGone, Reader, check_position
 from app.responses.render import ResponseRenderer
-from app.responses.resumable_streams import ResumableStreams
-from app.responses.sequence_numbers import check_position, numbered
 from app.responses.store import ResponseStore
+from app.shares import SHARES
 from app.wire.errors import ApiError, internal_error, response_not_found
 from app.wire.events import Event, ResponseResource, encode_json
 from tenants.records import Tenant
@@ -204,7 +204,8 @@ class ResponseRun:
 
     def _append(self, *events: Event) -> None:
         for event in events:
-            self._stream.append(numbered(event, self._stream.next_number))
+            event.sequence_number = self._stream.next_number
+            self._stream.append(encode_json(event))
 
     async def _follow(self, after: int) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._stream.follow(after)) as events:
@@ -223,3 +224,48 @@ class ResponseRun:
             self.discard()
         elif not self.resource.background:
             self.cancel()
+
+
+class ResumableStreams:
+    """The streams that have ended, in that order; together they have `max_bytes` of events.
+
+    What is too much goes from the oldest on, and what nobody reads before what somebody does. The
+    newest stays while its readers take the end of it, however long it is.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._room = max_bytes
+        self._share = max_bytes // SHARES
+        self._streams: dict[ResponseRun, None] = {}
+        self._held: Counter[str] = Counter()
+
+    def add(self, stream: ResponseRun) -> None:
+        """Keep a stream that ends now; others, or this one itself, may have to go for it."""
+        self._streams[stream] = None
+        self._held[stream.tenant_id] += stream.num_event_bytes
+        self._shrink(stream, stream.tenant_id, self._share)
+        self._shrink(stream, None, self._room)
+
+    def remove(self, stream: ResponseRun) -> None:
+        """The stream is kept no longer; harmless for one that is not."""
+        if stream in self._streams:
+            del self._streams[stream]
+            self._held[stream.tenant_id] -= stream.num_event_bytes
+            if not self._held[stream.tenant_id]:
+                del self._held[stream.tenant_id]
+
+    def _shrink(self, newest: ResponseRun, tenant_id: str | None, max_bytes: int) -> None:
+        """Drop streams, of one tenant or of anybody, until no more than `max_bytes` are held."""
+        if self._num_held(tenant_id) <= max_bytes:
+            return
+        mine = [one for one in self._streams if tenant_id in (None, one.tenant_id)]
+        oldest_first = [one for one in mine if not one.is_read]
+        oldest_first += [one for one in mine if one.is_read and one is not newest]
+        for stream in oldest_first:
+            self.remove(stream)
+            stream.drop()
+            if self._num_held(tenant_id) <= max_bytes:
+                return
+
+    def _num_held(self, tenant_id: str | None) -> int:
+        return self._held.total() if tenant_id is None else self._held[tenant_id]

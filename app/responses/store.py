@@ -13,8 +13,7 @@ import msgspec
 from app.generation.generation import Generation
 from app.prompt.asides import asides_of
 from app.prompt.history import History, SocketHistory, Turn, pack_ids
-from app.responses.conversations.conversation import kept_items
-from app.responses.conversations.store import ConversationStore
+from app.responses.conversations import ConversationStore, kept_items
 from app.responses.render import ResponseRenderer
 from app.responses.suspension import SuspendedRun
 from app.transport.bounds import INLINE_BYTES
@@ -297,7 +296,7 @@ class ResponseStore:
         """Keep what is needed to go on in another process; whether that was possible."""
         if not renderer.resource.store:
             return False
-        blob = SuspendedRun.of(renderer, generation, events).encode()
+        blob = msgspec.msgpack.encode(SuspendedRun.of(renderer, generation, events))
         try:
             await self.put_back(tenant, renderer.resource.id, blob)
         except (StoreUnavailable, TooLargeToStore) as error:

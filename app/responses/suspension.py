@@ -14,7 +14,6 @@ from app.responses.render import ResponseRenderer
 from app.wire.events import EncodedLogprob, ResponseResource
 from app.wire.functions import Tools
 from engine.api import EngineRequest
-from tenants.at_rest.contents import decoded
 from tenants.records import Tenant
 
 
@@ -64,11 +63,6 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
             seals=renderer.seals,
         )
 
-    @classmethod
-    def decode(cls, response_id: str, blob: bytes) -> SuspendedRun | None:
-        """What `encode` made of that response; `None` for what it did not make."""
-        return decoded(blob, cls, response_id)
-
     @property
     def asked(self) -> Asked:
         """What the engine was asked, with the answer so far."""
@@ -90,7 +84,3 @@ class SuspendedRun(msgspec.Struct, frozen=True, kw_only=True):
         return ResponseRenderer(
             self.resource, logprobs, pads=self.pads, input=self.input, seal=seal
         )
-
-    def encode(self) -> bytes:
-        """As the store keeps it."""
-        return msgspec.msgpack.encode(self)

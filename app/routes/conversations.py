@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.context import Service, identified
-from app.responses.conversations.conversation import Conversation, KeptItem, kept_items
+from app.responses.conversations import Conversation, KeptItem, kept_items
 from app.responses.items import listed_items
 from app.responses.parse import conversation as said_in
 from app.routes.list_queries import page, refuse_others, take_include, take_page

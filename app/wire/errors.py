@@ -25,6 +25,7 @@ Codes, by status:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -111,10 +112,18 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The service is shutting down.", code="shutting_down", headers=retry)
 
 
-def response_not_found(response_id: str) -> ApiError:
-    """A 404 for a response that the tenant does not have."""
-    message = f"There is no response '{response_id}'."
-    return ApiError(404, message, code="response_not_found", param="response_id")
+def _not_found(what: str, code: str, param: str, name: str) -> ApiError:
+    """A 404 for what the tenant does not have."""
+    return ApiError(404, f"There is no {what} '{name}'.", code=code, param=param)
+
+
+response_not_found = partial(_not_found, "response", "response_not_found", "response_id")
+conversation_not_found = partial(
+    _not_found, "conversation", "conversation_not_found", "conversation"
+)
+completion_not_found = partial(
+    _not_found, "stored chat completion", "completion_not_found", "completion_id"
+)
 
 
 def response_lost(response_id: str) -> ApiError:
@@ -124,18 +133,6 @@ def response_lost(response_id: str) -> ApiError:
         "with it. Ask again."
     )
     return ApiError(410, message, code="response_lost", param="response_id")
-
-
-def conversation_not_found(conversation_id: str) -> ApiError:
-    """A 404 for a conversation that the tenant does not have."""
-    message = f"There is no conversation '{conversation_id}'."
-    return ApiError(404, message, code="conversation_not_found", param="conversation")
-
-
-def completion_not_found(completion_id: str) -> ApiError:
-    """A 404 for a chat completion that the tenant has not stored."""
-    message = f"There is no stored chat completion '{completion_id}'."
-    return ApiError(404, message, code="completion_not_found", param="completion_id")
 
 
 def conversation_locked(conversation_id: str) -> ApiError:

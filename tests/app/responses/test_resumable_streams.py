@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.responses.event_log import EventLog, EventsGone
-from app.responses.resumable_streams import ResumableStreams
+from app.responses.run import ResumableStreams
 from app.transport.bounds import Bounds
 from tests.app.conftest import World, eventually
 from tests.app.responses.test_responses_ws import socket

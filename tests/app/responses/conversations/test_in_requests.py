@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError
 
 from app.late_writes import LateWrites
-from app.responses.conversations.store import ConversationStore
+from app.responses.conversations import ConversationStore
 from tenants.errors import StoreUnavailable
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.responses.conversations.test_api import texts, user

@@ -1,1 +1,0 @@
-"""Conversations that are kept for clients, under names of their own."""
