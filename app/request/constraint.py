@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,9 +9,16 @@ from hashlib import blake2b
 
 import msgspec
 
+from app.recent import Recent
 from app.wire.common import SamplingFields
 from app.wire.errors import ApiError, invalid_request
-from app.wire.formats import ResponseFormat, StructuralTags, StructuredOutputs, TextFormat
+from app.wire.formats import (
+    ResponseFormat,
+    StructuralTags,
+    StructuredOutputs,
+    TextFormat,
+    grammar_of,
+)
 from app.wire.functions import Tools
 from app.workers import Workers
 from engine.api import EngineInfo, Grammar
@@ -51,9 +57,10 @@ class Constraint:
 
 def asked_constraint(form: TextFormat | ResponseFormat | None, field: str) -> Constraint | None:
     """What a format asks for, if that is anything."""
-    if form is None or form.grammar is None:
+    grammar = None if form is None else grammar_of(form)
+    if grammar is None:
         return None
-    return Constraint(form.grammar, field, form.tags if isinstance(form, StructuralTags) else ())
+    return Constraint(grammar, field, form.tags if isinstance(form, StructuralTags) else ())
 
 
 def constraint_of(
@@ -97,7 +104,7 @@ class GrammarCheck:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._known: OrderedDict[bytes, str | None] = OrderedDict()
+        self._known = Recent[bytes, str | None](_MOST_KNOWN)
         """By namespace and grammar, what is wrong with it."""
 
     async def check(self, tenant: str, namespace_key: bytes, constraint: Constraint) -> Grammar:
@@ -121,12 +128,8 @@ class GrammarCheck:
             return f"it may have {excess}"
         key = blake2b(msgspec.json.encode(grammar), key=namespace_key).digest()
         if key not in self._known:
-            self._known[key] = await self._workers.run(tenant, partial(problem_of, grammar))
-        self._known.move_to_end(key)
-        problem = self._known[key]
-        while len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
-        return problem
+            self._known.put(key, await self._workers.run(tenant, partial(problem_of, grammar)))
+        return self._known.use(key)
 
 
 def _unusable(constraint: Constraint, problem: str) -> ApiError:

@@ -22,10 +22,10 @@ from app.wire.common import (
     PromptLogprobsField,
     SamplingFields,
     TemplateKwargs,
+    TextOr,
     Tier,
     Verbosity,
     Wire,
-    text_or_list,
     type_tag,
 )
 from app.wire.events import EncodedLogprob, Sent
@@ -59,6 +59,9 @@ Part = Annotated[
         custom_error_message="only text is served, no images, files or audio: parts of type text",
     ),
 ]
+
+
+Content = TextOr[Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS)]]
 
 
 class CalledFunction(Wire):
@@ -96,14 +99,7 @@ class ChatMessage(Wire):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        Annotated[
-            Annotated[str, Tag("@text")]
-            | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
-            Discriminator(text_or_list),
-        ]
-        | None
-    ) = None
+    content: Content | None = None
     tool_calls: (
         Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_FUNCTIONS)] | None
     ) = None

@@ -152,6 +152,13 @@ def text_or_list(value: Any) -> str:
     return "@text" if isinstance(value, str) else "@list"
 
 
+Several = TypeVar("Several")
+TextOr = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[Several, Tag("@list")], Discriminator(text_or_list)
+]
+"""A string, or a list of what it stands for."""
+
+
 def _stop_strings(value: str | list[str]) -> str | list[str]:
     strings = [value] if isinstance(value, str) else value
     if not all(strings):
@@ -218,10 +225,7 @@ class SamplingFields(Wire):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: (
         Annotated[
-            Annotated[str, Tag("@text")]
-            | Annotated[list[str], Field(fail_fast=True), Tag("@list")],
-            Discriminator(text_or_list),
-            AfterValidator(_stop_strings),
+            TextOr[Annotated[list[str], Field(fail_fast=True)]], AfterValidator(_stop_strings)
         ]
         | None
     ) = None

@@ -256,50 +256,57 @@ class ItemEvent(Event, kw_only=True):
     item: OutputItem
 
 
-class ContentEvent(Event, kw_only=True):
-    """Something about a part of an item."""
-
-    item_id: str
-    output_index: int = 0
-    content_index: int = 0
-
-
-class PartEvent(ContentEvent, kw_only=True):
+class PartEvent(Event, kw_only=True):
     """A content part began or ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
     part: TextPart | ReasoningText
 
 
-class TextDelta(ContentEvent, kw_only=True):
+class TextDelta(Event, kw_only=True):
     """More text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
     delta: str
     logprobs: list[EncodedLogprob] = []
     obfuscation: str | UnsetType = UNSET
 
 
-class TextDone(ContentEvent, kw_only=True):
+class TextDone(Event, kw_only=True):
     """The text is whole."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
     text: str
     logprobs: list[EncodedLogprob] = []
 
 
-class ReasoningDelta(ContentEvent, kw_only=True):
+class ReasoningDelta(Event, kw_only=True):
     """More of what the model reasons."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+    item_id: str
+    output_index: int
+    content_index: int = 0
     delta: str
     obfuscation: str | UnsetType = UNSET
 
 
-class ReasoningDone(ContentEvent, kw_only=True):
+class ReasoningDone(Event, kw_only=True):
     """The reasoning is whole."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    item_id: str
+    output_index: int
+    content_index: int = 0
     text: str
 
 

@@ -7,6 +7,7 @@ whatever begins with a trigger is a structure. A format holds in full, `strict` 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -65,11 +66,6 @@ class StructuralTags(Wire):
             for one in self.structures
         ]
 
-    @property
-    def grammar(self) -> Grammar:
-        """Of a model whose control tokens no structure has."""
-        return tag_grammar(self.tags, {})
-
     def _trigger(self, structure: Structure) -> str:
         """The one that is read first."""
         return min((one for one in self.triggers if structure.begin.startswith(one)), key=len)
@@ -88,6 +84,29 @@ EncodedTags = Annotated[StructuralTags, BeforeValidator(_decoded)]
 """The same as vLLM has it in `structured_outputs`: as JSON in a string, or as it is."""
 
 
+def _of_schema(schema: str | JsonSchema) -> Grammar:
+    source = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return Grammar(kind="json_schema", source=source)
+
+
+def _of_choices(choices: list[str]) -> Grammar:
+    """Strings of Lark are written like those of JSON."""
+    return _of_lark(f"start: {' | '.join(map(json.dumps, choices))}")
+
+
+def _of_lark(source: str) -> Grammar:
+    return Grammar(kind="lark", source=source)
+
+
+def _of_regex(source: str) -> Grammar:
+    return Grammar(kind="regex", source=source)
+
+
+def _of_tags(structures: StructuralTags) -> Grammar:
+    """Of a model whose control tokens no structure has."""
+    return tag_grammar(structures.tags, {})
+
+
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 _MOST_CHOICES = 1024
 
@@ -101,21 +120,11 @@ class FreeText(Wire):
 
     type: Literal["text"]
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """What holds the answer to the format, if anything does."""
-        return None
-
 
 class AnyObject(Wire):
     """Some JSON object."""
 
     type: Literal["json_object"]
-
-    @property
-    def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return _ANY_OBJECT
 
 
 class NamedSchema(Wire):
@@ -125,11 +134,6 @@ class NamedSchema(Wire):
     description: str | None = None
     schema_: JsonSchema = Field(alias="schema")
     strict: bool | None = None
-
-    @property
-    def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return _of_schema(self.schema_)
 
 
 class SchemaFormat(NamedSchema):
@@ -144,11 +148,6 @@ class ChatSchemaFormat(Wire):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
-    @property
-    def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return self.json_schema.grammar
-
 
 class RegexFormat(Wire):
     """Text that a regular expression matches from its first character to its last."""
@@ -156,22 +155,12 @@ class RegexFormat(Wire):
     type: Literal["regex"]
     regex: str
 
-    @property
-    def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return Grammar(kind="regex", source=self.regex)
-
 
 class GrammarFormat(Wire):
     """Text that a context-free grammar derives: in Lark from `start`, in GBNF from `root`."""
 
     type: Literal["grammar"]
-    grammar_: str = Field(alias="grammar")
-
-    @property
-    def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return Grammar(kind="lark", source=self.grammar_)
+    grammar: str
 
 
 class ChoiceFormat(Wire):
@@ -179,11 +168,6 @@ class ChoiceFormat(Wire):
 
     type: Literal["choice"]
     choice: Choices
-
-    @property
-    def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return _of_choices(self.choice)
 
 
 _of_kind = Discriminator(
@@ -205,6 +189,37 @@ TextFormat = Annotated[Annotated[SchemaFormat, Tag("@json_schema")] | _Shared, _
 """`text.format` of a response."""
 ResponseFormat = Annotated[Annotated[ChatSchemaFormat, Tag("@json_schema")] | _Shared, _of_kind]
 """`response_format` of a chat completion."""
+
+
+def grammar_of(form: TextFormat | ResponseFormat) -> Grammar | None:
+    """What holds an answer to a format; for free text nothing does."""
+    match form:
+        case AnyObject():
+            return _ANY_OBJECT
+        case SchemaFormat():
+            return _of_schema(form.schema_)
+        case ChatSchemaFormat():
+            return _of_schema(form.json_schema.schema_)
+        case RegexFormat():
+            return _of_regex(form.regex)
+        case GrammarFormat():
+            return _of_lark(form.grammar)
+        case ChoiceFormat():
+            return _of_choices(form.choice)
+        case StructuralTags():
+            return _of_tags(form)
+    return None
+
+
+_GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": _of_schema,
+    "json_object": lambda _: _ANY_OBJECT,
+    "regex": _of_regex,
+    "choice": _of_choices,
+    "grammar": _of_lark,
+    "structural_tag": _of_tags,
+}
+"""What each of vLLM's words asks for."""
 
 
 class StructuredOutputs(Wire):
@@ -235,33 +250,12 @@ class StructuredOutputs(Wire):
 
     @property
     def grammar(self) -> Grammar:
-        """See `FreeText`."""
-        return self._asked[self.kind]
+        """What holds the answer to it."""
+        kind = self.kind
+        return _GRAMMARS[kind](self._asked[kind])
 
     @property
-    def _asked(self) -> dict[str, Grammar]:
-        found: dict[str, Grammar] = {}
-        if isinstance(self.json_, str):
-            found["json"] = Grammar(kind="json_schema", source=self.json_)
-        elif self.json_ is not None:
-            found["json"] = _of_schema(self.json_)
-        if self.json_object:
-            found["json_object"] = _ANY_OBJECT
-        if self.regex is not None:
-            found["regex"] = Grammar(kind="regex", source=self.regex)
-        if self.choice is not None:
-            found["choice"] = _of_choices(self.choice)
-        if self.grammar_ is not None:
-            found["grammar"] = Grammar(kind="lark", source=self.grammar_)
-        if self.structural_tag is not None:
-            found["structural_tag"] = self.structural_tag.grammar
-        return found
-
-
-def _of_schema(schema: JsonSchema) -> Grammar:
-    return Grammar(kind="json_schema", source=msgspec.json.encode(schema).decode())
-
-
-def _of_choices(choices: list[str]) -> Grammar:
-    """Strings of Lark are written like those of JSON."""
-    return Grammar(kind="lark", source=f"start: {' | '.join(map(json.dumps, choices))}")
+    def _asked(self) -> dict[str, Any]:
+        fields = {name.removesuffix("_"): value for name, value in self}
+        given = {kind: fields[kind] for kind in _GRAMMARS}
+        return {kind: value for kind, value in given.items() if value not in (None, False)}

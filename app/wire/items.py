@@ -14,8 +14,8 @@ from app.wire.common import (
     DeclinedList,
     Identifier,
     Metadata,
+    TextOr,
     Wire,
-    text_or_list,
     type_tag,
 )
 from app.wire.prompt_cache import MarkedText
@@ -53,19 +53,12 @@ Part = Annotated[
 ]
 
 
-Content = Annotated[
-    Annotated[str, Tag("@text")]
-    | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
-    Discriminator(text_or_list),
-]
-
-
 class MessageItem(Wire):
     """One message of the conversation; output items of earlier responses fit unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: TextOr[Annotated[list[Part], Field(fail_fast=True, max_length=MAX_ITEMS)]]
     id: Identifier | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -132,23 +125,15 @@ _item = Discriminator(
         "and item_reference are served"
     ),
 )
-ResolvedItem = Annotated[
-    Annotated[MessageItem, Tag("@message")]
-    | Annotated[CompactionItem, Tag("@compaction")]
-    | Annotated[ReasoningItem, Tag("@reasoning")]
-    | Annotated[FunctionCallItem, Tag("@function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("@function_call_output")],
-    _item,
-]
-InputItem = Annotated[
+_Resolved = (
     Annotated[MessageItem, Tag("@message")]
     | Annotated[CompactionItem, Tag("@compaction")]
     | Annotated[ReasoningItem, Tag("@reasoning")]
     | Annotated[FunctionCallItem, Tag("@function_call")]
     | Annotated[FunctionCallOutputItem, Tag("@function_call_output")]
-    | Annotated[ItemReference, Tag("@item_reference")],
-    _item,
-]
+)
+ResolvedItem = Annotated[_Resolved, _item]
+InputItem = Annotated[_Resolved | Annotated[ItemReference, Tag("@item_reference")], _item]
 
 
 class ResolvedInput(Wire):
@@ -157,22 +142,10 @@ class ResolvedInput(Wire):
     item: ResolvedItem
 
 
-Input = Annotated[
-    Annotated[str, Tag("@text")]
-    | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("@list")],
-    Discriminator(text_or_list),
+Input = TextOr[Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS)]]
+CompactInput = TextOr[
+    Annotated[list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS)]
 ]
-
-
-CompactInput = Annotated[
-    Annotated[str, Tag("@text")]
-    | Annotated[
-        list[ResolvedItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("@list")
-    ],
-    Discriminator(text_or_list),
-]
-
-
 MAX_NEW_ITEMS = 20
 """Items that are added to a conversation at once, at most, as OpenAI has it."""
 

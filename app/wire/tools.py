@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, StringCo
 from pydantic_core import PydanticCustomError
 
 from app.wire.bounded_json import is_too_deep
-from app.wire.common import Declined, DeclinedFlag, Wire, text_or_list, type_tag
+from app.wire.common import Declined, DeclinedFlag, TextOr, Wire, type_tag
 from app.wire.errors import invalid_request
 from app.wire.functions import Function, Tools
 from app.wire.prompt_cache import MarkedText
@@ -55,20 +55,20 @@ class FunctionFields(Wire):
         return self._function
 
 
+def _direct(value: object) -> object:
+    if value in (None, [], ["direct"]):
+        return value
+    raise PydanticCustomError("unsupported_value", "this service does not support it")
+
+
 class FunctionTool(FunctionFields):
     """A function as the Responses API describes it."""
 
     type: Literal["function"]
     output_schema: Schema | None = None
-    allowed_callers: Annotated[Any, AfterValidator(lambda value: _direct(value))] = None
+    allowed_callers: Annotated[Any, AfterValidator(_direct)] = None
     defer_loading: DeclinedFlag = None
     is_async: DeclinedFlag = Field(None, alias="async")
-
-
-def _direct(value: object) -> object:
-    if value in (None, [], ["direct"]):
-        return value
-    raise PydanticCustomError("unsupported_value", "this service does not support it")
 
 
 class ChatTool(Wire):
@@ -198,13 +198,7 @@ class FunctionCallOutputItem(Wire):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: Annotated[
-        Annotated[str, Tag("@text")]
-        | Annotated[
-            list[ResultText], Field(fail_fast=True, max_length=MAX_FUNCTIONS), Tag("@list")
-        ],
-        Discriminator(text_or_list),
-    ]
+    output: TextOr[Annotated[list[ResultText], Field(fail_fast=True, max_length=MAX_FUNCTIONS)]]
     id: CallId | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     name: str | None = None
