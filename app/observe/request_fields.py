@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 from structlog.typing import EventDict, WrappedLogger
 
-from app.observe.masking import masked
+from app.observe.log_writer import masked
 
 CLIENT_ID_HEADERS = ("x-client-request-id", "x-request-id")
 _CLIENT_ID = re.compile(r"[!-~]{1,128}")

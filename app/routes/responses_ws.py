@@ -49,14 +49,14 @@ async def responses_socket(socket: WebSocket, outlived: Outlived | None = None) 
     serving = OpenSocket(
         socket,
         service.responses,
-        service.draining,
+        service.gate,
         service.workers,
         service.intake,
         service.bounds,
     )
     accepted = False
     try:
-        service.draining.check()
+        service.gate.check()
         check_origin(socket, service.bounds.page_origins)
         principal = await authenticate(service.stores.tenants, socket)
         _count_messages(socket, service.intake.body(principal.tenant.id))

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from app.settings.kinds import LAST_PORT, AutoPort, GivenFile, Location, Url, is_loopback
-from app.settings.section import Section, of_engine
+from app.settings.kinds import (
+    LAST_PORT,
+    AutoPort,
+    GivenFile,
+    Location,
+    Section,
+    Url,
+    is_loopback,
+    of_engine,
+)
 from engine.config import LogFormat, LogLevel
 
 

@@ -1,62 +1,64 @@
-"""What a setting's value can be, and how it is written: counts, sizes, times, places, networks."""
+"""What a setting can be, and how it is written: counts, sizes, times, places, networks.
+
+A section of the settings tree has them, and the engine's own declarations join it.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field, model_validator
+
+from engine.config import EngineConfig
+from engine.declared import declared
 
 LAST_PORT = 65_535
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\-\[\]:]+")
 """As browsers write it (RFC 6454): in small letters, without a path."""
 
 
-def _none_if_unlimited(value: object) -> object:
-    return None if value == "unlimited" else value
+def _none_if(word: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value == word else value)
 
 
-def _none_if_auto(value: object) -> object:
-    return None if value == "auto" else value
+def _readable_by(read: Callable[[str], object]) -> AfterValidator:
+    """Text stays as it is, if it can be read so."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return AfterValidator(check)
 
 
 def _expanded(value: object) -> object:
     return Path(value).expanduser() if isinstance(value, str | Path) else value
 
 
-def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """Addresses and networks, with commas between them. Raises `ValueError`."""
-    parts = (part.strip() for part in text.split(","))
-    return tuple(ipaddress.ip_network(part) for part in parts if part)
-
-
-def _checked_networks(text: str) -> str:
-    networks(text)
-    return text
-
-
-def origins(text: str) -> tuple[str, ...]:
-    """Origins of web pages, with commas between them, or `*`. Raises `ValueError`."""
-    parts = [part.strip() for part in text.split(",")]
-    for part in filter(None, parts):
-        if part != "*" and not _ORIGIN.fullmatch(part):
-            raise ValueError(f"{part!r} is no origin, such as https://chat.example.com")
-    return tuple(filter(None, parts))
-
-
-def _checked_origins(text: str) -> str:
-    origins(text)
-    return text
-
-
 def names(text: str | None) -> list[str]:
     """Words with commas between them."""
     parts = (part.strip() for part in (text or "").split(","))
     return [part for part in parts if part]
+
+
+def networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Addresses and networks, with commas between them. Raises `ValueError`."""
+    return tuple(map(ipaddress.ip_network, names(text)))
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Origins of web pages, with commas between them, or `*`. Raises `ValueError`."""
+    parts = names(text)
+    for part in parts:
+        if part != "*" and not _ORIGIN.fullmatch(part):
+            raise ValueError(f"{part!r} is no origin, such as https://chat.example.com")
+    return tuple(parts)
 
 
 def paths(text: str | None) -> list[Path]:
@@ -98,8 +100,8 @@ def checked_secure_url(text: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1)]
-AUTO = BeforeValidator(_none_if_auto)
-_UNLIMITED = BeforeValidator(_none_if_unlimited)
+AUTO = _none_if("auto")
+_UNLIMITED = _none_if("unlimited")
 DefaultCount = Annotated[Count | None, _UNLIMITED]
 DefaultSize = Annotated[ByteSize | None, _UNLIMITED]
 AutoCount = Annotated[Count | None, AUTO]
@@ -110,8 +112,8 @@ GIVEN: Final = object()
 GivenFile = Annotated[Location | None, GIVEN]
 Seconds = Annotated[float, Field(gt=0)]
 AutoPort = Annotated[Annotated[int, Field(ge=0, le=LAST_PORT)] | None, AUTO]
-Networks = Annotated[str, AfterValidator(_checked_networks)]
-Origins = Annotated[str, AfterValidator(_checked_origins)]
+Networks = Annotated[str, _readable_by(networks)]
+Origins = Annotated[str, _readable_by(origins)]
 Url = Annotated[str, AfterValidator(_checked_url)]
 SecureUrl = Annotated[str, AfterValidator(checked_secure_url)]
 
@@ -129,3 +131,29 @@ def check_given_file(name: str, path: Path) -> None:
             f"{name}: {user} may not read {path}; make it {user}'s own (mode 0600), or readable "
             "to all (0644) in a folder that is not"
         ) from None
+
+
+class Section(BaseModel, frozen=True, defer_build=True):
+    """Settings of one subject; read and checked together with all others, and not alone."""
+
+    @model_validator(mode="after")
+    def _given_files_are_there(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            path = getattr(self, name)
+            if GIVEN in field.metadata and path is not None:
+                check_given_file(name, path)
+        return self
+
+
+def of_engine(name: str, **own: Any) -> Any:
+    """A setting that is a field of `EngineConfig`: with its default, unless the service has its
+    `own`, its range and its description.
+    """
+    field = declared(EngineConfig)[name]
+    if isinstance(field.default, float):
+        own["allow_inf_nan"] = False
+    given = {"default": field.default, "description": field.description, **field.limits, **own}
+    setting = Field(**given)
+    if field.is_auto:
+        setting.metadata.append(AUTO)
+    return setting

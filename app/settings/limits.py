@@ -16,8 +16,8 @@ from app.settings.kinds import (
     Networks,
     Origins,
     Seconds,
+    Section,
 )
-from app.settings.section import Section
 from tenants.records import DEFAULTED, TenantLimits
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from app.settings.kinds import GivenFile, Seconds, SecureUrl
-from app.settings.section import Section
+from app.settings.kinds import GivenFile, Seconds, Section, SecureUrl
 
 
 class OperatorSettings(Section):

@@ -8,8 +8,15 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import ByteSize, Field, model_validator
 
-from app.settings.kinds import Count, DefaultCount, GivenFile, Location, check_given_file, paths
-from app.settings.section import Section
+from app.settings.kinds import (
+    Count,
+    DefaultCount,
+    GivenFile,
+    Location,
+    Section,
+    check_given_file,
+    paths,
+)
 
 
 def default_data_dir() -> Path:

@@ -22,7 +22,7 @@ from app.cluster.node.local import LocalRay
 from app.cluster.node.replica import EngineReplica, ReplicaOptions
 from app.cluster.node.scaling import ByNeed
 from app.cluster.rollout import Deployed
-from app.observe.foreign_logs import take_over_ray
+from app.observe.log_setup import take_over_ray
 from engine.api import EngineError
 
 APPLICATION: Final = "partywall"

@@ -22,7 +22,7 @@ from app.cluster.node.events import Follower
 from app.cluster.node.pulse import BEAT_SECONDS, Pulse
 from app.cluster.node.scaling import KV_SHARE, QUEUE_SECONDS
 from app.cluster.rollout import Deployed, Greeting, own_release
-from app.observe.foreign_logs import log_replica
+from app.observe.log_setup import log_replica
 from engine.api import EngineError, EngineRequest, EngineStats, TokenDelta
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig

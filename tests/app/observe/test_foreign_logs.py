@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.observe.foreign_logs import log_replica, take_over_ray
-from app.observe.log_setup import log_to
+from app.observe.log_setup import log_replica, log_to, take_over_ray
 from engine.config import EngineConfig
 from engine.logs import OURS
 
