@@ -29,8 +29,8 @@ def models(
     **given: Any,
 ) -> None:
     """List the models at hand, and stronger ones that would fit."""
-    from app.models.catalogue import fitting
     from app.models.inventory import models_at_hand
+    from app.models.sizes import fitting
 
     settings = load_settings(**given)
     missing = [folder for folder in folders or () if not folder.exists()]
@@ -71,7 +71,7 @@ def memory_for_models(settings: Settings) -> int:
 
 def stronger_models(settings: Settings) -> str:
     """A line for whoever serves the default model: what would answer better, and fits."""
-    from app.models.catalogue import fitting
+    from app.models.sizes import fitting
 
     available = memory_for_models(settings)
     first = [
@@ -85,8 +85,7 @@ def stronger_models(settings: Settings) -> str:
 
 def _document(found: Found, available: int) -> dict[str, Any]:
     """Where the shape is not known, a model is said to fit by its file alone."""
-    from app.models.catalogue import best_kind
-    from app.models.sizes import needed_bytes
+    from app.models.sizes import best_kind, needed_bytes
 
     if found.shape is None:
         is_small = needed_bytes(found.stored_bytes, 0) <= available

@@ -13,7 +13,7 @@ from app.context import Service, identified
 from app.responses.conversations import Conversation, KeptItem, kept_items
 from app.responses.items import listed_items
 from app.responses.parse import conversation as said_in
-from app.routes.list_queries import page, refuse_others, take_include, take_page
+from app.routes.list_queries import listed, page, refuse_others, take_include, take_page
 from app.transport.http import json_response
 from app.wire.common import MAX_ITEMS
 from app.wire.errors import ApiError, invalid_request
@@ -132,25 +132,17 @@ async def _kept(
     service: Service, principal: Principal, items: Sequence[ResolvedItem]
 ) -> list[KeptItem]:
     """New items as they are kept. Raises `ApiError` for one that no response could go on from."""
-
-    def work() -> list[KeptItem]:
-        return kept_items(listed_items(secrets.token_hex(16), items))
-
     if not items:
         return []
     await service.prompts.check_sealed(principal, said_in(items), "items")
-    return await service.workers.run(principal.tenant.id, work)
+    return await service.workers.run(
+        principal.tenant.id, lambda: kept_items(listed_items(secrets.token_hex(16), items))
+    )
 
 
 def _list_of(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
-    shown = {
-        "object": "list",
-        "data": [msgspec.Raw(item) for _, item in items],
-        "first_id": items[0][0] if items else None,
-        "last_id": items[-1][0] if items else None,
-        "has_more": has_more,
-    }
-    return msgspec.json.encode(shown)
+    shown = [(item_id, msgspec.Raw(item)) for item_id, item in items]
+    return msgspec.json.encode(listed(shown, has_more=has_more))
 
 
 def _no_item(item_id: str) -> ApiError:

@@ -70,13 +70,18 @@ def page(query: PageQuery, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def first_of(query: PageQuery, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """As many of `items` as a query asks for; more of them say that there are more."""
-    data = items[: query.limit]
+    data = [(item["id"], item) for item in items[: query.limit]]
+    return listed(data, has_more=len(items) > len(data))
+
+
+def listed(items: Sequence[tuple[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
+    """A list of items, which come with their ids."""
     return {
         "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(items) > len(data),
+        "data": [item for _, item in items],
+        "first_id": items[0][0] if items else None,
+        "last_id": items[-1][0] if items else None,
+        "has_more": has_more,
     }
 
 

@@ -22,11 +22,9 @@ from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from app.admin import ops
-from app.routes import answers, conversations, models, prompts, responses
-from app.routes import stored_completions as stored
+from app.routes import chat_completions as chats
+from app.routes import conversations, models, prompts, responses
 from app.routes import tokenize as tokens
-from app.routes.chat_completions import create_completion
-from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text
 from app.transport.http import Endpoint, json_response
 from app.transport.openapi import JsonObject, openapi_document, reference
@@ -69,6 +67,99 @@ _TAGS = {
 _ERROR = {"content": {"application/json": reference("Error")}}
 _NOT_READY = {"content": {"application/json": reference("State")}}
 _EVENTS = "text/event-stream"
+
+
+class ErrorDetail(TypedDict):
+    """What is wrong: `code` is for programs, `param` the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(TypedDict):
+    """Why a request was not served."""
+
+    error: ErrorDetail
+
+
+class Deleted(TypedDict):
+    """What is gone."""
+
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class List(TypedDict):
+    """A page; `last_id` is the `after` of the next one, if there are more."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Conversation(TypedDict):
+    """A conversation without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class Model(TypedDict):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_window: int
+
+
+class Models(TypedDict):
+    """Those that are served."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class InputTokens(TypedDict):
+    """How long a prompt is."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class Tokens(TypedDict):
+    """The tokens of a text, or of messages."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(TypedDict):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class State(TypedDict):
+    """How the service is."""
+
+    status: Literal["ok", "ready", "degraded", "draining", "unavailable"]
+
+
+class Version(TypedDict):
+    """Which version of the service this is."""
+
+    version: str
 
 
 class Including(BaseModel):
@@ -137,44 +228,44 @@ _SAYS: Mapping[str, Mapping[Endpoint, Says]] = {
     "Responses": {
         responses.create_response: Says(ResponseResource, CreateBody, events="ResponseEvent"),
         responses.get_response: Says(ResponseResource, None, Following, "ResponseEvent"),
-        responses.delete_response: Says(answers.Deleted),
-        responses.list_input_items: Says(answers.List, query=PageOfItems),
+        responses.delete_response: Says(Deleted),
+        responses.list_input_items: Says(List, query=PageOfItems),
         responses.cancel_response: Says(ResponseResource),
-        compact_conversation: Says(CompactedResource, CompactBody),
-        tokens.count_input: Says(answers.InputTokens, CreateBody),
+        responses.compact_conversation: Says(CompactedResource, CompactBody),
+        tokens.count_input: Says(InputTokens, CreateBody),
     },
     "Conversations": {
-        conversations.create_conversation: Says(answers.Conversation, ConversationBody),
-        conversations.get_conversation: Says(answers.Conversation),
-        conversations.update_conversation: Says(answers.Conversation, MetadataBody),
-        conversations.delete_conversation: Says(answers.Deleted),
-        conversations.add_items: Says(answers.List, ItemsBody, Including),
-        conversations.list_items: Says(answers.List, query=PageOfItems),
+        conversations.create_conversation: Says(Conversation, ConversationBody),
+        conversations.get_conversation: Says(Conversation),
+        conversations.update_conversation: Says(Conversation, MetadataBody),
+        conversations.delete_conversation: Says(Deleted),
+        conversations.add_items: Says(List, ItemsBody, Including),
+        conversations.list_items: Says(List, query=PageOfItems),
         conversations.get_item: Says(dict[str, Any], query=Including),
-        conversations.delete_item: Says(answers.Conversation),
+        conversations.delete_item: Says(Conversation),
     },
     "Chat completions": {
-        create_completion: Says(ChatCompletion, ChatBody, events="ChatChunk"),
-        stored.list_completions: Says(answers.List, query=PageOfCompletions),
-        stored.get_completion: Says(ChatCompletion),
-        stored.update_completion: Says(ChatCompletion, MetadataBody),
-        stored.delete_completion: Says(answers.Deleted),
-        stored.list_messages: Says(answers.List, query=Page),
+        chats.create_completion: Says(ChatCompletion, ChatBody, events="ChatChunk"),
+        chats.list_completions: Says(List, query=PageOfCompletions),
+        chats.get_completion: Says(ChatCompletion),
+        chats.update_completion: Says(ChatCompletion, MetadataBody),
+        chats.delete_completion: Says(Deleted),
+        chats.list_messages: Says(List, query=Page),
     },
     "Completions": {complete_text: Says(Completion, CompletionBody, events="Completion")},
     "Tokens": {
-        tokens.tokenize: Says(answers.Tokens, TokenizeBody),
-        tokens.detokenize: Says(answers.Text, DetokenizeBody),
+        tokens.tokenize: Says(Tokens, TokenizeBody),
+        tokens.detokenize: Says(Text, DetokenizeBody),
     },
     "Models": {
-        models.list_models: Says(answers.Models),
-        models.get_model: Says(answers.Model),
+        models.list_models: Says(Models),
+        models.get_model: Says(Model),
     },
-    "Prompts": {prompts.list_prompts: Says(answers.List, query=PageOfPrompts)},
+    "Prompts": {prompts.list_prompts: Says(List, query=PageOfPrompts)},
     _PROBES: {
-        ops.healthz: Says(answers.State),
-        ops.readyz: Says(answers.State),
-        ops.version: Says(answers.Version),
+        ops.healthz: Says(State),
+        ops.readyz: Says(State),
+        ops.version: Says(Version),
     },
 }
 
@@ -197,7 +288,7 @@ def public_document(served: Iterable[tuple[str, str, Endpoint]]) -> JsonObject:
         tags=_TAGS,
         security="key",
         types={
-            "Error": answers.Error,
+            "Error": Error,
             "ResponseEvent": described(ResponseEvent),
             "ChatChunk": described(ChatChunk),
             "Completion": described(Completion),

@@ -1,4 +1,6 @@
-"""`/v1/responses` over HTTP: create (JSON or SSE), retrieve, resume (SSE), list, cancel, delete."""
+"""`/v1/responses` over HTTP: create (JSON or SSE), retrieve, resume (SSE), list, cancel, delete,
+compact.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from app.context import Service, identified
+from app.responses.compaction import compacted, generation_request
 from app.responses.run import ResponseRun
 from app.routes.list_queries import page, refuse_others, take_include, take_page
 from app.transport.bounds import INLINE_BYTES
 from app.transport.http import json_response, unless_gone
 from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
-from app.wire.events import event_type
-from app.wire.responses import CreateBody
+from app.wire.events import encode_json, event_type
+from app.wire.responses import CompactBody, CreateBody
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 """Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
@@ -86,6 +89,19 @@ async def cancel_response(request: Request) -> ASGIApp:
     return json_response(
         await service.responses.cancel(principal.tenant, request.path_params["response_id"])
     )
+
+
+async def compact_conversation(request: Request) -> ASGIApp:
+    """Replace a conversation by its summary."""
+    service, principal = await identified(request)
+    body = await service.bodies.read(request, CompactBody, principal)
+    asked = generation_request(body)
+    generation = await unless_gone(request, service.generations.begin(principal, asked))
+    try:
+        resource = await unless_gone(request, compacted(principal, body, generation))
+        return json_response(encode_json(resource), headers=generation.ticket.headers)
+    finally:
+        await generation.close()
 
 
 def _starting_after(request: Request) -> int | None:

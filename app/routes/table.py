@@ -9,10 +9,9 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from app.admin import ops
-from app.routes import conversations, models, prompts, responses, stored_completions
+from app.routes import chat_completions as chats
+from app.routes import conversations, models, prompts, responses
 from app.routes import tokenize as tokens
-from app.routes.chat_completions import create_completion
-from app.routes.compact import compact_conversation
 from app.routes.completions import complete_text
 from app.routes.openapi import openapi_endpoint
 from app.routes.responses_ws import responses_socket
@@ -31,7 +30,7 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
         ("GET", f"{_RESPONSE}/input_items", responses.list_input_items),
         ("POST", f"{_RESPONSE}/cancel", responses.cancel_response),
     ],
-    "compact": [("POST", "/v1/responses/compact", compact_conversation)],
+    "compact": [("POST", "/v1/responses/compact", responses.compact_conversation)],
     "input_tokens": [("POST", "/v1/responses/input_tokens", tokens.count_input)],
     "conversations": [
         ("POST", "/v1/conversations", conversations.create_conversation),
@@ -44,12 +43,12 @@ _ENDPOINTS: dict[str, list[tuple[str, str, Endpoint]]] = {
         ("DELETE", _ITEM, conversations.delete_item),
     ],
     "chat_completions": [
-        ("POST", _CHATS, create_completion),
-        ("GET", _CHATS, stored_completions.list_completions),
-        ("GET", f"{_CHATS}/{{completion_id}}", stored_completions.get_completion),
-        ("POST", f"{_CHATS}/{{completion_id}}", stored_completions.update_completion),
-        ("DELETE", f"{_CHATS}/{{completion_id}}", stored_completions.delete_completion),
-        ("GET", f"{_CHATS}/{{completion_id}}/messages", stored_completions.list_messages),
+        ("POST", _CHATS, chats.create_completion),
+        ("GET", _CHATS, chats.list_completions),
+        ("GET", f"{_CHATS}/{{completion_id}}", chats.get_completion),
+        ("POST", f"{_CHATS}/{{completion_id}}", chats.update_completion),
+        ("DELETE", f"{_CHATS}/{{completion_id}}", chats.delete_completion),
+        ("GET", f"{_CHATS}/{{completion_id}}/messages", chats.list_messages),
     ],
     "completions": [("POST", "/v1/completions", complete_text)],
     "embeddings": [("POST", "/v1/embeddings", models.refuse_embeddings)],

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from app.transport.bounds import INLINE_BYTES, Bounds
+from app.transport.http import body_too_large
 from app.transport.intake import Intake
-from app.transport.refusals import body_too_large
 from app.wire.bounded_json import decode_json
 from app.wire.common import EffortWish, Model, parse
 from app.wire.errors import ApiError

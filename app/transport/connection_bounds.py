@@ -41,24 +41,20 @@ class Places:
 
     def __init__(self, bounds: ConnectionBounds) -> None:
         self._bounds = bounds
-        self._taken = 0
-        self._by_origin: Counter[str] = Counter()
-
-    @property
-    def taken(self) -> int:
+        self.taken = 0
         """Connections that have a place."""
-        return self._taken
+        self._by_origin: Counter[str] = Counter()
 
     def take(self, host: str) -> Place | None:
         """A place for a connection from `host`, if there is one left."""
-        if self._taken >= self._bounds.max_connections:
+        if self.taken >= self._bounds.max_connections:
             return None
         origin = self._origin(host)
         if origin is not None:
             if self._by_origin[origin] >= self._bounds.max_connections_per_address:
                 return None
             self._by_origin[origin] += 1
-        self._taken += 1
+        self.taken += 1
         return Place(self, origin)
 
     def forget(self, origin: str) -> None:
@@ -66,10 +62,6 @@ class Places:
         self._by_origin[origin] -= 1
         if not self._by_origin[origin]:
             del self._by_origin[origin]
-
-    def give_back(self) -> None:
-        """One connection fewer. To be called by its place only."""
-        self._taken -= 1
 
     def _origin(self, host: str) -> str | None:
         """Whose connections are counted together; `None` for those of a trusted proxy."""
@@ -107,5 +99,5 @@ class Place:
         """The connection has ended; again to no effect."""
         self.vouch()
         if self._places is not None:
-            self._places.give_back()
+            self._places.taken -= 1
             self._places = None

@@ -1,11 +1,11 @@
-"""Writing answers over HTTP, errors included."""
+"""Writing answers over HTTP, errors included, also to what no application could be given."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,9 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from app.observe.log_lines import log_refusal
 from app.observe.metrics import Metrics
-from app.observe.request_fields import note_error
+from app.observe.request_fields import new_request_id, note_error
 from app.transport.server_sent_events import until_gone
 from app.wire.errors import ApiError, as_api_error, internal_error, shortened
 
@@ -123,3 +125,29 @@ async def routing_error(_: Request, error: Exception) -> Response:
     return error_response(
         ApiError(error.status_code, error.detail, code=code, headers=error.headers)
     )
+
+
+def refusal(error: ApiError, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """An error as HTTP, the last on its connection; it has its line in the log, and an id."""
+    body = msgspec.json.encode(error.body())
+    request_id = new_request_id()
+    log_refusal(error, None, request_id=request_id)
+    lines = [
+        STATUS_LINE[error.status],
+        *(b"%s: %s\r\n" % header for header in headers),
+        b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
+        b"x-request-id: %s\r\nconnection: close\r\n\r\n" % request_id.encode(),
+        body,
+    ]
+    return b"".join(lines)
+
+
+def head_too_large(what: str) -> ApiError:
+    """Of a head that has more of something than it may."""
+    return ApiError(431, f"The request's head has {what}.", code="headers_too_large")
+
+
+def body_too_large(count: int) -> ApiError:
+    """Of a body that is longer than `count` bytes; what is left of it is not read."""
+    message = f"The body is larger than {count} bytes."
+    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})

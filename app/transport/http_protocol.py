@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from app.transport.connection_bounds import ConnectionBounds, Place
 from app.transport.half_closed import PROBE_EXTENSION, PROCESSING, Outlet, Probe, Probing
-from app.transport.refusals import body_too_large, head_too_large, refusal
+from app.transport.http import body_too_large, head_too_large, refusal
 from app.transport.websocket_protocol import (
     ABORT_EXTENSION,
     WebSocketProtocol,

@@ -6,7 +6,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.observe.log_lines import log_answer, log_socket
-from app.observe.request_fields import CLIENT_ID_HEADERS, RequestContext, begin_request
+from app.observe.request_fields import CLIENT_ID_HEADERS, begin_request
 
 HEADER = "x-request-id"
 CLIENT_HEADER = CLIENT_ID_HEADERS[0]
@@ -28,39 +28,25 @@ class RequestIds:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        context = begin_request(scope)
-        seen = _Seen(context, send)
+        context, status, is_socket = begin_request(scope), None, False
+
+        async def send_named(message: Message) -> None:
+            nonlocal status, is_socket
+            if message["type"] in _STARTS:
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = context.id
+                if context.client_id is not None:
+                    headers[CLIENT_HEADER] = context.client_id
+                status = message.get("status")
+                is_socket = message["type"] == "websocket.accept"
+            elif message["type"] == "websocket.close":
+                context.close_code = message["code"]
+            await send(message)
+
         try:
-            await self._app(scope, receive, seen.send)
+            await self._app(scope, receive, send_named)
         finally:
-            seen.log()
-
-
-class _Seen:
-    """How a request is answered, or a socket closed, as it passes through."""
-
-    def __init__(self, context: RequestContext, send: Send) -> None:
-        self._context = context
-        self._send = send
-        self._status: int | None = None
-        self._is_socket = False
-
-    async def send(self, message: Message) -> None:
-        """Send, the start of an answer with the ids."""
-        if message["type"] in _STARTS:
-            headers = MutableHeaders(scope=message)
-            headers[HEADER] = self._context.id
-            if self._context.client_id is not None:
-                headers[CLIENT_HEADER] = self._context.client_id
-            self._status = message.get("status")
-            self._is_socket = message["type"] == "websocket.accept"
-        elif message["type"] == "websocket.close":
-            self._context.close_code = message["code"]
-        await self._send(message)
-
-    def log(self) -> None:
-        """It is over."""
-        if self._is_socket:
-            log_socket(self._context)
-        elif not self._context.num_generations:
-            log_answer(self._context, self._status)
+            if is_socket:
+                log_socket(context)
+            elif not context.num_generations:
+                log_answer(context, status)

@@ -15,9 +15,8 @@ from app.cli import models as command
 from app.cli.models import stronger_models
 from app.cli.program import app
 from app.models import inventory
-from app.models.catalogue import KNOWN, best_kind, fitting
 from app.models.inventory import models_at_hand
-from app.models.sizes import shape_of, stored_bytes
+from app.models.sizes import KNOWN, best_kind, fitting, shape_of, stored_bytes
 from app.settings import Settings
 from engine.model.weights import DEFAULT_MODEL, GGUF_INDEX, GGUF_LINK
 
