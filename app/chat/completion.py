@@ -21,6 +21,7 @@ from app.wire.chat import (
     ChatBody,
     ChatChunk,
     ChatCompletion,
+    ChatStreamOptions,
     ChatUsage,
     Choice,
     ChoiceLogprobs,
@@ -51,10 +52,7 @@ class Completion:
         keep: Callable[[ChatCompletion], Awaitable[None]] | None = None,
     ) -> None:
         self._shows_logprobs = bool(body.logprobs)
-        options = body.stream_options
-        self._reports_usage = options is not None and bool(options.include_usage)
-        self._counts_on = options is not None and bool(options.continuous_usage_stats)
-        self._pads = options is not None and bool(options.include_obfuscation)
+        self._options = body.stream_options or ChatStreamOptions()
         self._tier = body.tier
         self._candidates = candidates
         self._generation = generation
@@ -115,7 +113,7 @@ class Completion:
             return
         if self._keep is not None:
             await self._keep(self._completion())
-        if self._reports_usage:
+        if self._options.include_usage:
             yield self._chunk(None)
         yield SSE_DONE
 
@@ -195,20 +193,18 @@ class Completion:
 
     def _chunk(self, choice: ChunkChoice | None) -> bytes:
         """One chunk; without a choice, the last one that carries the usage."""
-        tells_usage = choice is None or self._counts_on
+        usage: ChatUsage | UnsetType | None = None if self._options.include_usage else UNSET
+        if usage is None and (choice is None or self._options.continuous_usage_stats):
+            usage = usage_of([self._generation])
         text = "" if choice is None else choice.delta.get("content", "")
         chunk = ChatChunk(
             id=self._generation.request.request_id,
             created=self._created,
             model=self._model_id,
             choices=[choice] if choice is not None else [],
-            usage=UNSET
-            if not self._reports_usage
-            else usage_of([self._generation])
-            if tells_usage
-            else None,
+            usage=usage,
             service_tier=self._tier,
-            obfuscation=padding(text) if text and self._pads else UNSET,
+            obfuscation=padding(text) if text and self._options.include_obfuscation else UNSET,
         )
         return sse_event(encode_json(chunk))
 

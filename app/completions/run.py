@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from app.chat.completion import usage_of
 from app.completions.answer import Answer
@@ -17,7 +17,7 @@ from app.generation.begin import Ready
 from app.generation.engine_request import MAX_LOGPROBS
 from app.request.request import GenerationRequest
 from app.transport.server_sent_events import SSE_DONE, sse_event
-from app.wire.chat import ChatUsage
+from app.wire.chat import ChatStreamOptions, ChatUsage
 from app.wire.completions import Completion, CompletionBody, CompletionChoice
 from app.wire.errors import ApiError, invalid_request
 from app.wire.events import encode_json
@@ -60,29 +60,24 @@ class CompletionRun:
 
     async def begin(self) -> Answer:
         """Begin the answer to the only prompt, to be streamed."""
-        (ready,) = await self._prepared()
+        (ready,) = await self._service.generations.prepare(self._principal, self._requests)
         return await self._begin(0, ready)
-
-    async def _prepared(self) -> list[Ready]:
-        """All prompts, admitted as one: none costs a step that another's refusal would lose."""
-        return await self._service.generations.prepare(self._principal, self._requests)
 
     async def chunks(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         """The completion as server-sent chunks; a failure is the last one, and carries an error."""
-        options = self._body.stream_options
-        reports = options is not None and bool(options.include_usage)
-        counts_on = reports and options is not None and bool(options.continuous_usage_stats)
+        options = self._body.stream_options or ChatStreamOptions()
         async for choice in answer.growth():
-            usage = self._usage() if counts_on else None
-            chunk = self._completion([choice], usage if reports else UNSET)
-            yield sse_event(encode_json(chunk))
+            usage: ChatUsage | UnsetType | None = None if options.include_usage else UNSET
+            if usage is None and options.continuous_usage_stats:
+                usage = self._usage()
+            yield sse_event(encode_json(self._completion([choice], usage)))
         self._count([answer])
         try:
             answer.check()
         except ApiError as error:
             yield sse_event(encode_json(error.body()))
             return
-        if reports:
+        if options.include_usage:
             yield sse_event(encode_json(self._completion([], self._usage())))
         yield SSE_DONE
 
@@ -123,7 +118,9 @@ class CompletionRun:
 
     async def _read(self) -> list[Answer]:
         """The answers to all prompts, read to their ends."""
-        places, prepared = asyncio.Semaphore(_AT_ONCE), await self._prepared()
+        places = asyncio.Semaphore(_AT_ONCE)
+        # Admitted as one: none costs a step that another's refusal would lose.
+        prepared = await self._service.generations.prepare(self._principal, self._requests)
 
         async def answer(index: int) -> Answer:
             async with places:
@@ -169,14 +166,14 @@ class CompletionRun:
         return await template.text_of(tenant, ids, request.names.items), first
 
     def _completion(
-        self, choices: list[CompletionChoice], usage: ChatUsage | object | None
+        self, choices: list[CompletionChoice], usage: ChatUsage | UnsetType | None
     ) -> Completion:
         return Completion(
             id=self._requests[0].id,
             created=self._created,
             model=self._service.names.model_id,
             choices=choices,
-            usage=usage,  # type: ignore[arg-type]
+            usage=usage,
         )
 
     def _usage(self) -> ChatUsage:

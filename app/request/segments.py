@@ -65,9 +65,8 @@ def segments_of(
         "service_tier": asked.priority,
         **made_of,
     }
-    key = _key(tenant)
     return Segments(
-        digests={one: _digest(key, one, value) for one, value in values.items()},
+        digests={one: digest(tenant, one, value) for one, value in values.items()},
         said_tokens=said_tokens,
         up_to=asked.cache.up_to,
     )
@@ -75,13 +74,6 @@ def segments_of(
 
 def digest(tenant: Tenant, segment: Segment, value: Any) -> bytes:
     """What tells one value of a segment from another, to nobody but the tenant."""
-    return _digest(_key(tenant), segment, value)
-
-
-def _key(tenant: Tenant) -> bytes:
-    return derive_key(tenant.namespace_key, "segments")
-
-
-def _digest(key: bytes, segment: Segment, value: Any) -> bytes:
     data = msgspec.msgpack.encode((segment, value), order="sorted")
+    key = derive_key(tenant.namespace_key, "segments")
     return blake2b(data, key=key, digest_size=_DIGEST_BYTES).digest()

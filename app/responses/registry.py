@@ -128,10 +128,6 @@ class Responses:
                 return (await self.resume(principal, response_id, -1)).snapshot()
         return response
 
-    async def count_input(self, principal: Principal, body: CreateBody) -> int:
-        """The tokens of the prompt that a body would make. Raises what `start` raises."""
-        return await self._generations.count(principal, generation_request(body))
-
     async def input_items(self, tenant: Tenant, response_id: str) -> bytes:
         """The items that a response was created with, as JSON.
 

@@ -51,6 +51,10 @@ _STATUS_OF_OUTCOME: dict[Outcome, Status] = {
     "cancelled": "cancelled",
     "error": "failed",
 }
+_REASON_OF_OUTCOME: dict[Outcome, Literal["max_output_tokens", "service_restart"]] = {
+    "length": "max_output_tokens",
+    "suspended": "service_restart",
+}
 _PREFIXES: dict[OutputKind, str] = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _EVENT_OF_STATUS: dict[Status, LifecycleKind] = {
     "completed": "response.completed",
@@ -85,15 +89,6 @@ class ResponseRenderer:
         self.pads = pads
         self.input = input
         self.logprobs = [list(of_item) for of_item in logprobs]
-
-    @property
-    def _diagnoses(self) -> bool:
-        """Whether the client asks why the prompt was found in the cache, or was not."""
-        options = self.resource.prompt_cache_options
-        if isinstance(options, UnsetType):
-            return False
-        compared = options.comparison_response_id or self.resource.previous_response_id
-        return bool(compared)
 
     @property
     def seals(self) -> bool:
@@ -133,12 +128,9 @@ class ResponseRenderer:
 
     def closing(self, generation: Generation) -> list[Event]:
         """The items are as long as they will be; there is none if the engine never began."""
-        if self.logprobs or generation.outcome == "error" or generation.prompt.said is not None:
-            return self._item_done(generation, _last_status(generation))
-        return [
-            *self._item_begun(generation),
-            *self._item_done(generation, _last_status(generation)),
-        ]
+        has_none = generation.outcome == "error" or generation.prompt.said is not None
+        begun = [] if self.logprobs or has_none else self._item_begun(generation)
+        return [*begun, *self._item_done(generation, _last_status(generation))]
 
     def end(self, generation: Generation) -> Event:
         """Take over why the generation ended; returns the event that tells it."""
@@ -146,19 +138,24 @@ class ResponseRenderer:
         status = _STATUS_OF_OUTCOME[generation.outcome]
         if generation.outcome == "length" and generation.prompt.said is not None:
             status = "completed"  # no answer is all that was asked for
-        failure = generation.failure
+        failure, options = generation.failure, self.resource.prompt_cache_options
+        # Whether the client asks why the prompt was found in the cache, or was not.
+        diagnoses = not isinstance(options, UnsetType) and (
+            options.comparison_response_id or self.resource.previous_response_id
+        )
         output = [self._item(index, generation, "completed") for index in range(len(self.logprobs))]
         if output:
             output[-1].status = _last_status(generation)
+        reason = _REASON_OF_OUTCOME.get(generation.outcome) if status != "completed" else None
         self.resource = msgspec.structs.replace(
             self.resource,
             status=status,
             completed_at=int(time.time()) if status == "completed" else None,
             output=output,
-            incomplete_details=_details(generation.outcome) if status != "completed" else None,
+            incomplete_details=reason and IncompleteDetails(reason=reason),
             error=failure and ResponseFailure(code=failure.code, message=failure.message),
             usage=usage_of(generation),
-            prompt_cache_diagnostics=generation.cache_diagnostics if self._diagnoses else UNSET,
+            prompt_cache_diagnostics=generation.cache_diagnostics if diagnoses else UNSET,
         )
         return LifecycleEvent(type=_EVENT_OF_STATUS[status], response=self.resource)
 
@@ -176,7 +173,8 @@ class ResponseRenderer:
         ]
         if not isinstance(item, FunctionCall):
             part = TextPart(text="") if isinstance(item, OutputMessage) else ReasoningText(text="")
-            events.append(_part_event("response.content_part.added", item.id, index, part))
+            place: Any = {"item_id": item.id, "output_index": index}
+            events.append(PartEvent(**place, type="response.content_part.added", part=part))
         return events
 
     def _item_done(self, generation: Generation, status: ItemStatus) -> list[Event]:
@@ -185,19 +183,19 @@ class ResponseRenderer:
         if index < 0:
             return []
         item = self._item(index, generation, status)
-        events: list[Event]
+        place: Any = {"item_id": item.id, "output_index": index}
         if isinstance(item, FunctionCall):
-            events = [
-                ArgumentsDone(
-                    item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
-                )
-            ]
+            events: list[Event] = [ArgumentsDone(**place, name=item.name, arguments=item.arguments)]
         else:
             [part] = item.content
-            done = _text_done(item.id, index, part)
-            events = [done, _part_event("response.content_part.done", item.id, index, part)]
-        done_item = ItemEvent(type="response.output_item.done", output_index=index, item=item)
-        return [*events, done_item]
+            events = [
+                TextDone(**place, text=part.text, logprobs=part.logprobs)
+                if isinstance(part, TextPart)
+                else ReasoningDone(**place, text=part.text),
+                PartEvent(**place, type="response.content_part.done", part=part),
+            ]
+        done = ItemEvent(type="response.output_item.done", output_index=index, item=item)
+        return [*events, done]
 
     def _item(self, index: int, generation: Generation, status: ItemStatus) -> OutputItem:
         """An item of the answer so far."""
@@ -229,30 +227,9 @@ class ResponseRenderer:
         return outputs[index] if index < len(outputs) else Output()
 
 
-def _part_event(
-    kind: Literal["response.content_part.added", "response.content_part.done"],
-    item_id: str,
-    index: int,
-    part: TextPart | ReasoningText,
-) -> PartEvent:
-    return PartEvent(type=kind, item_id=item_id, output_index=index, part=part)
-
-
-def _text_done(item_id: str, index: int, part: TextPart | ReasoningText) -> Event:
-    if isinstance(part, ReasoningText):
-        return ReasoningDone(item_id=item_id, output_index=index, text=part.text)
-    return TextDone(item_id=item_id, output_index=index, text=part.text, logprobs=part.logprobs)
-
-
 def _last_status(generation: Generation) -> ItemStatus:
     is_whole = generation.outcome == "stop" and not generation.line.is_cut
     return "completed" if is_whole else "incomplete"
-
-
-def _details(outcome: Outcome) -> IncompleteDetails | None:
-    if outcome == "length":
-        return IncompleteDetails(reason="max_output_tokens")
-    return IncompleteDetails(reason="service_restart") if outcome == "suspended" else None
 
 
 def usage_of(generation: Generation) -> Usage:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from app.chat.parse import message_item
 from app.context import identified
 from app.request.template_options import TemplateOptions
+from app.responses.parse import generation_request
 from app.transport.http import json_response, unless_gone
 from app.wire.responses import CreateBody
 from app.wire.tokenize import DetokenizeBody, TokenizeBody
@@ -17,7 +18,8 @@ async def count_input(request: Request) -> ASGIApp:
     """`POST /v1/responses/input_tokens`: the prompt's length, were a response created so."""
     service, principal = await identified(request)
     body = await service.bodies.read(request, CreateBody, principal)
-    count = await unless_gone(request, service.responses.count_input(principal, body))
+    asked = generation_request(body)
+    count = await unless_gone(request, service.generations.count(principal, asked))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 

@@ -59,22 +59,16 @@ def marked_parts(content: object) -> list[CacheBreakpoint]:
     return [mark for mark in marked if mark is not None]
 
 
-def marked_characters(content: str | Sequence[Wire] | None) -> int | None:
-    """How many characters of a content lie before its last breakpoint; `None` where it has none."""
-    if content is None or isinstance(content, str):
-        return None
+def with_breakpoint(message: Message, content: str | Sequence[Wire] | None) -> Message:
+    """A message that says how many characters of its `content` lie before its last breakpoint, if
+    it has one.
+    """
     characters, found = 0, None
-    for part in content:
+    for part in () if content is None or isinstance(content, str) else content:
         characters += len(getattr(part, "text", ""))
         if isinstance(part, MarkedText) and part.prompt_cache_breakpoint is not None:
             found = characters
-    return found
-
-
-def with_breakpoint(message: Message, content: str | Sequence[Wire] | None) -> Message:
-    """A message that says where the last breakpoint of its `content` lies, if there is one."""
-    characters = marked_characters(content)
-    return message if characters is None else {**message, "breakpoint": characters}
+    return message if found is None else {**message, "breakpoint": found}
 
 
 MissReason = Literal[

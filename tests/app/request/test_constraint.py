@@ -268,7 +268,8 @@ async def test_a_grammar_is_looked_at_once_for_each_namespace(
     assert len(looked) == 2
     await respond(world, structured_outputs={"grammar": "a+"})
     assert [grammar.kind for grammar in looked] == ["regex", "regex", "lark"]
-    monkeypatch.setattr(constraint, "_MOST_KNOWN", 1)
+    grammars = world.app.state.service.generations._grammars
+    monkeypatch.setattr(grammars._known, "_most", 1)
     await respond(world, text={"format": {"type": "regex", "regex": "b"}})
     await respond(world, text=regex)
     assert len(looked) == 5
