@@ -279,14 +279,15 @@ class Connections:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside everything else: one slow reader must not keep the others alive."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                _log.error("what a change asked for has failed", exc_info=task.exception())
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("what a change asked for has failed", exc_info=task.exception())
+        task.add_done_callback(done)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ _NAMES = FieldNames(items="input", max_tokens="max_output_tokens")
 
 def generation_request(body: CreateBody) -> GenerationRequest:
     """What a body asks for. Raises `ApiError` naming a field that needs another."""
-    if body.top_logprobs and not body.wants_logprobs:
+    if body.top_logprobs and not body.includes(LOGPROBS):
         message = f'\'top_logprobs\' needs "include": ["{LOGPROBS}"].'
         raise invalid_request(message, "top_logprobs")
     if body.conversation is not None and body.previous_response_id is not None:
@@ -70,7 +70,7 @@ def generation_request(body: CreateBody) -> GenerationRequest:
         previous_response_id=body.previous_response_id,
         conversation_id=body.conversation_id,
         max_tokens=body.max_output_tokens if body.generates else 0,
-        logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
+        logprobs=body.top_logprobs or 0 if body.includes(LOGPROBS) else None,
         constraint=constraint_of(body, asked, body.structured_outputs, tools),
         truncates=body.truncation == "auto",
         tools=tools,

@@ -21,7 +21,7 @@ from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.wire.common import EffortWish
 from app.wire.errors import ApiError, response_not_found, response_runs_elsewhere
-from app.wire.responses import CreateBody
+from app.wire.responses import SEALED_REASONING, CreateBody
 from app.workers import Workers
 from engine.api import EngineError
 from engine.client import EngineClient
@@ -82,7 +82,7 @@ class Responses:
             pads=pads,
             ignored=[*body.ignored_fields, *self._unheeded(body.effort_wish)],
             input=listed,
-            seal=partial(encrypt_thought, tenant) if body.wants_sealed_reasoning else None,
+            seal=partial(encrypt_thought, tenant) if body.includes(SEALED_REASONING) else None,
         )
         async with self._store.claiming(tenant.id, resource):
             generation = await self._generations.begin(principal, request, on_socket)

@@ -3,17 +3,7 @@
 The client sends `response.create` (the body of `POST /v1/responses`, with `type` and, for a lane of
 its own, `stream_id`) and two extensions: `response.cancel`, and `response.resume`, which asks for
 the rest of a stream that another socket has lost. The server sends the events of every response,
-and `error` events; only these end a socket:
-
-- 1000 the client closed it
-- 1001 it reached its greatest age, after an error `websocket_connection_limit_reached`
-- 1008 its key or tenant (or, on the operators' port, their token) has ended, the client caused
-  errors faster than it read them, or a message took too long
-- 1009 a message larger than the server accepts at all
-- 1011 the server failed
-- 1013 too many long messages are on their way at once
-- 1012 the service restarts; streams that it interrupts can be resumed
-- 1006 (no close frame) the reader stalled past the send deadline: the connection is dropped
+and `error` events; what ends a socket, and with which code, is in docs/protocol.md.
 
 An upgrade is refused with HTTP 401 (no valid key), 403 (the tenant is disabled, or pages of the
 origin may not connect), 429 (it has too many sockets) or 503 (the tenant store is down, or the

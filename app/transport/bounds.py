@@ -12,17 +12,13 @@ INLINE_BYTES = 16 * 1024
 class Bounds:
     """Bounds of the service; every name carries its unit.
 
-    `default_max_output_tokens` caps answers whose request names no maximum; `None` lets them use
-    the rest of the context; those that ask for no lifetime lease what they use of the cache for
-    `lease_seconds`. Bodies and messages on their way have `max_incoming_bytes` together, of
-    which one tenant may take a quarter. A response without a reader goes on for
-    `resume_grace_seconds`, and for as long after its end its events can be fetched, unless they are
-    more than `max_kept_event_bytes` with those of others, or a quarter of that with others of the
-    tenant. The log-probabilities that answers keep while they are written have `max_logprob_bytes`
-    together, of which one tenant may take a quarter. Server-sent streams that say nothing for
-    `keep_alive_seconds`, be it that their request is queued, carry a comment. Up to
-    `metrics_tenants` have metrics of their own. Browsers let pages of
-    `page_origins` call the service. An operator may make `admin_writes_per_minute`.
+    Of `max_incoming_bytes` (bodies and messages on their way), `max_kept_event_bytes` (of streams
+    that have ended) and `max_logprob_bytes` (of answers that are being written) one tenant may take
+    a quarter. `default_max_output_tokens` caps answers whose request names no maximum; `None` lets
+    them use the rest of the context. Those that ask for no lifetime lease what they use of the
+    cache for `lease_seconds`. A response without a reader goes on for `resume_grace_seconds`, and
+    for as long after its end its events can be fetched. Server-sent streams that say nothing for
+    `keep_alive_seconds` carry a comment.
     """
 
     send_deadline_seconds: float = 15.0

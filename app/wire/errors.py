@@ -2,24 +2,7 @@
 
 HTTP carries `{"error": {...}}`, a WebSocket event nests it beside a status, an SSE event is flat.
 
-Codes, by status:
-
-- 400 `invalid_json`, `too_many_values`, `unknown_parameter`, `missing_required_parameter`,
-  `invalid_type`, `invalid_value`, `unsupported_value`, `context_length_exceeded`,
-  `previous_response_not_found`, `prompt_not_found`, `invalid_encrypted_content`,
-  `invalid_stream_id`,
-  `websocket_stream_limit_reached`, `websocket_connection_limit_reached`, `unknown_message_type`,
-  `message_too_large`
-- 401 `invalid_api_key`; 403 `tenant_disabled`, `origin_not_allowed`
-- 404 `model_not_found`, `response_not_found`, `conversation_not_found`, `completion_not_found`,
-  `item_not_found`, `not_found`, `unsupported_endpoint`; 405 `method_not_allowed`
-- 408 `request_timeout`; 409 `response_runs_elsewhere`, `conversation_locked`; 410 `response_lost`;
-  413 `body_too_large`;
-  431 `headers_too_large`; 415 `unsupported_media_type`
-- 429 `inbox_full`, and where a tenant has reached a limit: `rate_limit_exceeded` (requests or
-  tokens of a minute), `tokens_per_day_exceeded`, `concurrent_streams_exceeded`, `queue_full`,
-  `sockets_exceeded`, `insufficient_quota` (a month's budget); `too_many_logprobs`
-- 500 `server_error`; 503 `store_unavailable`, `engine_unavailable`, `shutting_down`
+docs/protocol.md lists the codes, by status.
 """
 
 from __future__ import annotations

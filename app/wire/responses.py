@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
@@ -31,8 +31,8 @@ from app.wire.items import CompactInput, Input, InputItem, MessageItem, Resolved
 from app.wire.prompt_cache import CacheOptions, ResponseCacheOptions, Retention
 from app.wire.tools import Functions, ToolChoice
 
-LOGPROBS = "message.output_text.logprobs"
-SEALED_REASONING = "reasoning.encrypted_content"
+LOGPROBS: Final = "message.output_text.logprobs"
+SEALED_REASONING: Final = "reasoning.encrypted_content"
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 INCLUDABLE: frozenset[str] = frozenset(get_args(Includable))
 """What a response can be asked to have besides."""
@@ -115,10 +115,9 @@ class CreateBody(SamplingFields):
     access_programs: Declined = None
     image: Declined = None
 
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer's text carries log-probabilities."""
-        return self.include is not None and LOGPROBS in self.include
+    def includes(self, what: Includable) -> bool:
+        """Whether the answer is to have that besides."""
+        return self.include is not None and what in self.include
 
     @property
     def generates(self) -> bool:
@@ -131,11 +130,6 @@ class CreateBody(SamplingFields):
         """See `Wire`."""
         effort = self.reasoning and self.reasoning.effort
         return ("reasoning.effort", effort) if effort else None
-
-    @property
-    def wants_sealed_reasoning(self) -> bool:
-        """Whether reasoning items carry what they hold encrypted, too."""
-        return self.include is not None and SEALED_REASONING in self.include
 
     @property
     def conversation_id(self) -> str | None:

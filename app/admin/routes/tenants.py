@@ -55,8 +55,7 @@ class DeletedTenant(Document):
 async def create_tenant(body: InBody[NewTenant], service: Served, by: Asking) -> CreatedTenant:
     """Create a tenant and its first API key."""
     draft = Tenant(id=body["id"], name=body["id"], namespace_secret=b"", created_at=0.0)
-    _require_prices(service, draft, edited(draft, body))
-    await _require_room(service, draft, edited(draft, body))
+    await _check(service, draft, edited(draft, body))
     try:
         tenant, api_key = await service.stores.tenants.create_tenant(
             body["id"], edit=lambda draft: edited(draft, body), actor=by.name
@@ -107,8 +106,7 @@ async def update_tenant(
         return edited(old, body)
 
     old = await tenants.get_tenant(tenant)
-    _require_prices(service, old, edited(old, body))
-    await _require_room(service, old, edited(old, body))
+    await _check(service, old, edited(old, body))
     try:
         return TenantDocument.of(await tenants.update_tenant(tenant, edit, actor=by.name))
     except InvalidField as error:
@@ -138,12 +136,19 @@ async def delete_tenant(tenant: TenantId, service: Served, by: Asking) -> Delete
     return DeletedTenant(id=tenant, usage=[UsageDay.of(day) for day in used])
 
 
-async def _require_room(service: Service, old: Tenant, new: Tenant) -> None:
-    """Raises `Problem` 409 where reserved and pinned blocks would leave others too few.
+async def _check(service: Service, old: Tenant, new: Tenant) -> None:
+    """Raises `Problem` 409 for a new budget that nothing would count against, and where reserved
+    and pinned blocks would leave others too few: half of the engine's stay for everybody.
 
-    Half of the engine's blocks stay for everybody. It is a guard against slips, not against two
-    operators at the same moment; the engine copes with whatever it is told.
+    It is a guard against slips, not against two operators at the same moment; the engine copes with
+    whatever it is told.
     """
+    for name in ("soft_budget_micros", "hard_budget_micros"):
+        budget = getattr(new.limits, name)
+        is_new = budget is not None and budget != getattr(old.limits, name)
+        if is_new and not service.prices.are_set:
+            detail = "a budget needs prices, and this replica has no price file"
+            raise clash(Complaint(field=f"limits.{name}", detail=detail))
     if _claim(new) <= _claim(old):
         return
     tenants = await service.stores.tenants.list_tenants()
@@ -157,16 +162,6 @@ async def _require_room(service: Service, old: Tenant, new: Tenant) -> None:
             f" of those are left for this one, not {_claim(new)}"
         )
         raise clash(Complaint(field=field, detail=detail))
-
-
-def _require_prices(service: Service, old: Tenant, new: Tenant) -> None:
-    """Raises `Problem` 409 for a new budget that nothing would count against."""
-    for name in ("soft_budget_micros", "hard_budget_micros"):
-        budget = getattr(new.limits, name)
-        is_new = budget is not None and budget != getattr(old.limits, name)
-        if is_new and not service.prices.are_set:
-            detail = "a budget needs prices, and this replica has no price file"
-            raise clash(Complaint(field=f"limits.{name}", detail=detail))
 
 
 def _claim(tenant: Tenant) -> int:

@@ -48,11 +48,6 @@ class _Lane:
         """Responses that wait, start or run here."""
         return len(self.waiting) + self._serving
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of all that waits."""
-        return sum(num_bytes for _, num_bytes in self.waiting)
-
     def take(self) -> _Message:
         """The message that is served now."""
         message, _ = self.waiting.popleft()
@@ -115,7 +110,7 @@ class Lanes:
         self._writer = writer
         self._bounds = bounds
         self._on_idle = on_idle
-        self._history = SocketHistory(bounds.socket_history_responses, bounds.socket_history_bytes)
+        self.history = SocketHistory(bounds.socket_history_responses, bounds.socket_history_bytes)
         self._active = asyncio.Semaphore(bounds.max_active_responses_per_socket)
         self._lanes: dict[str | None, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,10 +176,6 @@ class Lanes:
         for lane in self._lanes.values():
             lane.cancel()
 
-    def evict(self, response_id: str) -> None:
-        """Forget a socket's own response, because a continuation of it failed."""
-        self._history.evict(response_id)
-
     def refuse(self, error: ApiError) -> None:
         """From now on answer whatever has not begun yet with `error`."""
         self._refusal = error
@@ -202,7 +193,7 @@ class Lanes:
         self._waiting.hold(0)
 
     def _num_waiting_bytes(self) -> int:
-        return sum(lane.waiting_bytes for lane in self._lanes.values())
+        return sum(num_bytes for lane in self._lanes.values() for _, num_bytes in lane.waiting)
 
     async def _run_lane(self, stream_id: str | None, lane: _Lane) -> None:
         """Serve a lane until it is empty."""
@@ -236,7 +227,7 @@ class Lanes:
             failed = True
             await self._writer.send(self._refusal_event(error, stream_id))
         if failed and previous:
-            self.evict(previous)
+            self.history.evict(previous)
 
     def _refusal_event(self, error: Exception, stream_id: str | None) -> bytes:
         """What the client is told of `error`, which no frame that it went through may hold."""
@@ -254,6 +245,6 @@ class Lanes:
             raise self._refusal
         principal = self._connection.principal
         if isinstance(message, CreateMessage):
-            return await self._responses.start(principal, message, self._history), -1
+            return await self._responses.start(principal, message, self.history), -1
         after = -1 if message.starting_after is None else message.starting_after
         return await self._responses.resume(principal, message.response_id, after), after

@@ -116,7 +116,7 @@ class OpenSocket:
                         if (context := current_request()) is not None:
                             context.num_refused += 1
                         if refused.previous is not None:
-                            lanes.evict(refused.previous)
+                            lanes.history.evict(refused.previous)
                         self._writer.reply(error_event(refused.error, refused.stream_id))
                         # Frames that came together are taken together: let the replies go first.
                         await asyncio.sleep(0)
