@@ -24,9 +24,8 @@ from app.prompt.system_prompts import RegisteredPrompts
 from app.responses.conversations import ConversationStore
 from app.responses.registry import Responses
 from app.stores import Stores
-from app.transport.bodies import Bodies
+from app.transport.bodies import Bodies, Intake
 from app.transport.bounds import Bounds
-from app.transport.intake import Intake
 from app.workers import Workers
 from engine.client import EngineClient
 from tenants.records import Principal

@@ -14,8 +14,7 @@ from app.background.webhooks import Webhook, signing_keys
 from app.cluster.launch import new_cluster
 from app.settings import Settings
 from app.settings.kinds import names, networks, origins
-from app.transport.bounds import Bounds
-from app.transport.connection_bounds import ConnectionBounds
+from app.transport.bounds import Bounds, ConnectionBounds
 from engine.assembly.process import ProcessEngine
 from engine.config import EngineConfig
 from engine.model.weights import ModelUnavailable, resolve_model

@@ -18,7 +18,7 @@ from uvicorn.config import STARTUP_FAILURE
 from app.settings import Settings
 from app.signals import on_signals
 from app.transport.accepting import Acceptor
-from app.transport.connection_bounds import ConnectionBounds, Place, Places
+from app.transport.bounds import ConnectionBounds, Place, Places
 from app.transport.http_protocol import HttpProtocol
 from app.transport.websocket_protocol import WebSocketProtocol
 

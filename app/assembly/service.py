@@ -47,10 +47,9 @@ from app.responses.registry import Responses
 from app.responses.store import ResponseStore
 from app.routes.table import tenant_routes
 from app.stores import Stores
-from app.transport.bodies import Bodies
+from app.transport.bodies import Bodies, Intake
 from app.transport.bounds import Bounds
 from app.transport.http import answering, routing_error
-from app.transport.intake import Intake
 from app.transport.origins import cors
 from app.transport.request_ids import RequestIds
 from app.wire.common import EffortWish

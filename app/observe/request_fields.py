@@ -17,11 +17,14 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 from structlog.typing import EventDict, WrappedLogger
 
-from app.observe.log_writer import masked
-
 CLIENT_ID_HEADERS = ("x-client-request-id", "x-request-id")
 _CLIENT_ID = re.compile(r"[!-~]{1,128}")
 _MAX_PATH_CHARACTERS = 200
+_SECRET = re.compile(
+    r"(pw(?:admin)?_(?:[0-9a-f]{16}\.)?)[A-Za-z0-9_-]{24,}"  # an id may be told
+    r"|(eyJ)[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"  # a JSON Web Token
+)
+"""Keys and tokens that stand where none belongs, such as a path, are in no line of the log."""
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _ABNORMAL_CLOSURE = 1006
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -108,6 +111,11 @@ def note_error(code: str) -> None:
     context = _current.get()
     if context is not None:
         context.code = code
+
+
+def masked(text: str) -> str:
+    """`text` with `***` for the secret part of what looks like an API key or a token."""
+    return _SECRET.sub(lambda found: f"{found[1] or found[2]}***", text)
 
 
 def add_request(_: WrappedLogger, __: str, line: EventDict) -> EventDict:

@@ -24,8 +24,8 @@ from app.limits.auth import authenticate, select_subprotocol
 from app.limits.connections import POLICY_VIOLATION
 from app.observe.request_fields import note_error
 from app.responses.socket.socket import OpenSocket
+from app.transport.bodies import IncomingBody
 from app.transport.http import error_response
-from app.transport.intake import IncomingBody
 from app.transport.origins import check_origin
 from app.wire.errors import as_api_error
 

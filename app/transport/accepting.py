@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 
-from app.transport.connection_bounds import Place, Places
+from app.transport.bounds import Place, Places
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048

@@ -18,7 +18,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from app.transport.connection_bounds import ConnectionBounds, Place
+from app.transport.bounds import ConnectionBounds, Place
 from app.transport.half_closed import PROBE_EXTENSION, PROCESSING, Outlet, Probe, Probing
 from app.transport.http import body_too_large, head_too_large, refusal
 from app.transport.websocket_protocol import (

@@ -25,8 +25,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from app.transport.bounds import INLINE_BYTES
-from app.transport.connection_bounds import Place
+from app.transport.bounds import INLINE_BYTES, Place
 from app.wire.errors import ApiError
 
 _HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")

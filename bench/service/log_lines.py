@@ -20,7 +20,7 @@ from typing import Final
 from rich.table import Table
 
 from app.observe.log_lines import log_answer
-from app.observe.log_writer import LineWriter
+from app.observe.log_setup import LineWriter
 from app.observe.request_fields import begin_request
 from bench.common.figures import percentile
 from bench.common.machine import warn_if_busy

@@ -27,8 +27,7 @@ from app.background.webhooks import Webhook
 from app.prompt.chat_template import ChatTemplate
 from app.settings import Settings, load_settings
 from app.stores import Stores
-from app.transport.bounds import Bounds
-from app.transport.connection_bounds import ConnectionBounds
+from app.transport.bounds import Bounds, ConnectionBounds
 from app.workers import Workers
 from tenants.at_rest.pepper import Peppers
 from tenants.prompts.system_prompts import SystemPrompts

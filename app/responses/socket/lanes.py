@@ -17,8 +17,8 @@ from app.prompt.history import SocketHistory
 from app.responses.registry import Responses
 from app.responses.run import ResponseRun
 from app.responses.socket.writer import ReaderLeft, SocketWriter
+from app.transport.bodies import IncomingBody
 from app.transport.bounds import Bounds
-from app.transport.intake import IncomingBody
 from app.wire.errors import ApiError, as_api_error, internal_error
 from app.wire.events import on_lane
 from app.wire.responses import CreateMessage, ResumeMessage

@@ -17,8 +17,8 @@ from app.observe.request_fields import current_request
 from app.responses.registry import Responses
 from app.responses.socket.lanes import Lanes, error_event
 from app.responses.socket.writer import ReaderFlooded, ReaderLeft, SocketWriter
+from app.transport.bodies import Intake
 from app.transport.bounds import INLINE_BYTES, Bounds
-from app.transport.intake import Intake
 from app.transport.server_sent_events import abort_transport
 from app.wire.errors import ApiError, invalid_request, shutting_down, unauthorized
 from app.wire.responses import CancelMessage, CreateMessage, RefusedMessage, socket_message

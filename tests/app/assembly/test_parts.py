@@ -14,8 +14,7 @@ from app.assembly.parts import (
     service_webhook,
 )
 from app.settings import Settings, SettingsError, load_settings
-from app.transport.bounds import Bounds
-from app.transport.connection_bounds import ConnectionBounds
+from app.transport.bounds import Bounds, ConnectionBounds
 from engine.config import EngineConfig
 from tenants.usage.prices import FREE
 

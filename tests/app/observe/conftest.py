@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.observe.log_setup import log_to
-from app.observe.log_writer import LineWriter
+from app.observe.log_setup import LineWriter, log_to
 from engine.logs import OURS
 from tests.app.conftest import eventually
 

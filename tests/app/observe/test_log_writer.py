@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from app.observe.log_writer import LineWriter
+from app.observe.log_setup import LineWriter
 
 
 class Stuck(io.StringIO):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from app.observe.log_writer import masked
+from app.observe.request_fields import masked
 from tenants import key_format
 from tests.app.conftest import ADMIN_TOKEN, World
 from tests.app.observe.conftest import Log

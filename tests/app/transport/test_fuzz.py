@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from app.transport.connection_bounds import ConnectionBounds
+from app.transport.bounds import ConnectionBounds
 from tests.app.transport.raw import HANDSHAKE, Reader, stranger
 from tests.app.transport.test_server import running, settings
 

@@ -13,8 +13,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
+from app.transport.bodies import Intake
 from app.transport.bounds import INLINE_BYTES, Bounds
-from app.transport.intake import Intake
 from app.wire.errors import ApiError
 from tests.app.conftest import MODEL, World, eventually
 

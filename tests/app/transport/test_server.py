@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from app.assembly.parts import connection_bounds
 from app.assembly.server import CannotListen, Listener, bind, local_url, run_server
 from app.settings import Settings, load_settings
-from app.transport.connection_bounds import ConnectionBounds
+from app.transport.bounds import ConnectionBounds
 from app.transport.websocket_protocol import ABORT_EXTENSION, WRITE_EXTENSION
 
 
