@@ -146,7 +146,7 @@ class StoredCompletions:
                 kept = _decoded(completion_id, content)
                 if kept is None or not wanted.matches(kept):
                     continue
-                if len(found) == limit or sum(map(_length, found)) > _PAGE_BYTES:
+                if len(found) == limit or sum(len(bytes(one)) for one in found) > _PAGE_BYTES:
                     return found, True
                 found.append(kept.shown)
 
@@ -176,10 +176,6 @@ def _read(completion_id: str, content: bytes) -> StoredCompletion:
 
 def _decoded(completion_id: str, content: bytes) -> StoredCompletion | None:
     return decoded(content, StoredCompletion, completion_id) if content else None
-
-
-def _length(document: msgspec.Raw) -> int:
-    return len(bytes(document))
 
 
 def _listed(completion_id: str, messages: Sequence[ChatMessage]) -> bytes:

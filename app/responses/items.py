@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -104,14 +104,6 @@ class _Name(msgspec.Struct):
     id: str
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """Items without names; `named` is what these stood for, as JSON by id."""
-
-    items: list[Item] = field(default_factory=list)
-    named: dict[str, bytes] = field(default_factory=dict)
-
-
 class NamedItems:
     """Puts items of earlier responses in the place of their names; `workers` read these responses.
 
@@ -142,8 +134,8 @@ class NamedItems:
         earlier = request.earlier
         if request.conversation_id is not None:
             earlier = await self._earlier(tenant_id, request.conversation_id)
-        found = await self._found(request.items, tenant_id, on_socket, earlier.kept)
-        return replace(request, items=found.items, earlier=earlier), found.named
+        items, named = await self._found(request.items, tenant_id, on_socket, earlier.kept)
+        return replace(request, items=items, earlier=earlier), named
 
     async def _earlier(self, tenant_id: str, conversation_id: str) -> Earlier:
         """What was said in a conversation before a request that names it."""
@@ -161,7 +153,7 @@ class NamedItems:
         tenant_id: str,
         on_socket: SocketHistory | None,
         said: Mapping[str, bytes],
-    ) -> Resolved:
+    ) -> tuple[list[Item], dict[str, bytes]]:
         """`items`, with what is named in the place of names; what was `said` before stays there."""
         turns: dict[str, Turn | None] = {}
         for index, item in enumerate(items):
@@ -190,16 +182,17 @@ def _resolved(
     turns: Mapping[str, Turn | None],
     said: Mapping[str, bytes],
     max_characters: int,
-) -> Resolved:
+) -> tuple[list[Item], dict[str, bytes]]:
     documents = {response_id: _by_id(turn) for response_id, turn in turns.items()}
     known: dict[str, Item] = {}
-    found = Resolved()
+    found: list[Item] = []
+    named: dict[str, bytes] = {}
     for index, item in enumerate(items):
         if not isinstance(item, ItemName):
-            found.items.append(item)
+            found.append(item)
             continue
         if item.id in said:
-            found.named[item.id] = said[item.id]
+            named[item.id] = said[item.id]
             continue
         param = f"input[{index}].id"
         if item.id not in known:
@@ -209,12 +202,12 @@ def _resolved(
                 raise ApiError(404, message, code="item_not_found", param=param)
             resolved = parse(ResolvedInput, {"item": document}, ignores_unknown=True)
             [known[item.id]] = conversation([resolved.item])
-            found.named[item.id] = msgspec.json.encode(without_logprobs(document))
+            named[item.id] = msgspec.json.encode(without_logprobs(document))
         max_characters -= item_characters(known[item.id])
         if max_characters < 0:
             raise invalid_request("References bring more text than a body may hold.", param)
-        found.items.append(known[item.id])
-    return found
+        found.append(known[item.id])
+    return found, named
 
 
 def _response_of(name: ItemName) -> str | None:
