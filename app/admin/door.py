@@ -36,15 +36,11 @@ class Door:
     stored: OperatorTokens
     people: People | None = None
 
-    async def operator(self, request: Request) -> Operator:
-        """Who asks.
+    async def holder(self, token: str) -> Operator:
+        """Whose token it is.
 
         Raises `Problem` 401 or 403, `IssuerUnavailable` and `StoreUnavailable`.
         """
-        return await self.holder(bearer(request))
-
-    async def holder(self, token: str) -> Operator:
-        """Whose token it is. Raises what `operator` does."""
         holder = self.tokens.holder(token)
         if holder is not None:
             return holder

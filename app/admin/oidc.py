@@ -8,14 +8,13 @@ What its holder may do says one of its claims, in the words of a line of `--admi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import jwt
 
-from app.admin.issuer import ALGORITHMS, Issuer
+from app.admin.issuer import ALGORITHMS, Configuration, Issuer
 from app.admin.problems import Problem, unauthorized
 from app.admin.token import Operator, is_role, operator_of
 from tenants.errors import InvalidField
@@ -37,16 +36,6 @@ def is_jwt(token: str) -> bool:
     return token.startswith("eyJ") and token.count(".") == 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flow:
-    """Where a page has people sign in, and as which client."""
-
-    issuer: str
-    authorization_endpoint: str
-    token_endpoint: str
-    client_id: str
-
-
 class People:
     """Those whom `issuer` knows, and whose tokens for `audience` say in `claim` what they may."""
 
@@ -65,7 +54,8 @@ class People:
         self._issuer = issuer
         self._audience = audience
         self._claim = claim
-        self._client_id = client_id
+        self.client_id = client_id
+        """As which pages ask for tokens, if they may."""
         named = {*clients} if client_id is None else {*clients, client_id}
         self._clients = named and {*named, audience}
         self._most_seconds = most_seconds
@@ -73,24 +63,17 @@ class People:
     @property
     def page_origin(self) -> str | None:
         """Where pages ask for tokens, if they may: the issuer's own origin."""
-        if self._client_id is None:
+        if self.client_id is None:
             return None
         parts = urlsplit(self._issuer.url)
         return f"{parts.scheme}://{parts.netloc}"
 
-    async def flow(self) -> Flow | None:
+    async def flow(self) -> Configuration | None:
         """How a page gets a token, if any may. Raises `IssuerUnavailable`."""
-        if self._client_id is None:
+        if self.client_id is None:
             return None
         told = await self._issuer.configuration()
-        if told.authorization_endpoint is None or told.token_endpoint is None:
-            return None
-        return Flow(
-            issuer=told.issuer,
-            authorization_endpoint=told.authorization_endpoint,
-            token_endpoint=told.token_endpoint,
-            client_id=self._client_id,
-        )
+        return None if None in (told.authorization_endpoint, told.token_endpoint) else told
 
     async def operator(self, token: str) -> Operator:
         """Who holds a JSON Web Token.

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.admin.documents import Versioned
-from app.admin.door import Door
+from app.admin.door import Door, bearer
 from app.admin.idempotency import IdempotencyKey, once
 from app.admin.problems import (
     MEDIA_TYPE,
@@ -126,7 +126,7 @@ class AdminRoute(APIRoute):
         if not self.needs_token:
             return _ANYBODY
         door: Door = request.app.state.door
-        operator = await door.operator(request)
+        operator = await door.holder(bearer(request))
         if not operator.may(self.method, self.path, request.path_params.get("tenant")):
             raise forbidden(operator)
         return operator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -37,7 +37,7 @@ from app.wire.events import EncodedLogprob, encode_json, made_id, padding
 
 
 class Completion:
-    """A running chat completion; whoever holds it must run it or call `close`.
+    """A running chat completion; whoever holds it must run it or close the generation.
 
     One that is to be kept is given to `keep` at its end.
     """
@@ -63,15 +63,6 @@ class Completion:
         self._noted: list[list[EncodedLogprob]] = [[] for _ in generation.lines]
         self._calls: Counter[int] = Counter()
         """Calls so far, by their lines."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What goes with its answer."""
-        return self._generation.ticket.headers
-
-    async def close(self) -> None:
-        """Give the engine's blocks back; harmless after the end."""
-        await self._generation.close()
 
     async def whole(self) -> bytes:
         """The completion as JSON. Raises `ApiError` if it fails."""

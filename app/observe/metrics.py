@@ -23,34 +23,29 @@ class Metrics:
         """Up to `most_tenants` have series of their own, and as many registered prompts."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "partywall_requests",
+        self.requests = self._counter(
+            "requests",
             "Requests by route and outcome (an HTTP status, or how a response ended).",
-            ("route", "outcome"),
-            registry=self.registry,
+            "route",
+            "outcome",
         )
-        self.limited = Counter(
-            "partywall_limited",
-            "Requests refused because their tenant has reached this limit.",
-            ("limit",),
-            registry=self.registry,
+        self.limited = self._counter(
+            "limited", "Requests refused because their tenant has reached this limit.", "limit"
         )
-        self.loop_failures = Counter(
-            "partywall_loop_failures",
+        self.loop_failures = self._counter(
+            "loop_failures",
             "Failures of a background loop, which was then started again.",
-            ("loop",),
-            registry=self.registry,
+            "loop",
         )
         self._tasks = self._gauge("asyncio_tasks", "Tasks of the event loop.")
         self.streams_running = self._gauge("streams_running", "Requests at the engine now.")
         self.store_up = self._gauge("store_up", "Whether the tenant store takes writes.")
         self.sockets_open = self._gauge("sockets_open", "Open WebSockets.")
         self.engine = EngineMetrics()
-        self.registry.register(self.engine)
         self.fleet = FleetMetrics()
-        self.registry.register(self.fleet)
         self.traffic = Traffic(most_tenants)
-        self.registry.register(self.traffic)
+        for collector in (self.engine, self.fleet, self.traffic):
+            self.registry.register(collector)
         self._ranked_at = time.monotonic()
 
     def count_refused(self, route: str, status: int) -> None:
@@ -69,6 +64,9 @@ class Metrics:
             self.traffic.prompts.rank()
         encode, media_type = choose_encoder(accept)
         return encode(self.registry), media_type
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"partywall_{name}", documentation, labels, registry=self.registry)
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"partywall_{name}", documentation, registry=self.registry)

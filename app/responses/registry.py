@@ -136,9 +136,9 @@ class Responses:
         """
         run = self._runs.get((tenant.id, response_id))
         if run is not None:
-            if not run.input:
+            if not run.renderer.input:
                 raise response_not_found(response_id)
-            return run.input
+            return run.renderer.input
         if await self._store.runs_elsewhere(tenant, response_id):
             raise response_runs_elsewhere(response_id)
         return await self._store.input_of(tenant.id, response_id)

@@ -16,7 +16,7 @@ from app.responses.event_log import EventLog, EventsGone, Reader, check_position
 from app.responses.render import ResponseRenderer
 from app.responses.store import ResponseStore
 from app.shares import SHARES
-from app.wire.errors import ApiError, internal_error, response_not_found
+from app.wire.errors import internal_error, response_not_found
 from app.wire.events import Event, ResponseResource, encode_json
 from tenants.records import Tenant
 
@@ -45,8 +45,8 @@ class ResponseRun:
         events: Sequence[bytes | None] = (),
     ) -> None:
         self._tenant = tenant
-        self._renderer = renderer
-        self._generation = generation
+        self.renderer = renderer
+        self.generation = generation
         self._store = store
         self._on_socket = on_socket
         self._metrics = metrics
@@ -60,7 +60,7 @@ class ResponseRun:
     @property
     def resource(self) -> ResponseResource:
         """The response so far."""
-        return self._renderer.resource
+        return self.renderer.resource
 
     @property
     def tenant_id(self) -> str:
@@ -78,19 +78,9 @@ class ResponseRun:
         return self._stream.is_read
 
     @property
-    def failure(self) -> ApiError | None:
-        """What ended a failed response."""
-        return self._generation.failure
-
-    @property
     def headers(self) -> Mapping[str, str]:
         """What goes with the answer to the request that has started it."""
-        return self._generation.ticket.headers
-
-    @property
-    def input(self) -> bytes:
-        """The items of its request, as JSON."""
-        return self._renderer.input
+        return self.generation.ticket.headers
 
     @property
     def ended(self) -> bool:
@@ -125,11 +115,11 @@ class ResponseRun:
 
     def cancel(self) -> None:
         """End the response here; its stream goes on to its terminal event."""
-        self._generation.cancel()
+        self.generation.cancel()
 
     def suspend(self) -> None:
         """End it here, so that another process can go on with it if it may be stored."""
-        self._generation.suspend()
+        self.generation.suspend()
 
     def discard(self) -> None:
         """Nobody will read on: cancel it if it still runs, and forget it once it has ended."""
@@ -165,8 +155,8 @@ class ResponseRun:
             await self._finish()
         except Exception:  # noqa: BLE001 - whatever bug ends a stream, its readers are told
             _log.exception("the stream of a response broke off")
-            await self._generation.spoil(internal_error())
-            self._append(self._renderer.end(self._generation))
+            await self.generation.spoil(internal_error())
+            self._append(self.renderer.end(self.generation))
         finally:
             self._store.note_end(self._tenant.id, self.resource.id)
             self._stream.end()
@@ -179,27 +169,27 @@ class ResponseRun:
 
     async def _generate(self) -> None:
         if not self._stream.next_number:
-            self._append(*self._renderer.opening())
-        for of_item in self._renderer.logprobs:
-            self._generation.keep(of_item)
-        async with aclosing(self._generation.pieces()) as pieces:
+            self._append(*self.renderer.opening())
+        for of_item in self.renderer.logprobs:
+            self.generation.keep(of_item)
+        async with aclosing(self.generation.pieces()) as pieces:
             async for piece in pieces:
-                self._append(*self._renderer.growth(piece, self._generation))
-                self._generation.keep(piece.logprobs)
+                self._append(*self.renderer.growth(piece, self.generation))
+                self.generation.keep(piece.logprobs)
 
     async def _finish(self) -> None:
-        generation = self._generation
+        generation = self.generation
         suspended = generation.outcome == "suspended" and await self._store.suspend(
-            self._tenant, self._renderer, generation, self._stream.events
+            self._tenant, self.renderer, generation, self._stream.events
         )
         # A message that will go on elsewhere is not closed: nobody sees it end twice.
         if not suspended:
             for piece in generation.rest():
-                self._append(*self._renderer.growth(piece, self._generation))
-            self._append(*self._renderer.closing(generation))
-        terminal = self._renderer.end(generation)
+                self._append(*self.renderer.growth(piece, self.generation))
+            self._append(*self.renderer.closing(generation))
+        terminal = self.renderer.end(generation)
         self._metrics.requests.labels("responses", self.resource.status).inc()
-        await self._store.keep(self._tenant, self._renderer, generation, self._on_socket)
+        await self._store.keep(self._tenant, self.renderer, generation, self._on_socket)
         self._append(terminal)
 
     def _append(self, *events: Event) -> None:

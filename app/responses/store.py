@@ -110,7 +110,7 @@ class ResponseStore:
             running = await self._find_running(tenant, response_id)
         except StoreUnavailable:
             running = None  # what has ended may be known here
-        return running or await self._finished(tenant.id, response_id)
+        return running or (await self._ended(tenant.id, response_id)).response
 
     async def runs_elsewhere(self, tenant: Tenant, response_id: str) -> bool:
         """Whether a response runs in another process. Raises `StoreUnavailable`."""
@@ -135,7 +135,7 @@ class ResponseStore:
         """
         running = await self._find_running(tenant, response_id)
         if running is None:
-            response = await self._finished(tenant.id, response_id)
+            response = (await self._ended(tenant.id, response_id)).response
             _check_cancelled(response)
             return response
         await self._running.ask_to_cancel(tenant.id, response_id)
@@ -145,15 +145,12 @@ class ResponseStore:
                     await asyncio.sleep(_POLL_SECONDS)
                 # An earlier end of it, before it was gone on with, may be remembered here.
                 self._history.forget(tenant.id, response_id)
-                return await self._finished(tenant.id, response_id)
+                return (await self._ended(tenant.id, response_id)).response
         return running
 
     async def input_of(self, tenant_id: str, response_id: str) -> bytes:
         """The items of a finished response's request, as JSON. Raises what `load` raises."""
-        turn = await self._history.load(tenant_id, response_id)
-        if turn is None:
-            raise response_not_found(response_id)
-        return turn.input or b"[]"
+        return (await self._ended(tenant_id, response_id)).input or b"[]"
 
     async def cancel_suspended(self, tenant: Tenant, response_id: str) -> None:
         """Have nobody go on with a suspended response, if this is one: it is cancelled.
@@ -225,11 +222,11 @@ class ResponseStore:
         turn = msgspec.structs.replace(turn, packed_ids=b"", response=response)
         await self._history.save(tenant, response_id, turn)
 
-    async def _finished(self, tenant_id: str, response_id: str) -> bytes:
+    async def _ended(self, tenant_id: str, response_id: str) -> Turn:
         turn = await self._history.load(tenant_id, response_id)
         if turn is None:
             raise response_not_found(response_id)
-        return turn.response
+        return turn
 
     async def keep(
         self,

@@ -31,14 +31,15 @@ async def create_completion(request: Request) -> ASGIApp:
     completion = Completion(
         body, asked.candidates, generation, service.names.model_id, service.metrics, keep
     )
+    headers = generation.ticket.headers
     if body.stream:
         chunks = completion.chunks()
-        return EventStream(chunks, completion.close, service.bounds, completion.headers)
+        return EventStream(chunks, generation.close, service.bounds, headers)
     try:
         answer = await unless_gone(request, completion.whole())
-        return json_response(answer, headers=completion.headers)
+        return json_response(answer, headers=headers)
     finally:
-        await completion.close()
+        await generation.close()
 
 
 async def list_completions(request: Request) -> ASGIApp:

@@ -40,8 +40,8 @@ async def create_response(request: Request) -> ASGIApp:
         await unless_gone(request, _read_all(run))
     finally:
         run.discard()
-    if run.failure is not None:
-        raise run.failure
+    if run.generation.failure is not None:
+        raise run.generation.failure
     return json_response(run.snapshot(), headers=run.headers)
 
 

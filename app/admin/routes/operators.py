@@ -109,7 +109,7 @@ async def show_sign_in(door: Entry) -> SignInDocument:
     By the authorization code flow with PKCE (RFC 7636), for the scopes `openid email`. 404 where
     the service has no `--oidc-client-id`, or the provider no such flow.
     """
-    found = None if door.people is None else await door.people.flow()
-    if found is None:
+    found = door.people and await door.people.flow()
+    if not (door.people and found):
         raise Problem(HTTPStatus.NOT_FOUND, "No page signs people in here.", code="not_found")
-    return SignInDocument.of(found)
+    return SignInDocument.of(found, client_id=door.people.client_id)

@@ -351,7 +351,7 @@ async def test_a_stream_that_is_ended_from_outside_says_why_to_all_its_readers(
         await ws.create("one")
         response_id = (await ws.receive())["response"]["id"]
         also = asyncio.create_task(rest_by_sse(http, response_id))
-        run_of(world, response_id)._generation.fail(ApiError(401, "Gone.", code="invalid_api_key"))
+        run_of(world, response_id).generation.fail(ApiError(401, "Gone.", code="invalid_api_key"))
         for last in ((await ws.turn())[-1], (await also)[-1]):
             assert last["type"] == "response.failed"
             assert last["response"]["error"] == {"code": "invalid_api_key", "message": "Gone."}
