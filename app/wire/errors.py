@@ -95,17 +95,17 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The service is shutting down.", code="shutting_down", headers=retry)
 
 
-def _not_found(what: str, code: str, param: str, name: str) -> ApiError:
+def _not_found(what: str, name: str, *, code: str, param: str) -> ApiError:
     """A 404 for what the tenant does not have."""
     return ApiError(404, f"There is no {what} '{name}'.", code=code, param=param)
 
 
-response_not_found = partial(_not_found, "response", "response_not_found", "response_id")
+response_not_found = partial(_not_found, "response", code="response_not_found", param="response_id")
 conversation_not_found = partial(
-    _not_found, "conversation", "conversation_not_found", "conversation"
+    _not_found, "conversation", code="conversation_not_found", param="conversation"
 )
 completion_not_found = partial(
-    _not_found, "stored chat completion", "completion_not_found", "completion_id"
+    _not_found, "stored chat completion", code="completion_not_found", param="completion_id"
 )
 
 
