@@ -16,6 +16,7 @@ from app.late_writes import LateWrites
 from app.limits.admission import Gate
 from app.limits.auth import authenticate
 from app.limits.connections import Connections
+from app.limits.draining import Draining
 from app.observe.metrics import Metrics
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import PromptBuilder
@@ -57,6 +58,7 @@ class Service:
     workers: Workers
     intake: Intake
     bodies: Bodies
+    draining: Draining
     bounds: Bounds
     metrics: Metrics
     supervisor: Supervisor

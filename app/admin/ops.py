@@ -55,7 +55,7 @@ async def _readiness(service: Service) -> tuple[int, tuple[str, str | None]]:
     A store that is down leaves the service ready, but degraded: known tenants chat on. So does a
     background loop that fails; it is named.
     """
-    if service.gate.is_shut:
+    if service.draining.begun:
         return 503, ("draining", "the service is stopping")
     if service.engine.trouble is not None:
         return 503, ("unavailable", service.engine.trouble)

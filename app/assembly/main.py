@@ -208,18 +208,18 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 async def drain(service: Service, drain_seconds: float, hurry: asyncio.Event) -> None:
     """Let running streams finish for a while, suspend the rest, and see everybody off."""
-    service.gate.shut()
-    finished = asyncio.create_task(service.gate.emptied())
+    service.draining.begin()
+    finished = asyncio.create_task(service.draining.finished())
     hurried = asyncio.create_task(hurry.wait())
     await asyncio.wait(
         {finished, hurried}, timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED
     )
     for waiting in (finished, hurried):
         waiting.cancel()
-    service.gate.end()
+    service.draining.end()
     await service.responses.suspend()
     # What cannot be suspended ends with the engine.
     await service.engine.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_SECONDS):
-            await service.gate.emptied()
+            await service.draining.finished()

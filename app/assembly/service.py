@@ -35,6 +35,7 @@ from app.late_writes import LateWrites
 from app.limits.admission import Gate
 from app.limits.booking import Booking
 from app.limits.connections import Connections
+from app.limits.draining import Draining
 from app.observe.metrics import Metrics
 from app.prompt.chat_template import ChatTemplate
 from app.prompt.conversation import PromptBuilder
@@ -170,6 +171,7 @@ def _assembled(
         workers=workers,
         intake=intake,
         bodies=Bodies(bounds, intake, workers, template.reasoning.unheeded),
+        draining=Draining(gate),
         bounds=bounds,
         metrics=metrics,
         supervisor=Supervisor(metrics),
@@ -237,7 +239,7 @@ async def _background(service: Service, webhook: Webhook | None) -> AsyncIterato
             engine_starts=service.warmer.watch_engine,
             connections=service.connections.run,
             notices=notify,
-            leases=service.gate.run,
+            leases=service.gate.slots.run,
             lease_booking=service.lease_booking.run,
             left_usage=service.left_usage.run,
             running=stores.running.run,

@@ -1,7 +1,6 @@
 """The gate before the engine: what a request may use is taken on admission, settled at its end.
 
-Whether the service takes requests at all is asked here as well, and nowhere else on their way: one
-that goes down takes no new ones, and asks its sockets to leave.
+Whether the service takes requests at all is asked here as well, and nowhere else on their way.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from msgspec import structs
 
 from app.limits.booking import NOTHING, Bill, Booking, SharedHead, Used
+from app.limits.stream_slots import StreamSlots
 from app.observe.metrics import Metrics
 from app.wire.errors import ApiError, shutting_down
 from app.wire.retry_after import duration, retry_headers
@@ -27,7 +27,6 @@ from tenants.limits.scripts import request_name
 from tenants.records import Principal, Tenant
 from tenants.usage.journal import Slot
 
-HEARTBEAT_SECONDS = 5.0
 WARNING_HEADER = "x-partywall-budget-warning"
 _QUEUE_RETRY_SECONDS = 1.0
 _CODES = {
@@ -45,7 +44,7 @@ class Gate:
 
     One for each service process; what holds across processes is the limiter's business. Of all
     tenants together `max_queued_requests` wait for their first token, from before any work is done
-    for them.
+    for them. The `slots` of running streams have to be renewed.
     """
 
     def __init__(
@@ -62,8 +61,7 @@ class Gate:
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._queued: Counter[str] = Counter()
-        self._tickets: set[Ticket] = set()
-        self._sockets: set[Callable[[], None]] = set()
+        self.slots = StreamSlots(limiter, budgets)
         self._unfinished: set[asyncio.Task[None]] = set()
         self.is_shut = False
         """Whether nobody is let in any more."""
@@ -76,51 +74,26 @@ class Gate:
 
         Each counts from before anything is asked of it: none falls between that and its start.
         """
-        return not self._queued and not self._tickets
+        return not self._queued and not self.slots.tickets
 
     def check(self) -> None:
         """Raise `ApiError` 503 where nobody is let in any more."""
         if self.is_shut:
             raise shutting_down()
 
-    @contextlib.contextmanager
-    def socket(self, leave: Callable[[], None]) -> Iterator[None]:
-        """While entered, a socket is open; `leave` asks it to close after its responses' ends."""
-        self._sockets.add(leave)
-        if self.is_shut:
-            leave()
-        try:
-            yield
-        finally:
-            self._sockets.remove(leave)
-            self._fewer.set()
-
     def shut(self) -> None:
-        """Let nobody in any more, and ask every socket to leave."""
+        """Let nobody in any more."""
         self.is_shut = True
-        for leave in list(self._sockets):
-            leave()
 
     def end(self) -> None:
         """Have nothing started any more, not even what was let in before."""
         self.is_shut = self._has_ended = True
 
     async def emptied(self) -> None:
-        """Wait until every request is over and every socket has left."""
-        while self._sockets or not self.is_empty:
+        """Wait until it is empty."""
+        while not self.is_empty:
             self._fewer.clear()
             await self._fewer.wait()
-
-    async def run(self) -> None:
-        """Renew the slots of running streams and open sockets, until cancelled.
-
-        Whoever dies lets them lapse: they are counted in the store, for all replicas together. So
-        do reservations of budgets.
-        """
-        while True:
-            await self._limiter.renew([one.admission for one in self._tickets])
-            await self._budgets.renew([one.hold for one in self._tickets if one.hold is not None])
-            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def admit(self, principal: Principal) -> Ticket:
         """Count one request, see `admit_all`."""
@@ -149,7 +122,7 @@ class Gate:
             Ticket(self, tenant, admission, waits=index == 0)
             for index, admission in enumerate(admissions)
         ]
-        self._tickets.update(tickets)
+        self.slots.tickets.update(tickets)
         return tickets
 
     async def reserve(
@@ -316,7 +289,7 @@ class Ticket:
         """What the limiter knows to be over is over here as well."""
         if not self._settled:
             self._settled = True
-            self._gate._tickets.discard(self)
+            self._gate.slots.tickets.discard(self)
             self._leave_queue()
             self._gate._fewer.set()
 

@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from app.wire.errors import invalid_request
-
 _REPLAYED_AT_ONCE = 64
 
 
@@ -26,13 +24,6 @@ class Reader(Protocol):
     async def send(self, event: bytes) -> None:
         """Take an event as soon as possible."""
         ...
-
-
-def check_position(after: int, next_number: int) -> None:
-    """Raises `ApiError` for the number of an event that has not been yet."""
-    if after >= next_number:
-        message = f"The last event so far has number {next_number - 1}."
-        raise invalid_request(message, "starting_after")
 
 
 class _Follower:

@@ -12,11 +12,11 @@ from app.generation.generation import Generation
 from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
 from app.prompt.sealing import encrypt_thought
-from app.responses.event_log import check_position
 from app.responses.items import is_short, listed_items, with_named
 from app.responses.parse import generation_request, new_response
 from app.responses.render import ResponseRenderer
 from app.responses.run import ResponseRun, ResumableStreams
+from app.responses.sequence_numbers import check_position
 from app.responses.store import INTERRUPTED, ResponseStore
 from app.responses.suspension import SuspendedRun
 from app.wire.common import EffortWish

@@ -12,8 +12,9 @@ from contextlib import aclosing
 from app.generation.generation import Generation
 from app.observe.metrics import Metrics
 from app.prompt.history import SocketHistory
-from app.responses.event_log import EventLog, EventsGone, Reader, check_position
+from app.responses.event_log import EventLog, EventsGone, Reader
 from app.responses.render import ResponseRenderer
+from app.responses.sequence_numbers import check_position, numbered
 from app.responses.store import ResponseStore
 from app.shares import SHARES
 from app.wire.errors import internal_error, response_not_found
@@ -194,8 +195,7 @@ class ResponseRun:
 
     def _append(self, *events: Event) -> None:
         for event in events:
-            event.sequence_number = self._stream.next_number
-            self._stream.append(encode_json(event))
+            self._stream.append(numbered(event, self._stream.next_number))
 
     async def _follow(self, after: int) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._stream.follow(after)) as events:

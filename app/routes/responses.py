@@ -4,7 +4,6 @@ compact.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp
 from app.context import Service, identified
 from app.responses.compaction import compacted, generation_request
 from app.responses.run import ResponseRun
+from app.responses.sequence_numbers import read_position
 from app.routes.list_queries import page, refuse_others, take_include, take_page
 from app.transport.bounds import INLINE_BYTES
 from app.transport.http import json_response, unless_gone
@@ -22,9 +22,6 @@ from app.transport.server_sent_events import SSE_DONE, EventStream, sse_event
 from app.wire.errors import ApiError, invalid_request
 from app.wire.events import encode_json, event_type
 from app.wire.responses import CompactBody, CreateBody
-
-_NUMBER = re.compile(r"[0-9]{1,18}")
-"""Few enough digits to be read: Python refuses more than 4,300 of them with an error of its own."""
 
 
 async def create_response(request: Request) -> ASGIApp:
@@ -112,11 +109,7 @@ def _starting_after(request: Request) -> int | None:
         raise invalid_request("'stream' is 'true' or 'false'.", "stream")
     after = query.pop("starting_after", None) if stream == "true" else None
     refuse_others(list(query.items()))
-    if after is None:
-        return None if stream == "false" else -1
-    if not _NUMBER.fullmatch(after):
-        raise invalid_request("'starting_after' is the number of an event.", "starting_after")
-    return int(after)
+    return None if stream == "false" else read_position(after)
 
 
 def _stream(service: Service, run: ResponseRun, after: int) -> EventStream:

@@ -39,14 +39,14 @@ async def responses_socket(socket: WebSocket, outlived: Outlived | None = None) 
     serving = OpenSocket(
         socket,
         service.responses,
-        service.gate,
+        service.draining,
         service.workers,
         service.intake,
         service.bounds,
     )
     accepted = False
     try:
-        service.gate.check()
+        service.draining.check()
         check_origin(socket, service.bounds.page_origins)
         principal = await authenticate(service.stores.tenants, socket)
         _count_messages(socket, service.intake.body(principal.tenant.id))

@@ -11,8 +11,8 @@ from typing import Any
 
 from starlette.websockets import WebSocket
 
-from app.limits.admission import Gate
 from app.limits.connections import Connection
+from app.limits.draining import Draining
 from app.observe.request_fields import current_request
 from app.responses.registry import Responses
 from app.responses.socket.lanes import Lanes, error_event
@@ -50,14 +50,14 @@ class OpenSocket:
         self,
         socket: WebSocket,
         responses: Responses,
-        gate: Gate,
+        draining: Draining,
         workers: Workers,
         intake: Intake,
         bounds: Bounds,
     ) -> None:
         self._socket = socket
         self._responses = responses
-        self._gate = gate
+        self._draining = draining
         self._workers = workers
         self._intake = intake
         self._bounds = bounds
@@ -85,7 +85,7 @@ class OpenSocket:
                 self._leave_if_asked()
 
         try:
-            with self._gate.socket(leave):
+            with self._draining.socket(leave):
                 closing = await self._read(lanes, connection)
                 if closing is not None:
                     await self._close(lanes, closing)
@@ -174,7 +174,7 @@ class OpenSocket:
             abort_transport(self._socket.scope)
 
     def _leave_if_asked(self) -> None:
-        if self._gate.is_shut:
+        if self._draining.begun:
             self._close_with(
                 _Closing(code=1012, reason="the service restarts", refusal=shutting_down())
             )

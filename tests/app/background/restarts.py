@@ -30,7 +30,7 @@ async def draining(world: World, drain_seconds: float) -> AsyncIterator[asyncio.
     """The world goes down beside the block, which may hurry it, and is waited for."""
     hurry = asyncio.Event()
     going = asyncio.create_task(drain(world.app.state.service, drain_seconds, hurry))
-    await eventually(lambda: world.app.state.service.gate.is_shut)
+    await eventually(lambda: world.app.state.service.draining.begun)
     try:
         yield hurry
         async with asyncio.timeout(10):

@@ -14,7 +14,7 @@ import pytest
 import redis
 from websockets.asyncio.client import connect
 
-from app.limits import admission
+from app.limits import stream_slots
 from app.transport.bounds import Bounds
 from tenants import key_format
 from tenants.records import Change
@@ -41,7 +41,7 @@ async def world(
     server: Server, engine: ScriptedEngine, limits: Bounds, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     """Every look at a tenant goes to the store: what works without it was known before."""
-    monkeypatch.setattr(admission, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(stream_slots, "HEARTBEAT_SECONDS", 0.2)
     async with living(engine, limits, server.url, cache_seconds=0) as world:
         yield world
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from app.limits.admission import Gate
+from app.limits.draining import Draining
 from app.prompt.chat_template import ChatTemplate
 from tests.app.background.restarts import AT_ONCE, LONG, closing, draining, http_of
 from tests.app.conftest import MODEL, World, eventually
@@ -114,14 +114,14 @@ async def test_completions_end_with_an_error_that_asks_to_try_again(world: World
 
 
 async def test_a_socket_that_opens_as_draining_begins_leaves_at_once(world: World) -> None:
-    state: Gate = world.app.state.service.gate
+    state: Draining = world.app.state.service.draining
     asked = []
     with state.socket(lambda: asked.append("early")):
-        state.shut()
+        state.begin()
         with state.socket(lambda: asked.append("late")):
             assert asked == ["early", "late"]
     async with asyncio.timeout(1):
-        await state.emptied()
+        await state.finished()
 
 
 @pytest.mark.parametrize("model", [MODEL, "another"])
