@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels import backends
-from kernels.group_format import GroupedWeight, concatenate, group
 from kernels.types import Linear, Quantization
+from kernels.weight_format import GroupedWeight, concatenate, group
 
 
 def pack(

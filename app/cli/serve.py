@@ -81,7 +81,7 @@ def _warn_if_exposed(settings: Settings) -> None:
 
 def _keep_private(settings: Settings) -> None:
     """What this process and its children write is its user's alone, their memory included."""
-    from engine.system.core_dumps import forbid_core_dumps
+    from engine.system.secrecy import forbid_core_dumps
 
     os.umask(0o077)
     if not settings.core_dumps:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from engine.api import EngineStats
-from engine.replicas import FleetFigures, ReplicaFigures
+from engine.client import FleetFigures, ReplicaFigures
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
     ("num_requests_running", "Requests in its batch.", lambda said: said.running),

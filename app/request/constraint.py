@@ -23,8 +23,8 @@ from app.wire.functions import Tools
 from app.workers import Workers
 from engine.api import EngineInfo, Grammar
 from engine.grammar.gbnf import in_lark, is_gbnf
+from engine.grammar.lark import Tag, tag_grammar
 from engine.grammar.source import problem_of
-from engine.grammar.tags import Tag, tag_grammar
 from engine.validation import excess_of
 
 _MOST_KNOWN = 1024

@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from app.wire.common import Declined, DeclinedFlag, Wire, type_tag
 from engine.api import Grammar
-from engine.grammar.tags import Tag as StructureTag
-from engine.grammar.tags import tag_grammar
+from engine.grammar.lark import Tag as StructureTag
+from engine.grammar.lark import tag_grammar
 
 _MOST_STRUCTURES = 64
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]

@@ -4,6 +4,5 @@
 from engine.api.cache import *
 from engine.api.deltas import *
 from engine.api.errors import *
-from engine.api.info import *
 from engine.api.requests import *
 from engine.api.stats import *

@@ -15,10 +15,8 @@ from engine.assembly.parts import Parts, context_limit, load_parts
 from engine.config import EngineConfig
 from engine.constraint.follower import Followers
 from engine.constraint.held_drafts import Held
-from engine.constraint.mask_turns import Turns
-from engine.constraint.masks import Masks
-from engine.draft.combined import LookupFirst
-from engine.draft.drafter import Drafter
+from engine.constraint.masks import Masks, Turns
+from engine.draft.drafter import Drafter, LookupFirst
 from engine.draft.lookup import PromptLookup
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.draft_model.drafter import DraftModel

@@ -18,13 +18,13 @@ from engine.config import EngineConfig
 from engine.draft_model.loading import load_draft
 from engine.grammar.vocabulary import Vocabulary, load_vocabulary
 from engine.model.calibration import calibrate, calibrate_steps
+from engine.model.errors import memory_for
 from engine.model.fingerprint import model_fingerprint
 from engine.model.kernel_paths import Choice, choose_kernel_paths, measured_step_tokens, rounding
 from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
-from engine.model.parallel.start import followers_of
-from engine.model.start_errors import memory_for
+from engine.model.parallel import followers_of
 from engine.model.step_size import with_step_size
 from engine.run.graphs.recording import CudaRecorder, Record
 from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile

@@ -19,8 +19,7 @@ from engine.config import EngineConfig
 from engine.logs import log_process
 from engine.serve.messages import Failed, Loading, encode
 from engine.serve.supervisor import RemoteEngine, RunningEngine
-from engine.system.core_dumps import forbid_core_dumps
-from engine.system.environment import without_secrets
+from engine.system.secrecy import forbid_core_dumps, without_secrets
 from engine.system.threads import thread_environment
 
 _PR_SET_PDEATHSIG = 1

@@ -6,16 +6,53 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.batch.block_tables import TableMirror
+from engine.blocks.table import BlockTable
 from engine.sequences.plan import ScheduledChunk, StepPlan
 from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integers
 from kernels.types import AttentionBatch, Chunk, PrefixGroups
+
+_SPARE = 16
+
+
+@dataclass(slots=True)
+class _Row:
+    """A copy of `blocks`, which is the table's own list."""
+
+    blocks: list[int]
+    array: npt.NDArray[np.int32]
+    length: int = 0
+
+
+class TableMirror:
+    """Follows block tables by what they allow themselves: to grow, and to replace the last block.
+
+    What was given back and admitted again is another list.
+    """
+
+    def __init__(self) -> None:
+        self._rows: WeakKeyDictionary[BlockTable, _Row] = WeakKeyDictionary()
+
+    def row(self, table: BlockTable) -> npt.NDArray[np.int32]:
+        """The table's blocks; they hold until the next call."""
+        blocks, row = table.blocks, self._rows.get(table)
+        if row is None or row.blocks is not blocks:
+            row = self._rows[table] = _Row(blocks, np.zeros(0, np.int32))
+        if len(blocks) > len(row.array):
+            grown = np.zeros(len(blocks) + len(blocks) // 2 + _SPARE, np.int32)
+            grown[: row.length] = row.array[: row.length]
+            row.array = grown
+        start = max(0, row.length - 1)
+        row.array[start : len(blocks)] = blocks[start:]
+        row.length = len(blocks)
+        return row.array[: row.length]
+
 
 _Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
 """Of a sequence: its tokens, where those that are computed start, their number, its blocks."""

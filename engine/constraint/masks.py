@@ -3,22 +3,24 @@
 A mask depends on all tokens before it. Where a step is launched ahead, the newest one is drawn by
 the step before, which is waited for once this one's layers are in the device's queue: so the masks
 are found while it computes them. On a CPU, finding and computing share the cores, and nothing would
-be gained by doing both at once: `engine.constraint.mask_turns` has found them when the step was
-planned.
+be gained by doing both at once: `Turns` have found them when the step was planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.constraint.follower import Followers
+from engine.constraint.follower import Follower, Followers
 from engine.grammar.vocabulary import Vocabulary, Words
-from engine.sequences import sequence as schedule
 from engine.sequences.plan import Draw
+from engine.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Masks:
         self._vocabulary = vocabulary
         self._followers = followers or Followers()
 
-    def of(self, draws: Sequence[Draw], drawn: Mapping[schedule.Sequence, int]) -> RowMasks | None:
+    def of(self, draws: Ordered[Draw], drawn: Mapping[Sequence, int]) -> RowMasks | None:
         """The masks of `draws`; `None` where none has a grammar.
 
         `drawn` are the tokens of the step before that the sequences do not have yet. What lies
@@ -73,7 +75,7 @@ class Masks:
         return RowMasks(places, words, failures, frozenset(late))
 
 
-def _drafts_behind(draws: Sequence[Draw], row: int) -> tuple[int, ...]:
+def _drafts_behind(draws: Ordered[Draw], row: int) -> tuple[int, ...]:
     """What is drafted behind the newest token of a sequence whose first draw is that of `row`."""
     drafts: tuple[int, ...] = ()
     for draw in draws[row + 1 :]:
@@ -81,3 +83,55 @@ def _drafts_behind(draws: Sequence[Draw], row: int) -> tuple[int, ...]:
             break
         drafts = draw.drafts
     return drafts
+
+
+_MOST_STEP_SECONDS: Final = 0.005
+"""What masks of one step may take of a thread beyond what is usual, before no more are found."""
+
+
+class Turns:
+    """Finds masks before a step is planned, until they have taken long; others sit it out.
+
+    All sequences of a step wait for each of its masks. How long one takes is known once it has been
+    found. So those go first whose tenant's masks have taken least: who is in nobody's way waits for
+    none of those that are.
+    """
+
+    def __init__(self, followers: Followers) -> None:
+        """`followers` keep what is found, for whoever draws by it."""
+        self._followers = followers
+
+    def __call__(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Of those that may decode: which are to. One at least, whose newest tokens are known."""
+        held = [one for one in sequences if one.grammar is not None and one.finish_reason is None]
+        waiting = set(self._waiting(held)) if held else ()
+        return [one for one in sequences if one not in waiting]
+
+    def _waiting(self, held: list[Sequence]) -> Iterator[Sequence]:
+        left = _MOST_STEP_SECONDS
+        for sequence, known in self._in_order(held):
+            if sequence.num_drawn:  # its newest token is not known, and its mask found by the step
+                if known is not None and known.is_slow:
+                    yield sequence
+            elif left < 0:
+                yield sequence
+            else:
+                before = 0.0 if known is None else known.unusual_seconds
+                follower = self._followers.of(sequence)
+                follower.find()
+                left -= follower.unusual_seconds - before
+
+    def _in_order(self, held: list[Sequence]) -> list[tuple[Sequence, Follower | None]]:
+        pairs = [(sequence, self._followers.known(sequence)) for sequence in held]
+        if not any(known is not None and known.unusual_seconds for _, known in pairs):
+            return pairs
+        tenants: defaultdict[str, float] = defaultdict(float)
+        for sequence, known in pairs:
+            tenants[sequence.request.tenant] += known.unusual_seconds if known else 0.0
+        return sorted(
+            pairs,
+            key=lambda pair: (
+                tenants[pair[0].request.tenant],
+                pair[1].unusual_seconds if pair[1] else 0.0,
+            ),
+        )

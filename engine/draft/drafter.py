@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.sequences.sequence import Sequence
 
@@ -53,3 +53,80 @@ class Drafter(Protocol):
     def forget_tenant(self, tenant: str) -> None:
         """Use nothing of what the tenant's requests have left behind."""
         ...
+
+
+_PRIOR_WEIGHT = 2.0
+"""Guesses that the prior counts for."""
+_KEPT = 0.93
+"""Of what was learned, with every guess of the same level: the last fourteen count, about."""
+
+
+class Acceptance:
+    """Learned from one sequence alone: what another one's guesses come to is not its business."""
+
+    def __init__(self, priors: Ordered[float]) -> None:
+        self._right = [_PRIOR_WEIGHT * prior for prior in priors]
+        self._seen = [_PRIOR_WEIGHT] * len(priors)
+
+    def chances(self, levels: Ordered[int]) -> list[float]:
+        """For each guess of a draft: how likely it and all before it are right."""
+        chances, chance = [], 1.0
+        for level in levels:
+            chance *= self._right[level] / self._seen[level]
+            chances.append(chance)
+        return chances
+
+    def learn(self, levels: Ordered[int], num_right: int) -> None:
+        """So many of a draft's guesses were right; what came behind the first wrong one says
+        nothing."""
+        for place, level in enumerate(levels[: num_right + 1]):
+            self._right[level] = _KEPT * self._right[level] + (place < num_right)
+            self._seen[level] = _KEPT * self._seen[level] + 1
+
+
+_SURE: Final = 0.6
+"""Of the prior of a draft's first guess: then the other drafter is not asked."""
+
+
+class LookupFirst:
+    """Asks `lookup` for all sequences, and `model` for those that have no sure draft; a `Drafter`.
+
+    The model's levels come behind those of the look-up.
+    """
+
+    def __init__(self, lookup: Drafter, model: Drafter) -> None:
+        self._lookup = lookup
+        self._model = model
+        self._num_found = len(lookup.priors)
+
+    @property
+    def priors(self) -> Ordered[float]:
+        """See `Drafter`."""
+        return (*self._lookup.priors, *self._model.priors)
+
+    def propose(
+        self, wanted: Ordered[tuple[Sequence, int]], token_seconds: float, /
+    ) -> list[Draft]:
+        """See `Drafter`."""
+        drafts = self._lookup.propose(wanted, token_seconds)
+        unsure = [place for place, draft in enumerate(drafts) if not self._is_sure(draft)]
+        asked = [wanted[place] for place in unsure]
+        guessed = self._model.propose(asked, token_seconds) if asked else []
+        for place, draft in zip(unsure, guessed, strict=True):
+            if draft.token_ids:
+                levels = tuple(self._num_found + level for level in draft.levels)
+                drafts[place] = Draft(draft.token_ids, levels)
+        return drafts
+
+    def ended(self, sequence: Sequence) -> None:
+        """See `Drafter`."""
+        self._lookup.ended(sequence)
+        self._model.ended(sequence)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """See `Drafter`."""
+        self._lookup.forget_tenant(tenant)
+        self._model.forget_tenant(tenant)
+
+    def _is_sure(self, draft: Draft) -> bool:
+        return bool(draft.levels) and self._lookup.priors[draft.levels[0]] >= _SURE

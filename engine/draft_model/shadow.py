@@ -10,8 +10,7 @@ from typing import Final
 from msgspec import structs
 
 from engine.blocks.table import BlockTable
-from engine.draft.acceptance import Acceptance
-from engine.draft.drafter import Draft
+from engine.draft.drafter import Acceptance, Draft
 from engine.sequences.plan import ScheduledChunk
 from engine.sequences.sequence import Sequence
 

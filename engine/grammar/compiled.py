@@ -8,8 +8,7 @@ from time import thread_time
 from llguidance import LLMatcher
 
 from engine.api import EngineError, Grammar
-from engine.grammar.source import LIMITS, serialized, shortened
-from engine.grammar.stack import with_deep_stack
+from engine.grammar.source import LIMITS, serialized, shortened, with_deep_stack
 from engine.grammar.vocabulary import Vocabulary
 
 _MOST_MASK_SECONDS = 0.015

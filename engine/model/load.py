@@ -19,17 +19,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from engine.api import EngineError, UnsupportedModel
 from engine.batch.batch import pack
 from engine.config import EngineConfig
-from engine.model.checkpoints.build import build_model
+from engine.model.checkpoints.build import build_model, find_checkpoint
 from engine.model.checkpoints.coded_linear import CodedLinear
-from engine.model.checkpoints.find import find_checkpoint
-from engine.model.layers.cut import require_heads
+from engine.model.errors import reading
 from engine.model.layers.eager import EagerDecoder
 from engine.model.layers.families import Unfamiliar
 from engine.model.layers.fused import FusedDecoder, fuse
 from engine.model.layers.leader import Followers, LeadingModel
 from engine.model.layers.paged_model import AttentionLayout, PagedModel, Weights
-from engine.model.layers.shard import Shard
-from engine.model.start_errors import reading
+from engine.model.layers.shard import Shard, require_heads
 from engine.system.control_groups import available_memory
 from kernels.native import library
 

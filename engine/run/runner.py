@@ -17,8 +17,8 @@ from engine.batch.batch import Batch, BatchBuilder, first_rows
 from engine.batch.staging import upload
 from engine.blocks.transfers import Transfers
 from engine.constraint.masks import Masks, RowMasks
+from engine.model.errors import attempt
 from engine.model.layers.paged_model import PagedModel
-from engine.model.memory_errors import attempt
 from engine.run.copies import BlockCopies, Blocks, Queues
 from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
@@ -26,8 +26,7 @@ from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
 from engine.run.images import BlockImages, DirectLanding, FetchedImages, StagedLanding
 from engine.run.penalties import Counts
-from engine.run.prompt_scores import PromptScores, score
-from engine.run.sampler import Draws, sample
+from engine.run.sampler import Draws, PromptScores, sample, score
 from engine.run.stopwatch import Stopwatch
 from engine.schedule.swap_or_recompute import CostModel
 from engine.sequences.plan import Draw, Sampled, StepPlan

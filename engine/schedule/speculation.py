@@ -18,9 +18,8 @@ from math import log1p
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-from engine.draft.acceptance import Acceptance
 from engine.draft.balance import Balances
-from engine.draft.drafter import Draft, Drafter
+from engine.draft.drafter import Acceptance, Draft, Drafter
 from engine.draft.times import StepTimes
 from engine.draft.worth import Market, RowCosts
 from engine.schedule.budget import StepBudget

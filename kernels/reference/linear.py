@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.group_format import GroupedWeight
 from kernels.types import Linear, Quantization
-from kernels.weight_format import quantize, rotate
+from kernels.weight_format import GroupedWeight, quantize, rotate
 
 _WIDENED_ROWS = 4096  # of weights in groups, at a time
 

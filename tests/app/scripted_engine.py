@@ -24,7 +24,7 @@ from engine.api import (
     TokenLogprobs,
 )
 from engine.blocks.hashing import block_hashes
-from engine.replicas import FleetFigures
+from engine.client import FleetFigures
 from engine.validation import check_request
 
 BLOCK_SIZE = 16

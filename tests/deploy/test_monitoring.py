@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from app.observe.metrics import Metrics
-from engine.replicas import ROUTED_BY, FleetFigures, ReplicaFigures
+from engine.client import ROUTED_BY, FleetFigures, ReplicaFigures
 from tests.deploy.conftest import ROOT, Compose
 from tests.engine.simulation import simulated_core
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.group_format import GROUP, Bits, GroupedWeight, concatenate, group
 from kernels.linear import pack_groups
 from kernels.native import library
+from kernels.weight_format import GROUP, Bits, GroupedWeight, concatenate, group
 from tests.kernels.test_linear import (
     drawn,
     instruction_set,

@@ -12,7 +12,7 @@ from app.admin.parameters import Served
 from app.admin.route import operations
 from app.limits.connections import Connected
 from engine.api import TenantStats
-from engine.replicas import FleetFigures, ReplicaFigures
+from engine.client import FleetFigures, ReplicaFigures
 
 router = operations("Live view")
 

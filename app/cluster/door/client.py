@@ -26,7 +26,7 @@ from engine.api import (
     TokenDelta,
 )
 from engine.blocks.hashing import block_hashes, extras_for
-from engine.client import EngineClient
+from engine.client import EngineClient, FleetFigures
 from engine.questions import (
     AnswerT,
     AskChains,
@@ -42,7 +42,6 @@ from engine.questions import (
     Unpin,
     for_one_of,
 )
-from engine.replicas import FleetFigures
 from engine.serve.messages import Abort
 from engine.serve.running_stream import RunningStream
 from engine.validation import check_request

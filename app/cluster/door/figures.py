@@ -10,7 +10,7 @@ from typing import Final
 from app.cluster.messages import Blocks
 from app.cluster.routing.router import Why
 from engine.api import EngineStats
-from engine.replicas import ReplicaFigures, RoutedBy
+from engine.client import ReplicaFigures, RoutedBy
 
 ROUTED_AS: Final[Mapping[Why, RoutedBy]] = {
     "cached": "residency",

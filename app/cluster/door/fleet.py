@@ -21,8 +21,8 @@ from app.cluster.rollout import mismatch, own_release
 from app.cluster.routing.index import PrefixIndex
 from app.cluster.routing.router import ReplicaLoad, Router
 from engine.api import EngineInfo, EngineRequest, EngineStats
+from engine.client import ROUTED_BY, FleetFigures, RoutedBy
 from engine.questions import ServedElsewhere
-from engine.replicas import ROUTED_BY, FleetFigures, RoutedBy
 from engine.serve.messages import Abort, Deltas, Down, Ready, Submit
 from engine.serve.running_stream import RunningStream
 

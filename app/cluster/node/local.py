@@ -15,7 +15,7 @@ from typing import Final
 import ray
 
 from app.cluster.node import guard
-from engine.system.environment import without_secrets
+from engine.system.secrecy import without_secrets
 
 _OBJECT_STORE_BYTES: Final = 80 << 20
 """Messages are small, and go past it."""

@@ -19,7 +19,7 @@ from engine.model.checkpoints.checkpoint import (
     unpack,
     unsupported,
 )
-from kernels.group_format import GroupedWeight
+from kernels.weight_format import GroupedWeight
 
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 """Where a word has the code of each of its outputs."""

@@ -1,8 +1,13 @@
-"""A `transformers` model over a checkpoint of which its own loader would widen every weight."""
+"""Who reads a folder's quantized weights, and a `transformers` model over them.
+
+The loader of `transformers` would widen every weight.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -10,8 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from engine.api import UnsupportedModel
-from engine.model.checkpoints.checkpoint import Checkpoint
+from engine.model.checkpoints.awq import AwqCheckpoint
+from engine.model.checkpoints.checkpoint import Checkpoint, Options, unsupported
 from engine.model.checkpoints.coded_linear import CodedLinear
+from engine.model.checkpoints.compressed_tensors import CompressedCheckpoint
+from engine.model.checkpoints.gguf import GgufCheckpoint
+from engine.model.checkpoints.gptq import GptqCheckpoint
+from engine.model.weights import GGUF_INDEX
 
 _GENERATION = "generation_config.json"
 
@@ -84,3 +94,32 @@ class _Builder:
                 f"the checkpoint ({self._checkpoint.method}) has {name} of shape {shapes}"
             )
         return tensor.to(self._dtype)
+
+
+_READERS: dict[str, Callable[[Path, Options], Checkpoint]] = {
+    "gptq": GptqCheckpoint,
+    "awq": AwqCheckpoint,
+    "compressed-tensors": CompressedCheckpoint,
+}
+
+
+def find_checkpoint(folder: Path, config: PretrainedConfig) -> Checkpoint | None:
+    """The reader of a folder's quantized weights; `None` if they are plain.
+
+    It takes from `config` what `transformers` would load them by. Raises `UnsupportedModel` for
+    weights in a form that is not read here, which layers of torch would multiply slowly.
+    """
+    if (folder / GGUF_INDEX).is_file():
+        return GgufCheckpoint(folder)
+    for part in (config, config.get_text_config()):
+        found: Any = getattr(part, "quantization_config", None)
+        if found is not None:
+            options: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+            del part.quantization_config
+            method = getattr(options.get("quant_method"), "value", options.get("quant_method"))
+            if method not in _READERS:
+                raise unsupported(
+                    str(method), f"only {', '.join(_READERS)} and GGUF files are read"
+                )
+            return _READERS[method](folder, options)
+    return None

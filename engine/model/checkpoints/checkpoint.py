@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from engine.api import UnsupportedModel
 from engine.model.checkpoints.coded_linear import ReadGroups
-from kernels.group_format import GROUP, Bits, GroupedWeight
+from kernels.weight_format import GROUP, Bits, GroupedWeight
 
 Options = Mapping[str, Any]
 """A checkpoint's `quantization_config`."""

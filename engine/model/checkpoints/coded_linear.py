@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.group_format import GroupedWeight
+from kernels.weight_format import GroupedWeight
 
 ReadGroups = Callable[[], GroupedWeight]
 """Reads a matrix [out_features, in_features] from its checkpoint, each time anew."""

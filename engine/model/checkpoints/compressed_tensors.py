@@ -23,7 +23,7 @@ from engine.model.checkpoints.checkpoint import (
     unpack,
     unsupported,
 )
-from kernels.group_format import Bits, GroupedWeight
+from kernels.weight_format import Bits, GroupedWeight
 
 _FORMATS = ("pack-quantized", "int-quantized")
 _STRATEGIES = ("group", "channel", "tensor")

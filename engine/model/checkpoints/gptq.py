@@ -19,7 +19,7 @@ from engine.model.checkpoints.checkpoint import (
     unpack,
     unsupported,
 )
-from kernels.group_format import GroupedWeight
+from kernels.weight_format import GroupedWeight
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 """By what stored zero points are too small."""

@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 
 from engine.batch.batch import Batch
 from engine.model.checkpoints.coded_linear import CodedLinear, Product
-from engine.model.layers.cut import cut
 from engine.model.layers.eager import AttentionCall
 from engine.model.layers.families import Description, LayerDescription, describe
-from engine.model.layers.shard import Gathered, Shard, Summed
+from engine.model.layers.shard import Gathered, Shard, Summed, cut
 from kernels.attention import attend
 from kernels.layers import add_rms_norm, gate, rotate_and_write, stack
 from kernels.linear import pack, pack_groups
@@ -43,7 +42,7 @@ class FusedDecoder:
     ) -> None:
         """Pack the weights of `description`, and take each from its module once it is packed.
 
-        With a `shard` it is the part of that rank (`engine.model.layers.cut`).
+        With a `shard` it is the part of that rank (`engine.model.layers.shard`).
         """
         self._dtype = description.embedding.weight.dtype
         packer = _Packer(quantization, batch_invariant, self._dtype, shard)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from engine.model.memory_errors import lacks_memory
+from engine.model.errors import lacks_memory
 
 _log = logging.getLogger(__name__)
 

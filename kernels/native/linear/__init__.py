@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.group_format import GROUP, GroupedWeight
 from kernels.huge_pages import Arena
 from kernels.native import library
 from kernels.types import Linear, Quantization
-from kernels.weight_format import quantize
+from kernels.weight_format import GROUP, GroupedWeight, quantize
 
 _STRIP = 16  # output columns that are packed side by side
 _WORDS = 16  # to whose multiple a column is padded: 4 bytes each

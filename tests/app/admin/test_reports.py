@@ -10,7 +10,7 @@ import httpx
 import websockets
 from msgspec import structs
 
-from engine.replicas import FleetFigures, ReplicaFigures
+from engine.client import FleetFigures, ReplicaFigures
 from tenants.usage.meter import UsageMeter
 from tests.app.admin.problem import fields
 from tests.app.conftest import MODEL, World, eventually

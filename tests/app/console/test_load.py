@@ -13,7 +13,7 @@ from msgspec import structs
 from playwright.async_api import Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.replicas import FleetFigures, ReplicaFigures
+from engine.client import FleetFigures, ReplicaFigures
 from tests.app.conftest import MODEL, World, eventually
 from tests.app.console.looks import check_looks, check_page
 from tests.app.console.signing_in import sign_in

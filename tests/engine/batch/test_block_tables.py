@@ -3,7 +3,7 @@
 import random
 
 from engine.api import Namespaces
-from engine.batch.block_tables import TableMirror
+from engine.batch.batch import TableMirror
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.blocks.hashing import HASH_BYTES
 from engine.disk.files import NO_PARENT
-from engine.disk.runs import Candidate, Run, make_runs
+from engine.disk.saving import Candidate, Run, make_runs
 
 ROOT = bytes(HASH_BYTES)
 

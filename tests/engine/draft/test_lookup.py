@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.draft.drafter import Draft
-from engine.draft.history import AnswerHistory
-from engine.draft.lookup import PromptLookup, longest_match
+from engine.draft.lookup import AnswerHistory, PromptLookup, longest_match
 from engine.sequences.sequence import Sequence
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (

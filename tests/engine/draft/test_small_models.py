@@ -15,7 +15,7 @@ from engine.api import EngineError
 from engine.assembly.assemble import load_core, make_draft_model, make_drafter, make_runner
 from engine.assembly.parts import Parts, load_parts
 from engine.config import EngineConfig
-from engine.draft.combined import LookupFirst
+from engine.draft.drafter import LookupFirst
 from engine.draft_model.drafter import DraftModel
 from engine.serve.core import EngineCore
 from tests.engine.draft.test_models import answers

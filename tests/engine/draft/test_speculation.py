@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from engine.api import BeamParams, TenantShare
 from engine.config import Speculation
 from engine.draft.drafter import Draft, Drafter
-from engine.draft.history import AnswerHistory
-from engine.draft.lookup import PromptLookup
+from engine.draft.lookup import AnswerHistory, PromptLookup
 from engine.draft.worth import RowCosts
 from engine.sequences.plan import Sampled, StepPlan
 from engine.sequences.sequence import Sequence

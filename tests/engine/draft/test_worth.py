@@ -5,7 +5,7 @@ from math import log1p
 
 import pytest
 
-from engine.draft.acceptance import Acceptance
+from engine.draft.drafter import Acceptance
 from engine.draft.worth import FREE_ROWS, Market, RowCosts
 
 HERE = RowCosts(((1, 8.6), (4, 9.5), (8, 10.4), (16, 15.9), (32, 32.0)), per_key=0.0005)

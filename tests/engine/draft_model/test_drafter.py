@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from engine.api import StepOutOfMemory
-from engine.draft.combined import LookupFirst
-from engine.draft.drafter import Drafter
+from engine.draft.drafter import Drafter, LookupFirst
 from engine.draft.lookup import PromptLookup
 from engine.draft_model.drafter import DraftModel
 from engine.sequences.plan import Sampled, StepPlan

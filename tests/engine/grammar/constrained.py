@@ -17,8 +17,7 @@ from engine.api import EngineRequest, Grammar
 from engine.assembly.parts import Parts
 from engine.constraint.follower import Followers
 from engine.constraint.held_drafts import Held
-from engine.constraint.mask_turns import Turns
-from engine.constraint.masks import Masks
+from engine.constraint.masks import Masks, Turns
 from engine.draft.drafter import Drafter
 from engine.draft.lookup import PromptLookup
 from engine.grammar.grammars import Grammars

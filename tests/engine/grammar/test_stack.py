@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from engine.grammar import stack
-from engine.grammar.stack import with_deep_stack
+from engine.grammar import source
+from engine.grammar.source import with_deep_stack
 
 
 def niceness() -> int:
@@ -26,10 +26,10 @@ def until(is_so: bool) -> int:
 
 def test_what_takes_long_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = niceness()
-    monkeypatch.setattr(stack, "_USUAL_SECONDS", 0.0)
+    monkeypatch.setattr(source, "_USUAL_SECONDS", 0.0)
     assert with_deep_stack(lambda: until(True)) == min(10, 19 - usual)
     assert niceness() == usual
-    monkeypatch.setattr(stack, "_USUAL_SECONDS", 60.0)
+    monkeypatch.setattr(source, "_USUAL_SECONDS", 60.0)
     assert with_deep_stack(lambda: until(False)) == 0
 
 

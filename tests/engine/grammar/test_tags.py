@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.grammar.compiled import CompiledGrammar
+from engine.grammar.lark import Tag, tag_grammar
 from engine.grammar.source import problem_of
-from engine.grammar.tags import Tag, tag_grammar
 from tests.app.generation.walks import new_tokenizer, vocabulary_of, walk
 
 FLAT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}

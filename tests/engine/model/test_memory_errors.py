@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from engine.api import StepOutOfMemory
 from engine.assembly.parts import Parts
 from engine.batch.batch import Batch
-from engine.model.memory_errors import attempt
+from engine.model.errors import attempt
 from engine.run.runner import AheadRunner, ModelRunner
 from engine.serve.core import EngineCore
 from tests.engine.model.test_model import generate, save_model

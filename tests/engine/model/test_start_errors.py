@@ -11,8 +11,8 @@ import torch
 
 from engine.api import EngineError
 from engine.config import EngineConfig
+from engine.model.errors import memory_for, reading
 from engine.model.load import load_model
-from engine.model.start_errors import memory_for, reading
 from engine.model.weights import ModelUnavailable, find_model, in_a_line
 from tests.engine.model.test_model import save_model
 

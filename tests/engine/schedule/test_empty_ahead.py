@@ -6,7 +6,7 @@ import pytest
 
 from engine.api import Loss
 from engine.blocks.pool import BlockPool
-from engine.schedule import ahead
+from engine.schedule import prefill
 from engine.serve.core import EngineCore
 from tests.engine.simulation import (
     expected_output,
@@ -31,7 +31,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         blocks.append(block)
         forget(pool, block, key, why)
 
-    monkeypatch.setattr(ahead, "_MOST_EMPTIED", MOST)
+    monkeypatch.setattr(prefill, "_MOST_EMPTIED", MOST)
     monkeypatch.setattr(BlockPool, "_forget", noting)
     return blocks
 

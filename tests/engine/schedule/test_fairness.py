@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import TenantShare
-from engine.schedule.ahead import HashAllowance
+from engine.schedule.prefill import HashAllowance
 from engine.serve.core import EngineCore
 from tests.effort import scaled
 from tests.engine.simulation import (

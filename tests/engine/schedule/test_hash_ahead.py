@@ -8,7 +8,7 @@ from msgspec import structs
 from engine.api import TenantShare
 from engine.blocks import table
 from engine.blocks.hashing import extend_block_hashes
-from engine.schedule import ahead
+from engine.schedule import prefill
 from tests.engine.simulation import (
     expected_output,
     make_request,
@@ -49,7 +49,7 @@ def test_neighbours_go_on_at_every_step_while_a_long_prompt_is_hashed(hashed: li
         assert "short" in news
         later += news.get("later", [])
         steps += 1
-        assert sum(hashed) <= ahead._MOST_HASHED
+        assert sum(hashed) <= prefill._MOST_HASHED
         hashed.clear()
     assert steps > 2
     assert len(later) == steps, "admitted at once, although it came later"
@@ -60,7 +60,7 @@ def test_a_long_prompt_alone_lets_messages_be_read_while_it_is_hashed(hashed: li
     core = simulated_core(num_blocks=6000, step_token_budget=8192)
     core.submit(make_request("long", LONG, 2))
     assert core.step() == []
-    assert 0 < sum(hashed) <= ahead._MOST_HASHED
+    assert 0 < sum(hashed) <= prefill._MOST_HASHED
     assert [delta.finish_reason for delta in core.abort("long")] == ["aborted"]
     core.submit(make_request("again", LONG, 2))
     assert run_to_end(core)["again"] == expected_output(LONG, 2)
@@ -83,7 +83,7 @@ def test_a_short_prompt_does_not_wait_for_many_long_ones(hashed: list[int]) -> N
         core.submit(make_request(f"long {index}", LONG[index:], 1, tenant=f"tenant {index}"))
     core.submit(make_request("short", SHORT, 5, tenant="z"))
     assert "short" in {delta.request_id for delta in core.step()}
-    assert sum(hashed) <= ahead._MOST_HASHED + 12 * ahead._LEAST_HASHED
+    assert sum(hashed) <= prefill._MOST_HASHED + 12 * prefill._LEAST_HASHED
 
 
 def test_a_step_hashes_no_more_for_hundreds_of_tenants_than_for_a_few(hashed: list[int]) -> None:
@@ -94,9 +94,9 @@ def test_a_step_hashes_no_more_for_hundreds_of_tenants_than_for_a_few(hashed: li
     for _ in range(5):
         hashed.clear()
         core.step()
-        assert sum(hashed) <= ahead._MOST_HASHED + ahead._SPARE_HASHED
+        assert sum(hashed) <= prefill._MOST_HASHED + prefill._SPARE_HASHED
         total += sum(hashed)
-    assert total > 5 * ahead._SPARE_HASHED, "and yet it gets on"
+    assert total > 5 * prefill._SPARE_HASHED, "and yet it gets on"
 
 
 def test_a_tenant_with_a_limit_of_blocks_has_its_prompt_hashed_in_slices_too(
@@ -110,5 +110,5 @@ def test_a_tenant_with_a_limit_of_blocks_has_its_prompt_hashed_in_slices_too(
     while "long" not in core.scheduler.running:
         hashed.clear()
         assert core.step(), "what runs goes on"
-        assert sum(hashed) <= ahead._MOST_HASHED
+        assert sum(hashed) <= prefill._MOST_HASHED
     assert run_to_end(core)["long"] == expected_output(LONG, 2)

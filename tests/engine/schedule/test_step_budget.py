@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from engine.api import BeamParams, EngineBroken, StepOutOfMemory
-from engine.schedule import ahead
+from engine.schedule import prefill
 from engine.schedule.budget import StepBudget
 from engine.sequences.plan import Sampled, StepPlan
 from engine.serve.core import EngineCore
@@ -195,8 +195,8 @@ def test_the_third_plan_in_a_row_that_fails_ends_the_engine(
 def test_hashing_between_failed_steps_does_not_hide_that_the_device_is_sick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ahead, "_MOST_HASHED", 4)
-    monkeypatch.setattr(ahead, "_LEAST_HASHED", 1)
+    monkeypatch.setattr(prefill, "_MOST_HASHED", 4)
+    monkeypatch.setattr(prefill, "_LEAST_HASHED", 1)
     core = simulated_core()
     fail_when(core, lambda _: True, RuntimeError)
     prompt = random_prompt(random.Random(1), 40)  # ten blocks, two of them in a round

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from engine.api import TokenDelta, TokenLogprobs
-from engine.serve.cadence import Cadence
-from engine.serve.running_stream import RunningStream
+from engine.serve.running_stream import Cadence, RunningStream
 from tests.engine.simulation import make_request
 
 

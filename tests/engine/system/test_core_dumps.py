@@ -20,12 +20,12 @@ def report(before: str) -> list[str]:
 
 def test_memory_is_neither_left_in_a_core_nor_shown_to_a_debugger() -> None:
     assert report("pass")[0] == "1"
-    forbid = "from engine.system.core_dumps import forbid_core_dumps; forbid_core_dumps()"
+    forbid = "from engine.system.secrecy import forbid_core_dumps; forbid_core_dumps()"
     assert report(forbid) == ["0", "0", "0"]
 
 
 def test_programs_that_it_starts_write_no_core_files_either() -> None:
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORT!r}])"
-    forbid = "from engine.system.core_dumps import forbid_core_dumps; forbid_core_dumps()"
+    forbid = "from engine.system.secrecy import forbid_core_dumps; forbid_core_dumps()"
     dumpable, *limits = report(f"{forbid}; {child}")[:3]
     assert (dumpable, limits) == ("1", ["0", "0"])

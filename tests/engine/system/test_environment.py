@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.system.environment import without_secrets
+from engine.system.secrecy import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from app.cluster.messages import Blocks, State, ToDoor
 from app.observe.fleet_metrics import FleetMetrics
 from engine.api import TokenDelta
 from engine.blocks.hashing import block_hashes
-from engine.replicas import ReplicaFigures
+from engine.client import ReplicaFigures
 from engine.serve.messages import Deltas, Down, Ready
 from tests.app.cluster.door.test_fleet import INFO, Told, eventually
 from tests.app.cluster.node.test_events import Replica as Publishing

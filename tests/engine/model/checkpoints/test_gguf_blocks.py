@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from engine.model.checkpoints.gguf_blocks import split_blocks
+from engine.model.checkpoints.gguf import split_blocks
 
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q8_0": 8}
 ROWS, COLUMNS = 6, 512

@@ -26,8 +26,8 @@ from engine.model.layers.families import Description, Unfamiliar
 from engine.model.layers.fused import fuse
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import choose_dtype, load_model
-from kernels.group_format import group
 from kernels.native import library
+from kernels.weight_format import group
 from tests.engine.model.test_model import SMALL, save_model
 
 TOKENS = 60

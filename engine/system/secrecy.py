@@ -1,10 +1,25 @@
-"""What a child's environment has of its parent's: no secrets, which anybody may read there."""
+"""What a process holds of texts, keys and secrets stays with it: no file and no child has it."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import resource
 from collections.abc import Mapping
 from typing import Final
+
+_PR_SET_DUMPABLE = 4
+
+
+def forbid_core_dumps() -> None:
+    """Have this process leave no memory behind when it crashes, and show none to a debugger of its
+    user; nor have the programs that it starts write core files.
+
+    A limit alone would not do: a core that is piped to a program (systemd-coredump) has none.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
 
 _SECRET_NAME: Final = re.compile(
     r"(^|_)(AUTH|COOKIE|CREDENTIALS?|HEADERS|KEYS?|PASSPHRASE|PASSWD|PAT|PEPPER|SECRETS?|TOKEN)(_|$)"
