@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from kernels.backends import default
 from kernels.types import PrefixGroups
@@ -82,18 +81,11 @@ class HostGroups:
 
     def to(self, device: torch.device) -> PrefixGroups:
         """The tensors that the kernels take."""
-
-        def tensor(array: Integers) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
-        return PrefixGroups(
-            begins=tensor(self.begins),
-            ends=tensor(self.ends),
-            member_starts=tensor(self.member_starts),
-            members=tensor(self.members),
-            private_starts=tensor(self.private_starts),
-            max_members=self.max_members,
+        arrays = (self.begins, self.ends, self.member_starts, self.members, self.private_starts)
+        begins, ends, starts, members, private = (
+            torch.from_numpy(array).to(device) for array in arrays
         )
+        return PrefixGroups(begins, ends, starts, members, private, self.max_members)
 
 
 class GroupFinder:

@@ -10,8 +10,7 @@ from typing import Final
 
 from bench.registry import BenchError
 from engine.api import NOTHING_CACHED, CachePolicy, EngineRequest, Namespaces, SamplingParams
-from engine.assembly.graphs import make_graphs, make_pieces
-from engine.assembly.parts import Parts
+from engine.assembly.parts import Parts, make_graphs, make_pieces
 from engine.blocks.hashing import KEY_BYTES
 from engine.run.runner import AheadRunner, LaunchedStep, ModelRunner
 from engine.run.stopwatch import Stopwatch

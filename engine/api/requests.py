@@ -167,3 +167,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     def generated_by(self, index: int) -> list[int]:
         """Output tokens that sequence `index` has delivered in an earlier run."""
         return self.generated[index] if index < len(self.generated) else []
+
+    def without(self, index: int | None) -> EngineRequest | None:
+        """The same without its sequence `index`; `None` if nothing is left of it, or for all."""
+        ended = (*self.ended, index)
+        if index is None or len(ended) >= self.num_outputs:
+            return None
+        return msgspec.structs.replace(self, ended=ended)

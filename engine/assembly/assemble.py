@@ -10,8 +10,14 @@ import msgspec
 import torch
 
 from engine.api import EngineInfo
-from engine.assembly.graphs import make_graphs, make_pieces, step_size
-from engine.assembly.parts import Parts, context_limit, load_parts
+from engine.assembly.parts import (
+    Parts,
+    context_limit,
+    load_parts,
+    make_graphs,
+    make_pieces,
+    step_size,
+)
 from engine.config import EngineConfig
 from engine.constraint.follower import Followers
 from engine.constraint.held_drafts import Held

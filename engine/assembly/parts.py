@@ -1,4 +1,4 @@
-"""From an `EngineConfig` to a loaded model with its memory, and what was measured of it."""
+"""From an `EngineConfig` to a loaded model with its memory, what was measured of it, and graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import msgspec
 from transformers.utils import logging as transformers_logging
 
 from engine.api import EngineError, EngineInfo
-from engine.assembly.graphs import graphs_of, pieces_of, step_size
 from engine.config import EngineConfig
 from engine.draft_model.loading import load_draft
 from engine.grammar.vocabulary import Vocabulary, load_vocabulary
@@ -22,12 +21,16 @@ from engine.model.errors import memory_for
 from engine.model.fingerprint import model_fingerprint
 from engine.model.kernel_paths import Choice, choose_kernel_paths, measured_step_tokens, rounding
 from engine.model.kv_memory import automatic_kv_bytes, gpu_kv_bytes
+from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.paged_model import PagedModel
 from engine.model.load import load_model
 from engine.model.parallel import followers_of
-from engine.model.step_size import with_step_size
-from engine.run.graphs.recording import CudaRecorder, Record
-from engine.run.memory_profile import CudaMemory, DeviceMemory, Graphs, profile
+from engine.model.step_size import StepSize, with_step_size
+from engine.run.graphs.decode import DecodeGraphs
+from engine.run.graphs.padding import Padder, row_buckets
+from engine.run.graphs.pieces import PieceGraphs
+from engine.run.graphs.recording import CudaMemory, CudaRecorder, DeviceMemory, Graphs, Record
+from engine.run.memory_profile import profile
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel
 from engine.system.threads import threads_of_rank
 from kernels import backends
@@ -184,3 +187,62 @@ def _info(
         rotary_switch=model.weights.rotary_switch,
         logit_error=model.logit_error,
     )
+
+
+def step_size(config: EngineConfig) -> StepSize:
+    """That of a configuration for which it has been chosen."""
+    tokens, sequences = config.step_token_budget, config.max_running_requests
+    assert tokens is not None
+    assert sequences is not None
+    return StepSize(tokens, sequences)
+
+
+def make_graphs(parts: Parts, record: Record | None = None) -> DecodeGraphs:
+    """Graphs for as many rows as may run at once, not recorded yet; of `record`, see them."""
+    info = parts.info
+    room = info.max_context_tokens, info.num_blocks
+    return graphs_of(parts.config, parts.model, *room, _memory(parts.model), record)
+
+
+def make_pieces(parts: Parts, record: Record | None = None) -> PieceGraphs | None:
+    """Graphs for steps with prompts, not recorded yet; `None` for layers that are not fused."""
+    null_block = parts.info.num_blocks
+    return pieces_of(parts.config, parts.model, null_block, _memory(parts.model), record)
+
+
+def _memory(model: PagedModel) -> DeviceMemory | None:
+    return CudaMemory(model.device) if model.device.type == "cuda" else None
+
+
+def graphs_of(
+    config: EngineConfig,
+    model: PagedModel,
+    max_context: int,
+    null_block: int,
+    memory: DeviceMemory | None,
+    record: Record | None = None,
+) -> DecodeGraphs:
+    """Graphs of decode steps; rows that only fill a batch up write to `null_block`."""
+    padder = Padder(
+        row_buckets(step_size(config).sequences),
+        model.block_size,
+        null_block,
+        max_context,
+        has_groups=config.prefix_grouping and not config.batch_invariant,
+        has_lengths=model.weights.rotary_switch is not None,
+    )
+    return DecodeGraphs(model.forward, padder, model.device, record, memory)
+
+
+def pieces_of(
+    config: EngineConfig,
+    model: PagedModel,
+    null_block: int,
+    memory: DeviceMemory | None,
+    record: Record | None = None,
+) -> PieceGraphs | None:
+    """Graphs of steps with prompts, as `make_pieces`."""
+    decoder = model.weights.decoder
+    if not isinstance(decoder, FusedDecoder):
+        return None
+    return PieceGraphs(model, decoder, null_block, step_size(config).tokens, record, memory)

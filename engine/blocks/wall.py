@@ -96,11 +96,6 @@ class Wall:
     def __len__(self) -> int:
         return self._pool.num_blocks + self._slots.num_blocks
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody looks."""
-        return bool(self._watchers)
-
     def frame(self, name: str) -> bytes:
         """What a watcher has not been told, or a part of it. One that is new is told all.
 

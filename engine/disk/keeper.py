@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -31,12 +30,8 @@ _BUSY_SECONDS: Final = 0.001
 """Between two looks at what a thread does, while nothing else is to be done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entering:
-    """A request that goes to the scheduler, with what it has been found to have."""
-
-    request: EngineRequest
-    grammar: CompiledGrammar | None
+Entering = tuple[EngineRequest, CompiledGrammar | None]
+"""A request that goes to the scheduler, with its grammar."""
 
 
 class Keeper:
@@ -55,20 +50,20 @@ class Keeper:
         self._due = time.monotonic() + self._interval
         self._layout = _layout(info, memory)
         self._folder = Folder(Path(config.kept_dir))
-        self._shelf = Shelf(config.kept_bytes)
+        self.shelf = Shelf(config.kept_bytes)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="kept")
         self._scan: Future[list[KeptFile]] | None = None
         self._entering: dict[str, Entering] = {}
         self._owners: dict[str, str] = {}
         """By the names of their folders."""
-        self._saver = Saver(scheduler, memory, self._shelf, self._folder, self._layout, self._disk)
-        self._restorer = Restorer(
-            scheduler, memory, self._shelf, self._folder, self._used, self._damaged
+        self._saver = Saver(scheduler, memory, self.shelf, self._folder, self._layout, self._disk)
+        self.restorer = Restorer(
+            scheduler, memory, self.shelf, self._folder, self._used, self._damaged
         )
         self._put_on_shelf(self._folder.scan(self._layout, set()))
         # The pool's first blocks are taken first; what is read would wait for their memory. To make
         # it ready takes the cores that the first requests want: if it is soon done, it comes first.
-        num_blocks = min(self._shelf.num_blocks, scheduler.pool.num_blocks)
+        num_blocks = min(self.shelf.num_blocks, scheduler.pool.num_blocks)
         wait([self._disk.submit(memory.make_ready, num_blocks)], _MAKING_READY_SECONDS)
 
     def __len__(self) -> int:
@@ -76,32 +71,17 @@ class Keeper:
         return len(self._entering)
 
     @property
-    def num_files(self) -> int:
-        """On disk."""
-        return len(self._shelf)
-
-    @property
-    def num_bytes(self) -> int:
-        """On disk."""
-        return self._shelf.num_bytes
-
-    @property
-    def num_restored(self) -> int:
-        """Blocks that were read."""
-        return self._restorer.num_restored
-
-    @property
     def rest_seconds(self) -> float:
         """How long there is nothing to advance, if nothing else happens."""
-        if self._restorer.is_busy or self._saver.is_busy or self._scan is not None:
+        if self.restorer.is_busy or self._saver.is_busy or self._scan is not None:
             return _BUSY_SECONDS if self._awaited else 0.0
         return max(0.0, self._due - time.monotonic())
 
     def submit(self, request: EngineRequest, grammar: CompiledGrammar | None) -> bool:
         """Let a request wait for its blocks, if some of them are on disk."""
-        if not self._restorer.submit(request):
+        if not self.restorer.submit(request):
             return False
-        self._entering[request.request_id] = Entering(request, grammar)
+        self._entering[request.request_id] = request, grammar
         return True
 
     def advance(self, patience_seconds: float = 0.0) -> list[Entering]:
@@ -111,44 +91,41 @@ class Keeper:
         """
         if patience_seconds and self._awaited:
             wait(self._awaited, patience_seconds, FIRST_COMPLETED)
-        if self._restorer.is_busy:
-            self._restorer.advance()
+        if self.restorer.is_busy:
+            self.restorer.advance()
         self._save()
-        return [self._entering.pop(name) for name in self._restorer.ready()]
+        return [self._entering.pop(name) for name in self.restorer.ready()]
 
     def abort(self, request_id: str, index: int | None) -> EngineRequest | None:
         """Let a request that waits do without its sequence `index`, or be forgotten with all.
 
         Returns it as it was; `None` if it does not wait, or that sequence has ended.
         """
-        entering = self._entering.get(request_id)
-        if entering is None or index in entering.request.ended:
+        request, grammar = self._entering.get(request_id, (None, None))
+        if request is None or index in request.ended:
             return None
-        request = entering.request
-        ended = tuple(range(request.num_outputs)) if index is None else (*request.ended, index)
-        if len(ended) >= request.num_outputs:
+        less = request.without(index)
+        if less is None:
             del self._entering[request_id]
-            self._restorer.leave(request_id)
+            self.restorer.leave(request_id)
         else:
-            less = structs.replace(request, ended=ended)
-            self._entering[request_id] = Entering(less, entering.grammar)
+            self._entering[request_id] = less, grammar
         return request
 
     def blocks_by_owner(self) -> dict[str, int]:
         """Blocks on disk; "" has those of owners of whom nobody has told (`forget_others`)."""
         counts = Counter[str]()
-        for folder, count in self._shelf.num_blocks_by_owner.items():
+        for folder, count in self.shelf.num_blocks_by_owner.items():
             counts[self._owners.get(folder, "")] += count
         return dict(counts)
 
     def forget_tenant(self, tenant: str) -> None:
         """Remove a tenant's files. Its requests that wait go on, and leave nothing behind."""
         self._saver.forget_owner(tenant)
-        self._restorer.forget_tenant(tenant)
-        for name, one in self._entering.items():
-            if one.request.tenant == tenant:
-                request = structs.replace(one.request, cache=NOTHING_CACHED)
-                self._entering[name] = Entering(request, one.grammar)
+        self.restorer.forget_tenant(tenant)
+        for name, (request, grammar) in self._entering.items():
+            if request.tenant == tenant:
+                self._entering[name] = structs.replace(request, cache=NOTHING_CACHED), grammar
         self._remove_owner(self._folder.of_owner(tenant))
 
     def forget_others(self, tenants: Mapping[str, str]) -> None:
@@ -158,7 +135,7 @@ class Keeper:
         """
         self._folder.secrets = dict(tenants)
         self._owners = {self._folder.of_owner(tenant): tenant for tenant in tenants}
-        for owner in self._shelf.owners - self._owners.keys():
+        for owner in self.shelf.owners - self._owners.keys():
             self._remove_owner(owner)
 
     def keep_under(self, tenant: str, secret: str) -> None:
@@ -178,18 +155,18 @@ class Keeper:
         self._saver.begin()
         while self._saver.is_busy and time.monotonic() < deadline:
             self.advance(_BUSY_SECONDS)
-        self._restorer.close()
+        self.restorer.close()
         self._disk.shutdown()
 
     def check(self) -> None:
         """Verify the books. Raises `AssertionError`."""
-        self._shelf.check()
+        self.shelf.check()
 
     @property
     def _awaited(self) -> list[Future[Any]]:
         """What there is nothing to do before, beside requests."""
-        if self._restorer.is_busy:
-            return [*self._restorer.awaited]
+        if self.restorer.is_busy:
+            return [*self.restorer.awaited]
         one = self._scan or self._saver.awaited
         return [] if one is None else [one]
 
@@ -204,33 +181,33 @@ class Keeper:
             self._saver.advance()
             self._due = time.monotonic() + self._interval
         elif time.monotonic() >= self._due:
-            self._scan = self._disk.submit(self._folder.scan, self._layout, self._shelf.paths)
+            self._scan = self._disk.submit(self._folder.scan, self._layout, self.shelf.paths)
 
     def _put_on_shelf(self, files: list[KeptFile]) -> None:
-        known = self._shelf.paths
+        known = self.shelf.paths
         for file in files:
             if file.path not in known:
-                self._shelf.add(file)
-        victims = self._shelf.shrink()
+                self.shelf.add(file)
+        victims = self.shelf.shrink()
         if victims:
             self._disk.submit(remove, victims)
         if files:
-            mib = self._shelf.num_bytes / 2**20
-            _log.info("%d kept files are on disk, %.0f MiB", len(self._shelf), mib)
+            mib = self.shelf.num_bytes / 2**20
+            _log.info("%d kept files are on disk, %.0f MiB", len(self.shelf), mib)
 
     def _used(self, file: KeptFile) -> None:
-        files = self._shelf.use(file, time.time())
+        files = self.shelf.use(file, time.time())
         self._disk.submit(mark, [(one.path, one.used, one.until) for one in files])
 
     def _damaged(self, file: KeptFile, error: Exception) -> None:
-        self._shelf.drop(file)
+        self.shelf.drop(file)
         if isinstance(error, FileNotFoundError):
             return  # another process has dropped it
         _log.warning("kept file %s is dropped: %s", file.path.name, error)
         self._disk.submit(remove, [file])
 
     def _remove_owner(self, owner: str) -> None:
-        self._shelf.drop_owner(owner)
+        self.shelf.drop_owner(owner)
         self._disk.submit(remove_folder, self._folder.root / owner)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from engine.blocks.transfers import Transfers
 
@@ -34,7 +34,6 @@ class Landing(Protocol):
         ...
 
 
-@runtime_checkable
 class BlockMemory(Protocol):
     """The memory of a model's blocks; for the engine's loop, but where any thread is named."""
 

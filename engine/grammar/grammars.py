@@ -13,8 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec import structs
-
 from engine.api import EngineRequest, Grammar
 from engine.grammar.compiled import CompiledGrammar, GrammarError
 from engine.grammar.vocabulary import Vocabulary
@@ -70,12 +68,12 @@ class Grammars:
         request, future = self._waiting.get(request_id, (None, None))
         if request is None or future is None or index in request.ended:
             return None
-        ended = tuple(range(request.num_outputs)) if index is None else (*request.ended, index)
-        if len(ended) >= request.num_outputs:
+        less = request.without(index)
+        if less is None:
             del self._waiting[request_id]
             self._cancel(future)
         else:
-            self._waiting[request_id] = structs.replace(request, ended=ended), future
+            self._waiting[request_id] = less, future
         return request
 
     def forget_tenant(self, tenant: str) -> None:

@@ -81,15 +81,24 @@ def find_model(model: str) -> Path | None:
     source = _source(model)
     if source is not None:
         return source
+    try:
+        return _snapshot(model, local_files_only=True)
+    except OSError:
+        return None
+
+
+def _snapshot(model: str, local_files_only: bool = False) -> Path:
+    """The folder of a model of the hub. Raises `OSError` where it cannot be had."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+        folder = snapshot_download(
+            model, allow_patterns=_HUB_FILES, local_files_only=local_files_only
+        )
+        return Path(folder)
     except HFValidationError as error:
         raise ModelUnavailable(f"{model} is neither a folder nor a hub id: {error}") from error
-    except OSError:
-        return None
 
 
 def _source(model: str) -> Path | None:
@@ -114,14 +123,9 @@ def _source(model: str) -> Path | None:
 
 
 def _downloaded(model: str, progress: Progress) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
     progress(f"fetching {model} from the model hub")
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
-    except HFValidationError as error:
-        raise ModelUnavailable(f"{model} is neither a folder nor a hub id: {error}") from error
+        return _snapshot(model)
     except OSError as error:  # what every error of the hub's client is
         raise ModelUnavailable(
             f"{model} is no folder here and could not be fetched from the model hub "

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.blocks.transfers import Transfers
 from engine.model.layers.paged_model import PagedModel
-from engine.run.copies import BlockCopies, Event
+from engine.run.copies import BlockCopies, Blocks, Event
 from kernels.huge_pages import populate
 
 _READY_BYTES = 2 << 20
@@ -83,7 +85,7 @@ class BlockImages:
         return self._model.memory[:1].nbytes
 
     @property
-    def layout(self) -> bytes:
+    def block_layout(self) -> bytes:
         """How the bytes of a block lie."""
         memory = self._model.memory
         return f"{list(memory.shape[1:])} {memory.dtype}".encode()
@@ -94,6 +96,16 @@ class BlockImages:
             count = max(1, _READY_BYTES // self.block_bytes)
             for first in range(0, num_blocks, count):
                 populate(self._model.rows[first : min(first + count, num_blocks)])
+
+    @torch.inference_mode()
+    def move(self, transfers: Transfers) -> None:
+        """See `engine.disk.memory.BlockMemory`."""
+        self._copies.begin(transfers)
+        if transfers.copies:
+            touched: list[Blocks] = [np.array(transfers.copies, np.int64)]
+            self._copies.join(touched)
+            self._model.copy_blocks(transfers.copies)
+            self._copies.launched(touched)
 
     def fetch(self, blocks: list[int]) -> FetchedImages:
         """See `engine.disk.memory.BlockMemory`."""

@@ -10,7 +10,6 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,64 +24,13 @@ from engine.model.kv_memory import Needs
 from engine.model.layers.paged_model import PagedModel
 from engine.model.step_size import StepSize
 from engine.run.graphs.padding import no_groups, tensors_of, with_tensors
+from engine.run.graphs.recording import DeviceMemory, Graphs
 from engine.run.sampler import sample
 from engine.sequences.plan import Draw
 from engine.sequences.sequence import Sequence
 
 _LOGPROBS = 20
 """As many alternatives as a request may ask for."""
-
-
-class DeviceMemory(Protocol):
-    """What a device tells of its memory."""
-
-    total: int
-    """Bytes that it has."""
-
-    def used(self) -> int:
-        """Bytes that are taken, by whomever, but for what an allocator only keeps at hand."""
-        ...
-
-    def peak(self, action: Callable[[], object]) -> int:
-        """How many bytes `action` held at once, of those that it allocated."""
-        ...
-
-
-class CudaMemory:
-    """Of a GPU, which other processes may use as well."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        _, self.total = torch.cuda.mem_get_info(device)
-
-    def used(self) -> int:
-        """See `DeviceMemory`."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
-
-    def peak(self, action: Callable[[], object]) -> int:
-        """See `DeviceMemory`."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
-        action()
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device) - before
-
-
-class Graphs(Protocol):
-    """Steps to be recorded, of several sizes."""
-
-    @property
-    def num_sizes(self) -> int:
-        """How many there are to be."""
-        ...
-
-    def record(self, most_sizes: int | None = None) -> dict[int, int]:
-        """Record so many of the largest. Returns what each takes, in bytes."""
-        ...
 
 
 def profile(

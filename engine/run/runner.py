@@ -15,16 +15,15 @@ from torch import Tensor
 
 from engine.batch.batch import Batch, BatchBuilder, first_rows
 from engine.batch.staging import upload
-from engine.blocks.transfers import Transfers
 from engine.constraint.masks import Masks, RowMasks
 from engine.model.errors import attempt
 from engine.model.layers.paged_model import PagedModel
-from engine.run.copies import BlockCopies, Blocks, Queues
+from engine.run.copies import BlockCopies, Queues
 from engine.run.device_counts import token_counts
 from engine.run.graphs.decode import DecodeGraphs
 from engine.run.graphs.padding import tensors_of, with_tensors
 from engine.run.graphs.pieces import PieceGraphs
-from engine.run.images import BlockImages, DirectLanding, FetchedImages, StagedLanding
+from engine.run.images import BlockImages
 from engine.run.penalties import Counts
 from engine.run.sampler import Draws, PromptScores, sample, score
 from engine.run.stopwatch import Stopwatch
@@ -84,7 +83,7 @@ class ModelRunner:
         """
         self._model = model
         self._copies = BlockCopies(model, queues)
-        self._images = BlockImages(model, self._copies)
+        self.images = BlockImages(model, self._copies)
         self._costs = costs
         invariant = model.batch_invariant
         rule = rule_for(model.device, batch_invariant=invariant) if prefix_grouping else None
@@ -102,38 +101,6 @@ class ModelRunner:
     def num_spared_keys(self) -> int:
         """As in `BatchBuilder`."""
         return self._batches.num_spared_keys
-
-    @property
-    def block_bytes(self) -> int:
-        """See `engine.disk.memory.BlockMemory`, as for those that follow."""
-        return self._images.block_bytes
-
-    @property
-    def block_layout(self) -> bytes:
-        """See `BlockMemory`."""
-        return self._images.layout
-
-    def make_ready(self, num_blocks: int) -> None:
-        """See `BlockMemory`."""
-        self._images.make_ready(num_blocks)
-
-    @torch.inference_mode()
-    def move(self, transfers: Transfers) -> None:
-        """See `BlockMemory`."""
-        self._copies.begin(transfers)
-        if transfers.copies:
-            touched: list[Blocks] = [np.array(transfers.copies, np.int64)]
-            self._copies.join(touched)
-            self._model.copy_blocks(transfers.copies)
-            self._copies.launched(touched)
-
-    def fetch(self, blocks: list[int]) -> FetchedImages:
-        """See `BlockMemory`."""
-        return self._images.fetch(blocks)
-
-    def landing(self, blocks: list[int]) -> DirectLanding | StagedLanding:
-        """See `BlockMemory`."""
-        return self._images.landing(blocks)
 
     def execute(self, plan: StepPlan) -> Sampled:
         """Move blocks and compute `plan`; draw a token for each sampler, or list its candidates.

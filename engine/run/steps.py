@@ -53,16 +53,6 @@ class Launcher(Runner, Protocol):
         ...
 
 
-@runtime_checkable
-class Grouping(Protocol):
-    """A runner whose attention reads keys once for all sequences that share them."""
-
-    @property
-    def num_spared_keys(self) -> int:
-        """Keys that a layer has not read again since the start."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Computed:
     """A step that was computed at once."""

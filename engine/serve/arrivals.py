@@ -74,8 +74,8 @@ class Arrivals:
                 deltas += self._enter(one.request, one.grammar)
             else:
                 deltas += ends_of(one.request, "error", one.error)
-        for entering in () if self.keeper is None else self.keeper.advance(patience):
-            deltas += self._come_in(entering.request, entering.grammar)
+        for request, grammar in () if self.keeper is None else self.keeper.advance(patience):
+            deltas += self._come_in(request, grammar)
         return deltas
 
     def forget_tenant(self, tenant: str) -> None:

@@ -234,10 +234,11 @@ def _make_keeper(
     config: EngineConfig, info: EngineInfo, scheduler: Scheduler, runner: Runner
 ) -> Keeper | None:
     """Who keeps blocks on disk, if that is configured and can be."""
-    if config.kept_dir is None or not config.prefix_cache or not isinstance(runner, BlockMemory):
+    memory: BlockMemory | None = getattr(runner, "images", None)
+    if config.kept_dir is None or not config.prefix_cache or memory is None:
         return None
     try:
-        return Keeper(config, info, scheduler, runner)
+        return Keeper(config, info, scheduler, memory)
     except OSError as error:
         _log.warning("nothing is kept on disk: %s", error)
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.api import EngineStats, TenantStats
 from engine.disk.keeper import Keeper
-from engine.run.steps import Grouping, Runner, Steps
+from engine.run.steps import Runner, Steps
 from engine.schedule.scheduler import Scheduler
 
 
@@ -17,15 +17,14 @@ def engine_stats(
     tiers, lifecycle, speculation = scheduler.tiers, scheduler.lifecycle, scheduler.speculation
     pool, transfers = tiers.pool, tiers.transfers
     leases, tenants = pool.leases.totals(), _tenant_stats(scheduler)
-    if isinstance(runner, Grouping):
-        counts["spared_keys"] = runner.num_spared_keys
+    counts["spared_keys"] = getattr(runner, "num_spared_keys", 0)  # of who groups sequences
     if speculation is not None:
         counts["drafted_tokens"] = speculation.num_drafted
         counts["accepted_tokens"] = speculation.num_accepted
     if keeper is not None:
-        counts["kept_files"] = keeper.num_files
-        counts["kept_bytes"] = keeper.num_bytes
-        counts["restored_blocks"] = keeper.num_restored
+        counts["kept_files"] = len(keeper.shelf)
+        counts["kept_bytes"] = keeper.shelf.num_bytes
+        counts["restored_blocks"] = keeper.restorer.num_restored
     return EngineStats(
         running=len(scheduler.running),
         waiting=lifecycle.num_waiting,

@@ -123,6 +123,10 @@ class SimulatedRunner:
         return self.compute(self.read(plan))
 
     @property
+    def images(self) -> SimulatedRunner:
+        return self
+
+    @property
     def block_bytes(self) -> int:
         return self.memory[:1].nbytes
 

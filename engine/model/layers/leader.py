@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.api import EngineBroken, EngineError
-from engine.batch.batch import Batch
 from engine.model.layers.paged_model import AttentionLayout, PagedModel, Weights
 from engine.model.layers.shard import Shard, leave
 from kernels.kv_format import KvDtype
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 _ENDING_SECONDS = 5.0
 
@@ -80,6 +82,19 @@ def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
             process.kill()
 
 
+def _led(
+    method: Callable[Concatenate[PagedModel, _P], _Result],
+) -> Callable[Concatenate[LeadingModel, _P], _Result]:
+    """A method that every rank calls, with the same arguments."""
+
+    def led(self: LeadingModel, /, *args: _P.args, **named: _P.kwargs) -> _Result:
+        assert not named, "arguments go by their places"
+        with self.followers.do(method.__name__, *args):
+            return method(self, *args, **named)
+
+    return led
+
+
 class LeadingModel(PagedModel):
     """The first rank's part of a model, and the door to all of it."""
 
@@ -102,35 +117,12 @@ class LeadingModel(PagedModel):
         """Of all ranks together."""
         return self._whole.block_bytes(self.block_size, self.kv_storage)
 
-    def allocate(self, num_blocks: int) -> None:
-        """See `PagedModel`."""
-        with self.followers.do("allocate", num_blocks):
-            super().allocate(num_blocks)
-
-    def allocate_host(self, num_slots: int) -> None:
-        """See `PagedModel`."""
-        with self.followers.do("allocate_host", num_slots):
-            super().allocate_host(num_slots)
-
-    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `PagedModel`."""
-        with self.followers.do("swap_out", moves):
-            super().swap_out(moves)
-
-    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
-        """See `PagedModel`."""
-        with self.followers.do("swap_in", moves):
-            super().swap_in(moves)
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """See `PagedModel`."""
-        with self.followers.do("copy_blocks", copies):
-            super().copy_blocks(copies)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """See `PagedModel`."""
-        with self.followers.do("forward", batch):
-            return super().forward(batch)
+    allocate = _led(PagedModel.allocate)
+    allocate_host = _led(PagedModel.allocate_host)
+    swap_out = _led(PagedModel.swap_out)
+    swap_in = _led(PagedModel.swap_in)
+    copy_blocks = _led(PagedModel.copy_blocks)
+    forward = _led(PagedModel.forward)
 
 
 class _Pickler(pickle.Pickler):

@@ -12,12 +12,8 @@ columns that none of its sequences has reached, and the device spreads them.
 
 from __future__ import annotations
 
-import logging
-import sys
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -25,7 +21,7 @@ from torch import Tensor
 from engine.batch.batch import Batch
 from engine.batch.staging import Array, num_bytes, refill, views
 from engine.run.graphs.padding import Padder, tensors_of, with_tensors
-from engine.run.graphs.recording import CudaRecorder, Record, Recording, record_sizes
+from engine.run.graphs.recording import DeviceMemory, Graphs, Record, Recording
 
 
 class GraphInputs:
@@ -68,9 +64,6 @@ def _small_arrays(padded: Batch) -> list[Array]:
     return [tensor.numpy() for tensor in tensors_of(padded) if tensor is not tables]
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """What computes batches of one number of rows."""
@@ -80,8 +73,10 @@ class _Graph:
     recording: Recording
 
 
-class DecodeGraphs:
-    """Computes the logits of decode batches by replaying graphs."""
+class DecodeGraphs(Graphs):
+    """Computes the logits of decode batches by replaying graphs, each of a number of rows."""
+
+    _kind = "decode steps of %d sizes up to %d rows"
 
     def __init__(
         self,
@@ -89,56 +84,24 @@ class DecodeGraphs:
         padder: Padder,
         device: torch.device,
         record: Record | None = None,
-        used: Callable[[], int] = lambda: 0,
-        most_bytes: int = sys.maxsize,
+        memory: DeviceMemory | None = None,
     ) -> None:
-        """`forward` returns logits, [num_logit_rows, vocab_size]. It is recorded by `record`, or
-        as a CUDA graph. Of `used` and `most_bytes` see `record_sizes`.
-        """
+        """`forward` returns logits, [num_logit_rows, vocab_size]; of the others see `Graphs`."""
+        super().__init__(device, padder.buckets, record, memory)
         self._forward = forward
         self._padder = padder
-        self._device = device
-        self._record = record or CudaRecorder(device)
-        self._used = used
-        self._most_bytes = most_bytes
         self._inputs = GraphInputs(padder, device)
         self._graphs: dict[int, _Graph] = {}
-        self._sizes: list[int] = []
-        """The numbers of rows that are recorded, ascending."""
         self._logits = torch.empty(0, device=device)  # [most rows, vocab_size], once that is known
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    @property
-    def num_sizes(self) -> int:
-        """How many numbers of rows there are to be."""
-        return len(self._padder.buckets)
-
-    def record(self, most_sizes: int | None = None) -> dict[int, int]:
-        """Record all numbers of rows, or so many of the largest; once, and before any is replayed.
-
-        Returns what each has taken of the device's memory, in bytes.
-        """
-        start = perf_counter()
-        sizes = sorted(self._padder.buckets, reverse=True)[:most_sizes]
-        costs = record_sizes(sizes, self._record_rows, self._used, self._most_bytes)
-        self._sizes = sorted(self._graphs)
-        if self._sizes:
-            _log.info(
-                "recorded decode steps of %d sizes up to %d rows in %.1f s: %d MiB",
-                len(self._sizes),
-                self._sizes[-1],
-                perf_counter() - start,
-                sum(costs.values()) >> 20,
-            )
-        return costs
-
     def replay_smallest(self, num_rows: int = 1) -> None:
         """Compute a decode step of nothing, of so many rows or the next larger number that is
         recorded, or of the largest one: for measurements, with at least one graph.
         """
-        rows = self._recorded(num_rows) or self._sizes[-1]
+        rows = self._size_for(num_rows) or self.sizes[-1]
         self._replay(rows, self._padder.nothing(rows), lambda _: None)
 
     def run(self, batch: Batch, complete: Callable[[Tensor], None]) -> tuple[Batch, Tensor] | None:
@@ -148,15 +111,10 @@ class DecodeGraphs:
         know. Returns the batch as it is on the device, and the logits of all its rows; the added
         ones come last. Both hold until the next call.
         """
-        rows = self._recorded(len(batch.attention.context_lens))
+        rows = self._size_for(len(batch.attention.context_lens))
         if rows is None or not self._padder.fits(batch):
             return None
         return self._replay(rows, self._padder.pad(batch, rows), complete)
-
-    def _recorded(self, num_rows: int) -> int | None:
-        """The smallest recorded number of rows that is not less."""
-        place = bisect_left(self._sizes, num_rows)
-        return self._sizes[place] if place < len(self._sizes) else None
 
     def _replay(
         self, rows: int, padded: Batch, complete: Callable[[Tensor], None]
@@ -167,7 +125,7 @@ class DecodeGraphs:
         graph.recording.replay()
         return graph.batch, self._logits[:rows]
 
-    def _record_rows(self, rows: int) -> None:
+    def _record_size(self, rows: int) -> None:
         self._inputs.fill(self._padder.nothing(rows))
         batch = self._inputs.batch(rows)
         self._graphs[rows] = _Graph(batch, self._record(lambda: self._compute(batch)))

@@ -9,13 +9,9 @@ takes the device longer than the host, many tokens, is computed as it is.
 
 from __future__ import annotations
 
-import logging
-import sys
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -26,9 +22,7 @@ from engine.batch.staging import Array, num_bytes, refill, upload, views
 from engine.model.layers.fused import FusedDecoder
 from engine.model.layers.paged_model import PagedModel
 from engine.run.graphs.padding import tensors_of, with_tensors
-from engine.run.graphs.recording import CudaRecorder, Record, Recording, record_sizes
-
-_log = logging.getLogger(__name__)
+from engine.run.graphs.recording import DeviceMemory, Graphs, Record, Recording
 
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of tokens; what is added is at most half of them."""
@@ -44,11 +38,13 @@ class _Pieces:
     """One more than there are layers."""
 
 
-class PieceGraphs:
+class PieceGraphs(Graphs):
     """Computes batches of up to as many tokens as `TOKEN_BUCKETS` say, by a model of fused layers.
 
     Those that are added write their KV to a block that belongs to nobody.
     """
+
+    _kind = "the pieces of steps of %d sizes up to %d tokens"
 
     def __init__(
         self,
@@ -57,8 +53,7 @@ class PieceGraphs:
         null_block: int,
         most_tokens: int,
         record: Record | None = None,
-        used: Callable[[], int] = lambda: 0,
-        most_bytes: int = sys.maxsize,
+        memory: DeviceMemory | None = None,
     ) -> None:
         """`decoder` is that of `model`, and `most_tokens` what a step has. The others are as for
         `engine.run.graphs.decode.DecodeGraphs`.
@@ -66,13 +61,10 @@ class PieceGraphs:
         self._model = model
         self._decoder = decoder
         self._null_slot = null_block * model.block_size
-        self._buckets = [bucket for bucket in TOKEN_BUCKETS if bucket <= most_tokens]
-        self._record = record or CudaRecorder(model.device)
-        self._used = used
-        self._most_bytes = most_bytes
+        buckets = [bucket for bucket in TOKEN_BUCKETS if bucket <= most_tokens]
+        super().__init__(model.device, buckets, record, memory)
         self._pieces: dict[int, _Pieces] = {}
-        self._sizes: list[int] = []
-        most = max(self._buckets, default=0)
+        most = max(buckets, default=0)
         layout, device = model.layout, model.device
         heads = (most, layout.num_heads, layout.head_dim)
         stream = (most, decoder.hidden_size)
@@ -83,33 +75,6 @@ class PieceGraphs:
         self._query = torch.zeros(heads, dtype=model.dtype, device=device)
         self._attended = torch.zeros(heads, dtype=model.dtype, device=device)
 
-    @property
-    def num_sizes(self) -> int:
-        """How many numbers of tokens there are to be."""
-        return len(self._buckets)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The numbers of tokens that are recorded, ascending."""
-        return self._sizes
-
-    @torch.inference_mode()
-    def record(self, most_sizes: int | None = None) -> dict[int, int]:
-        """See `DecodeGraphs.record`."""
-        start = perf_counter()
-        sizes = sorted(self._buckets, reverse=True)[:most_sizes]
-        costs = record_sizes(sizes, self._record_tokens, self._used, self._most_bytes)
-        self._sizes = sorted(self._pieces)
-        if self._sizes:
-            _log.info(
-                "recorded the pieces of steps of %d sizes up to %d tokens in %.1f s: %d MiB",
-                len(self._sizes),
-                self._sizes[-1],
-                perf_counter() - start,
-                sum(costs.values()) >> 20,
-            )
-        return costs
-
     def run(self, host: Batch, complete: Callable[[Tensor], None]) -> tuple[Tensor, Tensor] | None:
         """Compute a batch that lies in the host's memory; `None` where it has too many tokens.
 
@@ -117,10 +82,9 @@ class PieceGraphs:
         and the logits.
         """
         count = len(host.token_ids)
-        place = bisect_left(self._sizes, count)
-        if place == len(self._sizes):
+        size = self._size_for(count)
+        if size is None:
             return None
-        size = self._sizes[place]
         pieces = self._pieces[size]
         arrays = self._inputs(host, size)
         refill(self._buffer[: num_bytes(arrays)], arrays)
@@ -151,7 +115,8 @@ class PieceGraphs:
             slots[:count] = host.attention.slots.numpy()
         return [token_ids, positions, slots]
 
-    def _record_tokens(self, size: int) -> None:
+    @torch.inference_mode()
+    def _record_size(self, size: int) -> None:
         """Record the pieces of batches of `size` tokens."""
         arrays = self._inputs(None, size)
         buffer = self._buffer[: num_bytes(arrays)]

@@ -7,12 +7,19 @@ and one stream, since libraries keep memory for each stream that they have seen.
 from __future__ import annotations
 
 import logging
+import sys
+from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from time import perf_counter
+from typing import Final, Protocol
 
 import torch
 
 from engine.model.errors import lacks_memory
+
+_SHARE: Final = 1 / 32
+"""Of a GPU's memory: what CUDA graphs of either kind may take of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,3 +105,98 @@ def _affordable(left: list[int], costs: list[int], most_bytes: int) -> list[int]
     each = max(costs[1:], default=0)
     count = min(len(left), room // max(1, each)) if room > 0 else 0
     return [left[-1 - place * len(left) // count] for place in reversed(range(count))]
+
+
+class DeviceMemory(Protocol):
+    """What a device tells of its memory."""
+
+    total: int
+    """Bytes that it has."""
+
+    def used(self) -> int:
+        """Bytes that are taken, by whomever, but for what an allocator only keeps at hand."""
+        ...
+
+    def peak(self, action: Callable[[], object]) -> int:
+        """How many bytes `action` held at once, of those that it allocated."""
+        ...
+
+
+class CudaMemory:
+    """Of a GPU, which other processes may use as well."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        _, self.total = torch.cuda.mem_get_info(device)
+
+    def used(self) -> int:
+        """See `DeviceMemory`."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+    def peak(self, action: Callable[[], object]) -> int:
+        """See `DeviceMemory`."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        action()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+
+class Graphs(ABC):
+    """Steps of several sizes, recorded at start."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        wanted: Sequence[int],
+        record: Record | None,
+        memory: DeviceMemory | None,
+    ) -> None:
+        """`wanted` sizes are recorded by `record`, or as CUDA graphs; all, or in a share of what
+        `memory` there is.
+        """
+        self.sizes: list[int] = []
+        """Those that are recorded, ascending."""
+        self._wanted = sorted(wanted, reverse=True)
+        self._record = record or CudaRecorder(device)
+        self._memory = memory
+
+    @property
+    def num_sizes(self) -> int:
+        """How many sizes there are to be."""
+        return len(self._wanted)
+
+    def record(self, most_sizes: int | None = None) -> dict[int, int]:
+        """Record all sizes, or so many of the largest; once, and before any is replayed.
+
+        Returns what each has taken of the device's memory, in bytes.
+        """
+        start = perf_counter()
+        wanted = self._wanted[:most_sizes]
+        memory, used, most_bytes = self._memory, lambda: 0, sys.maxsize
+        if memory is not None:
+            used, most_bytes = memory.used, int(memory.total * _SHARE)
+        costs = record_sizes(wanted, self._record_size, used, most_bytes)
+        self.sizes = sorted(costs)
+        if self.sizes:
+            seconds, mib = perf_counter() - start, sum(costs.values()) >> 20
+            numbers = (len(self.sizes), self.sizes[-1], seconds, mib)
+            _log.info(f"recorded {self._kind} in %.1f s: %d MiB", *numbers)
+        return costs
+
+    def _size_for(self, count: int) -> int | None:
+        """The smallest recorded size that is not less."""
+        place = bisect_left(self.sizes, count)
+        return self.sizes[place] if place < len(self.sizes) else None
+
+    @property
+    @abstractmethod
+    def _kind(self) -> str:
+        """What is recorded, with places for the number of sizes and the largest."""
+
+    @abstractmethod
+    def _record_size(self, size: int) -> None: ...

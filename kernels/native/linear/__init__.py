@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from struct import Struct
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from kernels.native import library
 from kernels.types import Linear, Quantization
 from kernels.weight_format import GROUP, GroupedWeight, quantize
 
+_WEIGHTS = Struct("=4q4q")
+"""`pw_linear_weights` of `linear.h`."""
 _STRIP = 16  # output columns that are packed side by side
 _WORDS = 16  # to whose multiple a column is padded: 4 bytes each
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
@@ -77,13 +80,9 @@ class _Packed:
         padded = [None if values is None else _whole_strips(values) for values in columns]
         self._memory = [tensor for tensor in (packed, *padded) if tensor is not None]
         self.nbytes = sum(tensor.nbytes for tensor in self._memory)
-        self._description = _Description(
-            self.in_features,
-            self.out_features,
-            words,
-            kind,
-            *(0 if tensor is None else tensor.data_ptr() for tensor in (packed, *padded)),
-        )
+        places = map(library.pointer, (packed, *padded))
+        numbers = (self.in_features, self.out_features, words, kind)
+        self._description = ctypes.create_string_buffer(_WEIGHTS.pack(*numbers, *places))
         self.address = ctypes.addressof(self._description)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -161,21 +160,6 @@ def _whole_words(matrix: Tensor) -> Tensor:
     multiple = 4 * _WORDS // matrix.itemsize
     missing = -matrix.shape[1] % multiple
     return functional.pad(matrix, (0, missing)) if missing else matrix.contiguous()
-
-
-class _Description(ctypes.Structure):
-    """`pw_linear_weights` of `linear.h`."""
-
-    _fields_ = (
-        ("in_features", ctypes.c_int64),
-        ("out_features", ctypes.c_int64),
-        ("words", ctypes.c_int64),
-        ("type", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("zeros", ctypes.c_void_p),
-    )
 
 
 _reorder = library.function(

@@ -81,7 +81,7 @@ async def test_the_stream_equals_the_books(
                 pass
             await reader.until_shows(core)
         assert {cell.owner for cell in reader.cells} == {"", "acme", "umbra"}
-    while core.wall.is_watched:  # the service tells the engine that its reader has left
+    while core.wall._watchers:  # the service tells the engine that its reader has left
         await engine.stats()
 
 
@@ -107,7 +107,7 @@ async def test_a_stream_ends_when_it_is_to(admin: httpx.AsyncClient, engine: Poo
     assert frames
     head = await admin.head("/wall")
     assert (head.status_code, head.content) == (200, b"")
-    while engine.cores[-1].wall.is_watched:
+    while engine.cores[-1].wall._watchers:
         await engine.stats()
 
 

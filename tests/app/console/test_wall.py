@@ -130,7 +130,7 @@ async def test_a_block_is_told_in_words_and_the_view_is_taken_away(
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_label("admin token")).to_be_focused()
     async with asyncio.timeout(60):
-        while engine.cores[-1].wall.is_watched:
+        while engine.cores[-1].wall._watchers:
             await engine.stats()
 
 
@@ -270,7 +270,7 @@ async def test_replicas_are_seen_side_by_side(
     await expect(page.get_by_role("img", name="KV blocks")).to_have_count(2)
     await page.get_by_role("button", name="Sign out").click()
     async with asyncio.timeout(60):
-        while engine.cores[-1].wall.is_watched:
+        while engine.cores[-1].wall._watchers:
             await engine.stats()
 
 

@@ -205,11 +205,11 @@ def test_nothing_is_noted_while_nobody_watches() -> None:
     one.ask()
     other.ask()
     core.wall.unwatch("one")
-    assert core.wall.is_watched
+    assert core.wall._watchers
     clock.now += 11  # the other one has not asked for long
     core.submit(make_request("r", random_prompt(random.Random(1), 20)))
     run_to_end(core)
-    assert not core.wall.is_watched
+    assert not core.wall._watchers
     assert marks.blocks is None
     assert other.ask() & ANEW
     assert other.cells == truth(core)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.assembly.graphs import make_graphs, make_pieces
-from engine.assembly.parts import Parts, load_parts
+from engine.assembly.parts import Parts, load_parts, make_graphs, make_pieces
 from engine.batch.batch import Batch, pack
 from engine.config import EngineConfig
 from engine.model.calibration import calibrate_replay

@@ -24,8 +24,7 @@ from transformers import AutoModelForCausalLM
 from triton.runtime import JITFunction
 
 import kernels.triton
-from engine.assembly.graphs import make_pieces
-from engine.assembly.parts import Parts
+from engine.assembly.parts import Parts, make_pieces
 from engine.batch.batch import Batch, pack
 from engine.model.layers import paged_model
 from engine.model.layers.eager import EagerDecoder

@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from engine.api import BeamParams, Namespaces, UnsupportedModel
 from engine.assembly.assemble import load_core
-from engine.assembly.graphs import make_graphs
-from engine.assembly.parts import load_parts
+from engine.assembly.parts import load_parts, make_graphs
 from engine.blocks.hashing import block_hashes
 from engine.config import EngineConfig
 from engine.model.load import load_model
