@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.blocks.pool import BlockPool
@@ -21,17 +21,13 @@ class Pins:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._pins: dict[str, _Pin] = {}
-        self._counts: Counter[int] = Counter()
+        self.references: Counter[int] = Counter()
+        """How many pins hold each pinned block."""
 
     @property
     def num_blocks(self) -> int:
         """How many blocks are pinned, by however many pins each."""
-        return len(self._counts)
-
-    @property
-    def references(self) -> Mapping[int, int]:
-        """How many pins hold each pinned block."""
-        return self._counts
+        return len(self.references)
 
     @property
     def tenants(self) -> set[str]:
@@ -56,14 +52,14 @@ class Pins:
         self._pool.acquire(blocks)
         self.unpin(name)
         self._pins[name] = _Pin(tenant, tuple(blocks))
-        self._counts.update(blocks)
+        self.references.update(blocks)
 
     def unpin(self, name: str) -> None:
         """Let go of a pin's blocks. Unknown names are fine."""
         pin = self._pins.pop(name, None)
         if pin is not None:
             self._pool.release(pin.blocks)
-            self._counts -= Counter(pin.blocks)
+            self.references -= Counter(pin.blocks)
 
     def forget(self, tenant: str) -> None:
         """Let go of every pin of a tenant."""

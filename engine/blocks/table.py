@@ -44,11 +44,13 @@ class BlockTable:
         self._block_size = block_size
         self._owner = owner
         self._namespaces = namespaces
-        self._short_extras = self._extras = extras
+        self._short_extras = self.extras = extras
+        """What its KV depends on besides tokens."""
         self._rotary_switch = rotary_switch
         self._terms = terms
         self._hashes: list[bytes] = []
-        self._num_sealed = 0
+        self.num_sealed = 0
+        """How many blocks are findable, or will be once others have computed them."""
         self._tail: bytes | None = None
         """The hash of the tokens behind the last sealed block, if they are left findable."""
 
@@ -59,19 +61,14 @@ class BlockTable:
         """
         assert not self.blocks
         if self.has_outgrown(num_tokens):
-            self._extras = self._extras_for(num_tokens)
+            self.extras = self._extras_for(num_tokens)
             self._hashes = []
-
-    @property
-    def extras(self) -> bytes:
-        """What its KV depends on besides tokens."""
-        return self._extras
 
     def has_outgrown(self, num_tokens: int) -> bool:
         """Whether `num_tokens` are so many that none of the sequence's KV counts any more."""
         if self._rotary_switch is None:
             return False  # asked of every sequence at every step
-        return self._extras_for(num_tokens) != self._extras
+        return self._extras_for(num_tokens) != self.extras
 
     def num_kept(self, num_tokens: int) -> int:
         """How many of the first `num_tokens` are looked up, and left findable."""
@@ -100,7 +97,7 @@ class BlockTable:
     def share_hashes(self, other: BlockTable, num_tokens: int) -> None:
         """Take over what `other` has hashed: both begin with the same `num_tokens` tokens."""
         count = num_tokens // self._block_size
-        if self._extras == other._extras and len(self._hashes) < count:
+        if self.extras == other.extras and len(self._hashes) < count:
             self._hashes = other._hashes[:count]
 
     def prefix_hashes(self, token_ids: Sequence[int]) -> list[bytes]:
@@ -131,17 +128,17 @@ class BlockTable:
         assert not self.blocks
         missing = self.missing(num_tokens, len(held))
         self.blocks = [*held, *self._pool.allocate(missing, self._owner)]
-        self._num_sealed = min(len(held), num_tokens // self._block_size)
+        self.num_sealed = min(len(held), num_tokens // self._block_size)
 
     def resume(self, blocks: list[int], num_sealed: int) -> None:
         """Take over `blocks`, with a reference each, in place of those given back before."""
         assert not self.blocks
         self.blocks = blocks
-        self._num_sealed = num_sealed
+        self.num_sealed = num_sealed
 
     def restore(self, index: int, token_ids: Sequence[int], owner: str) -> None:
         """Block number `index` holds again what it was sealed with, computed for `owner`."""
-        self._num_sealed = max(self._num_sealed, index + 1)
+        self.num_sealed = max(self.num_sealed, index + 1)
         block = self.blocks[index]
         is_kept = self.keeps((index + 1) * self._block_size)
         if is_kept and self._pool.hash_of(block) is None:
@@ -150,15 +147,10 @@ class BlockTable:
             self._pool.register(block, self._hashes[index], where, owner)
 
     @property
-    def num_sealed(self) -> int:
-        """How many blocks are findable, or will be once others have computed them."""
-        return self._num_sealed
-
-    @property
     def next_hash(self) -> bytes | None:
         """The hash of the block that is sealed next, if it is known."""
-        is_known = self._num_sealed < len(self._hashes)
-        return self._hashes[self._num_sealed] if is_known else None
+        is_known = self.num_sealed < len(self._hashes)
+        return self._hashes[self.num_sealed] if is_known else None
 
     def fork(self) -> BlockTable:
         """Another table of the same blocks."""
@@ -174,9 +166,9 @@ class BlockTable:
         )
         self._pool.acquire(self.blocks)
         fork.blocks = list(self.blocks)
-        fork._extras = self._extras
+        fork.extras = self.extras
         fork._hashes = list(self._hashes)
-        fork._num_sealed = self._num_sealed
+        fork.num_sealed = self.num_sealed
         fork._tail = self._tail
         return fork
 
@@ -228,14 +220,14 @@ class BlockTable:
         if num_computed >= self.up_to and self._tail is None:
             self.leave_tail(token_ids, num_computed)
         full = self.num_kept(num_computed) // self._block_size
-        if full <= self._num_sealed:
+        if full <= self.num_sealed:
             return
         if len(self._hashes) < full:
             self._extend_hashes(token_ids)
-        for index in range(self._num_sealed, full):
+        for index in range(self.num_sealed, full):
             where = self._place(token_ids, index)
             self._pool.register(self.blocks[index], self._hashes[index], where)
-        self._num_sealed = full
+        self.num_sealed = full
 
     def leave_tail(self, token_ids: Sequence[int], num_computed: int) -> None:
         """Leave the last tokens that may be found for others, where they end within a block.
@@ -250,7 +242,7 @@ class BlockTable:
         computed = token_ids[:num_kept]
         self._extend_hashes(computed)
         self._tail = tail_hash(
-            self._hashes, computed, self._block_size, self._namespaces, self._extras
+            self._hashes, computed, self._block_size, self._namespaces, self.extras
         )
         if self._pool.hashes[self.blocks[index]] is None:
             where = self._place(computed, index)
@@ -263,7 +255,7 @@ class BlockTable:
         """
         blocks: list[int] = []
         parent: bytes | None = None
-        for own, block_hash in zip(self.blocks, self._hashes[: self._num_sealed], strict=False):
+        for own, block_hash in zip(self.blocks, self._hashes[: self.num_sealed], strict=False):
             if not self._pool.find([block_hash]):
                 self._pool.register(own, block_hash, parent=parent)
             blocks += self._pool.find([block_hash])
@@ -276,12 +268,12 @@ class BlockTable:
             self._pool.lease(self._left(), self._terms)
         self._pool.release(self.blocks)
         self.blocks = []
-        self._num_sealed = 0
+        self.num_sealed = 0
         self._tail = None
 
     def sealed_hashes(self) -> list[bytes]:
         """The hashes of the full blocks that are left findable."""
-        num_tokens = self.num_kept(self._num_sealed * self._block_size)
+        num_tokens = self.num_kept(self.num_sealed * self._block_size)
         return self._hashes[: num_tokens // self._block_size]
 
     def known_hashes(self, most: int) -> list[bytes]:
@@ -305,7 +297,7 @@ class BlockTable:
         start = index * self._block_size
         # The extras are in every parent's hash, but the first block has no parent.
         return place(
-            block_key(self._namespaces, index, self._block_size) + self._extras,
+            block_key(self._namespaces, index, self._block_size) + self.extras,
             parent_hash(self._hashes, index),
             token_ids[start : start + self._block_size],
         )
@@ -315,5 +307,5 @@ class BlockTable:
         left = left if most is None else min(left, most)
         if left > 0:
             extend_block_hashes(
-                self._hashes, token_ids, self._block_size, self._namespaces, self._extras, left
+                self._hashes, token_ids, self._block_size, self._namespaces, self.extras, left
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable
 
 from engine.api import BlockFate, Loss
 from engine.blocks.eviction_policy import Eviction
@@ -80,17 +80,13 @@ class Tiers(Listener):
         self.transfers = TransferQueue(self.pool, self.host)
         self.incoming: list[int] = []
         """Blocks that are held while they, or what continues them, are read from disk."""
-        self._fresh: set[int] = set()
+        self.fresh: set[int] = set()
+        """The findable blocks that were registered since they were taken."""
         self._losses = Losses(num_blocks, clock)
 
-    @property
-    def fresh(self) -> Set[int]:
-        """The findable blocks that were registered since they were taken."""
-        return self._fresh
-
     def take_fresh(self) -> set[int]:
-        """These, once."""
-        fresh, self._fresh = self._fresh, set()
+        """The fresh ones, once."""
+        fresh, self.fresh = self.fresh, set()
         return fresh
 
     def fates(self, hashes: Iterable[bytes]) -> list[BlockFate]:
@@ -109,7 +105,7 @@ class Tiers(Listener):
         findable = {block for block, key in enumerate(self.pool.hashes) if key is not None}
         try:
             self.partial_hits.check(findable)
-            assert self._fresh <= findable, "a forgotten block is fresh"
+            assert self.fresh <= findable, "a forgotten block is fresh"
         except AssertionError as error:
             raise InvariantError(str(error)) from error
 
@@ -117,7 +113,7 @@ class Tiers(Listener):
         self, block: int, block_hash: bytes | None, where: Place | None, parent: bytes | None
     ) -> None:
         """See `Listener`."""
-        self._fresh.add(block)
+        self.fresh.add(block)
         if where is not None:
             self.partial_hits.add(block, where)
         if self.marks.blocks is not None:
@@ -127,7 +123,7 @@ class Tiers(Listener):
 
     def lost(self, block: int, block_hash: bytes | None, owner: str, why: Loss | None) -> None:
         """See `Listener`; what the pool evicts moves to the host tier."""
-        self._fresh.discard(block)
+        self.fresh.discard(block)
         self.partial_hits.drop(block)
         if self.marks.blocks is not None:
             self.marks.blocks.add(block)

@@ -51,6 +51,8 @@ class Follower:
         self._grammar = grammar
         self.unusual_seconds = 0.0
         """What has been taken of a thread beyond what is usual."""
+        self.drawable = grammar.drawable
+        """All that may be drawn anywhere in its grammar."""
         self._mask = np.empty_like(grammar.drawable)
         self._address: int = self._mask.ctypes.data
         self._begin(sequence)
@@ -59,11 +61,6 @@ class Follower:
     def is_slow(self) -> bool:
         """Whether others have had to wait for its masks."""
         return self.unusual_seconds > _SLOW_SECONDS
-
-    @property
-    def drawable(self) -> Words:
-        """All that may be drawn anywhere in its grammar."""
-        return self._grammar.drawable
 
     def _begin(self, sequence: schedule.Sequence) -> None:
         self._matcher: LLMatcher = self._grammar.matcher()

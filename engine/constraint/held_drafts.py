@@ -28,11 +28,7 @@ class Held:
         self._others = others
         self._followers = followers
         self._forced_level = len(others.priors)
-
-    @property
-    def priors(self) -> Ordered[float]:
-        """See `Drafter`."""
-        return (*self._others.priors, _PRIOR)
+        self.priors: Ordered[float] = (*others.priors, _PRIOR)
 
     def propose(
         self, wanted: Ordered[tuple[Sequence, int]], token_seconds: float, /

@@ -158,10 +158,6 @@ class Keeper:
         self.restorer.close()
         self._disk.shutdown()
 
-    def check(self) -> None:
-        """Verify the books. Raises `AssertionError`."""
-        self.shelf.check()
-
     @property
     def _awaited(self) -> list[Future[Any]]:
         """What there is nothing to do before, beside requests."""

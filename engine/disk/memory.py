@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.blocks.transfers import Transfers
@@ -21,17 +23,14 @@ class Fetched(Protocol):
         ...
 
 
-class Landing(Protocol):
+@dataclass(frozen=True, slots=True)
+class Landing:
     """Blocks that are to be filled from elsewhere, and that nobody else reads or writes."""
 
-    @property
-    def targets(self) -> list[memoryview]:
-        """Where each block's bytes are to be written, by whatever thread."""
-        ...
-
-    def land(self) -> None:
-        """All of them are written: steps that are computed from now on may read the blocks."""
-        ...
+    targets: list[memoryview]
+    """Where each block's bytes are to be written, by whatever thread."""
+    land: Callable[[], object]
+    """All of them are written: steps that are computed from now on may read the blocks."""
 
 
 class BlockMemory(Protocol):

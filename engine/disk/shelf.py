@@ -7,7 +7,7 @@ who has more. Using a file uses those that it continues: they go after it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ class Shelf:
         self._owners: dict[str, OrderedDict[Path, KeptFile]] = {}
         """Each owner's files, least recently used first."""
         self._bytes: Counter[str] = Counter()
-        self._blocks: Counter[str] = Counter()
+        self.num_blocks_by_owner: Counter[str] = Counter()
+        """Blocks in files, by the names of their owners' folders."""
         self._spots: dict[bytes, Spot] = {}
 
     def __len__(self) -> int:
@@ -45,11 +46,6 @@ class Shelf:
     def num_blocks(self) -> int:
         """Blocks that can be found."""
         return len(self._spots)
-
-    @property
-    def num_blocks_by_owner(self) -> Mapping[str, int]:
-        """Blocks in files, by the names of their owners' folders."""
-        return self._blocks
 
     @property
     def owners(self) -> set[str]:
@@ -74,7 +70,7 @@ class Shelf:
         """A file has come; its owner's most recently used one."""
         self._owners.setdefault(file.owner, OrderedDict())[file.path] = file
         self._bytes[file.owner] += file.num_bytes
-        self._blocks[file.owner] += len(file.head.names)
+        self.num_blocks_by_owner[file.owner] += len(file.head.names)
         for number, name in enumerate(file.head.names):
             self._spots.setdefault(name, Spot(file, number))
         self.use(file, file.used)
@@ -100,9 +96,13 @@ class Shelf:
         if files.pop(file.path, None) is None:
             return
         self._bytes[file.owner] -= file.num_bytes
-        self._blocks[file.owner] -= len(file.head.names)
+        self.num_blocks_by_owner[file.owner] -= len(file.head.names)
         if not files:
-            del self._owners[file.owner], self._bytes[file.owner], self._blocks[file.owner]
+            del (
+                self._owners[file.owner],
+                self._bytes[file.owner],
+                self.num_blocks_by_owner[file.owner],
+            )
         for name in file.head.names:
             if name in self._spots and self._spots[name].file is file:
                 del self._spots[name]
@@ -170,8 +170,10 @@ class Shelf:
             for path, file in files.items():
                 assert (file.path, file.owner) == (path, owner), "a file is not where it belongs"
             num_blocks = sum(len(file.head.names) for file in files.values())
-            assert num_blocks == self._blocks[owner], "blocks"
-        assert self._bytes.keys() == self._blocks.keys() == self._owners.keys(), "owners"
+            assert num_blocks == self.num_blocks_by_owner[owner], "blocks"
+        assert self._bytes.keys() == self.num_blocks_by_owner.keys() == self._owners.keys(), (
+            "owners"
+        )
         files_known = set(self.files)
         for name, (file, number) in self._spots.items():
             assert file in files_known, "a block of no file"

@@ -32,10 +32,8 @@ NO_DRAFT = Draft()
 class Drafter(Protocol):
     """Guesses how sequences go on."""
 
-    @property
-    def priors(self) -> Ordered[float]:
-        """How often a guess of each level is right, before anything is learned."""
-        ...
+    priors: Ordered[float]
+    """How often a guess of each level is right, before anything is learned."""
 
     def propose(
         self, wanted: Ordered[tuple[Sequence, int]], token_seconds: float, /
@@ -98,11 +96,7 @@ class LookupFirst:
         self._lookup = lookup
         self._model = model
         self._num_found = len(lookup.priors)
-
-    @property
-    def priors(self) -> Ordered[float]:
-        """See `Drafter`."""
-        return (*self._lookup.priors, *self._model.priors)
+        self.priors: Ordered[float] = (*lookup.priors, *model.priors)
 
     def propose(
         self, wanted: Ordered[tuple[Sequence, int]], token_seconds: float, /

@@ -103,14 +103,11 @@ _PRIORS: Final = (0.1, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 class PromptLookup:
     """Looks drafts up; a `Drafter`."""
 
+    priors: Ordered[float] = _PRIORS
+
     def __init__(self, history: AnswerHistory | None = None) -> None:
         self._history = history or AnswerHistory()
         self._known: WeakKeyDictionary[Sequence, _Known] = WeakKeyDictionary()
-
-    @property
-    def priors(self) -> Ordered[float]:
-        """See `Drafter`."""
-        return _PRIORS
 
     def propose(self, wanted: Ordered[tuple[Sequence, int]], _: float, /) -> list[Draft]:
         """See `Drafter`."""

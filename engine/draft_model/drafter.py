@@ -43,6 +43,8 @@ _WEIGHT_MORE: Final = 0.1
 class DraftModel:
     """Guesses with a small model; a `Drafter`."""
 
+    priors: Ordered[float] = PRIORS
+
     def __init__(
         self,
         runner: Runner,
@@ -72,11 +74,6 @@ class DraftModel:
         """Of a round, by the binary digits of its number of rows."""
         self._shadows: dict[Sequence, Shadow] = {}
         """The one that was wanted last comes last."""
-
-    @property
-    def priors(self) -> Ordered[float]:
-        """See `Drafter`."""
-        return PRIORS
 
     def propose(
         self, wanted: Ordered[tuple[Sequence, int]], token_seconds: float, /

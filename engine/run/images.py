@@ -7,12 +7,14 @@ the queue of copies.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.blocks.transfers import Transfers
+from engine.disk.memory import Landing
 from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies, Blocks, Event
 from kernels.huge_pages import populate
@@ -27,47 +29,13 @@ have memory mapped, as each large buffer has.
 class FetchedImages:
     """See `engine.disk.memory.Fetched`."""
 
-    _rows: Tensor
-    """[num_blocks, block_bytes], in the host's memory."""
+    images: list[memoryview]
     _arrived: Event
-
-    @property
-    def images(self) -> list[memoryview]:
-        """See `Fetched`."""
-        return _views(self._rows)
 
     @property
     def is_there(self) -> bool:
         """See `Fetched`."""
         return self._arrived.query()
-
-
-@dataclass(frozen=True, slots=True)
-class DirectLanding:
-    """See `engine.disk.memory.Landing`: of blocks in the host's memory."""
-
-    targets: list[memoryview]
-
-    def land(self) -> None:
-        """They are where they belong."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedLanding:
-    """See `engine.disk.memory.Landing`: of blocks on a device."""
-
-    _copies: BlockCopies
-    _rows: Tensor
-    _blocks: list[int]
-
-    @property
-    def targets(self) -> list[memoryview]:
-        """See `Landing`."""
-        return _views(self._rows)
-
-    def land(self) -> None:
-        """See `Landing`."""
-        self._copies.land(self._rows, self._blocks)
 
 
 class BlockImages:
@@ -112,14 +80,18 @@ class BlockImages:
         if len(self._staged) < len(blocks):
             self._staged = self._staging(len(blocks))
         rows = self._staged[: len(blocks)]
-        return FetchedImages(rows, self._copies.fetch(blocks, rows))
+        return FetchedImages(_views(rows), self._copies.fetch(blocks, rows))
 
-    def landing(self, blocks: list[int]) -> DirectLanding | StagedLanding:
+    def landing(self, blocks: list[int]) -> Landing:
         """See `engine.disk.memory.BlockMemory`."""
         if self._model.device.type == "cpu":
-            rows = self._model.rows.numpy()  # whose rows are views sooner than a tensor's
-            return DirectLanding([memoryview(rows[block]) for block in blocks])
-        return StagedLanding(self._copies, self._staging(len(blocks)), blocks)
+            own = self._model.rows.numpy()  # whose rows are views sooner than a tensor's
+            return Landing([memoryview(own[block]) for block in blocks], lambda: None)
+        return self._staged_landing(blocks)
+
+    def _staged_landing(self, blocks: list[int]) -> Landing:
+        rows = self._staging(len(blocks))
+        return Landing(_views(rows), partial(self._copies.land, rows, blocks))
 
     def _staging(self, count: int) -> Tensor:
         is_pinned = self._model.device.type == "cuda"

@@ -30,7 +30,6 @@ from engine.config import EngineConfig
 from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.grammar.compiled import CompiledGrammar
-from engine.schedule.accounts import Accounts
 from engine.schedule.budget import StepBudget
 from engine.schedule.decode import DecodePlanner, Turns
 from engine.schedule.fairness import Prices, make_fairness
@@ -76,6 +75,9 @@ class Scheduler:
         self.pins = Pins(tiers.pool)
         fairness = make_fairness(config, prices)
         self.lifecycle = Lifecycle(tiers, recovery, fairness, prices, config.min_run_tokens)
+        self.running = self.lifecycle.running
+        """The groups that hold blocks, by their requests' ids."""
+        self.accounts = self.lifecycle.accounts
         self.decode = DecodePlanner(self.lifecycle, turns)
         self.budget = StepBudget(budget, most_sequences)
         self.pace = Pace(config.itl_target_ms / 1000, recovery.costs.compute.doubling)
@@ -100,11 +102,6 @@ class Scheduler:
         return not self.lifecycle.live
 
     @property
-    def running(self) -> dict[str, SequenceGroup]:
-        """The groups that hold blocks, by their requests' ids."""
-        return self.lifecycle.running
-
-    @property
     def queue_seconds(self) -> float:
         """To compute what is left of all that was accepted; 0 while it is unknown what that takes.
 
@@ -115,11 +112,6 @@ class Scheduler:
             for group in self.lifecycle.live.values()
             for one in group.unfinished[:1]
         )
-
-    @property
-    def accounts(self) -> Accounts:
-        """The tenants that are known."""
-        return self.lifecycle.accounts
 
     def add(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> list[Sequence]:
         """Queue a request which `engine.validation.check_request` has let through, and its grammar.

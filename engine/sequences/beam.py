@@ -50,20 +50,12 @@ class BeamSearch:
         self._max_tokens = max_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._num_candidates = num_candidates(params, stop_token_ids)
-        self._outputs: list[list[int]] = [[]]
+        self.outputs: list[list[int]] = [[]]
+        """What each live beam has generated, best beam first."""
         self._scores = np.zeros(1, dtype=np.float32)  # [num_live], best first
         self._finished: list[Hypothesis] = []
-        self._is_done = False
-
-    @property
-    def is_done(self) -> bool:
+        self.is_done = False
         """Whether there is nothing left to advance; `hypotheses` are final then."""
-        return self._is_done
-
-    @property
-    def outputs(self) -> list[list[int]]:
-        """What each live beam has generated, best beam first."""
-        return self._outputs
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -76,23 +68,23 @@ class BeamSearch:
         `candidates[i]` holds the same number of distinct tokens for each beam, `num_candidates` of
         them or the whole vocabulary. The answer is empty when the search is done.
         """
-        assert not self._is_done
+        assert not self.is_done
         ranked = self._rank(candidates)
-        length = len(self._outputs[0]) + 1
+        length = len(self.outputs[0]) + 1
         at_limit = length == self._max_tokens
         self._finish(ranked[: self._params.num_beams], length, at_limit)
         live = [] if at_limit else [c for c in ranked if not self._is_stop(c[0])]
         live = live[: self._params.num_beams]
-        self._outputs = [[*self._outputs[parent], token] for (parent, token), _ in live]
+        self.outputs = [[*self.outputs[parent], token] for (parent, token), _ in live]
         self._scores = np.array([score for _, score in live], dtype=np.float32)
-        self._is_done = not live or not self._can_improve(length)
-        return [] if self._is_done else [continuation for continuation, _ in live]
+        self.is_done = not live or not self._can_improve(length)
+        return [] if self.is_done else [continuation for continuation, _ in live]
 
     def _rank(
         self, candidates: Sequence[Sequence[Candidate]]
     ) -> list[tuple[Continuation, np.float32]]:
         """The best continuations of all beams together, with their summed log-probabilities."""
-        assert len(candidates) == len(self._outputs)
+        assert len(candidates) == len(self.outputs)
         tokens = np.array([[token for token, _ in row] for row in candidates])
         logprobs = np.array([[value for _, value in row] for row in candidates], dtype=np.float32)
         totals = (logprobs + self._scores[:, None]).ravel()
@@ -113,7 +105,7 @@ class BeamSearch:
         for continuation, total in best:
             is_stop = self._is_stop(continuation)
             if is_stop or at_limit:
-                output = [*self._outputs[continuation.parent], continuation.token_id]
+                output = [*self.outputs[continuation.parent], continuation.token_id]
                 score = float(self._normalised(total, length))
                 self._finished.append(Hypothesis(output, score, "stop" if is_stop else "length"))
         self._finished.sort(key=lambda hypothesis: -hypothesis.score)

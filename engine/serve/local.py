@@ -28,9 +28,7 @@ class LocalEngine(RemoteEngine):
         self._build = build
 
     async def _spawn(self, address: str) -> RunningEngine:
-        thread = _Thread(self._build, address)
-        thread.start()
-        return thread
+        return _Thread(self._build, address)
 
 
 class _Thread:
@@ -39,10 +37,7 @@ class _Thread:
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._run, daemon=True).start()
 
     async def wait(self) -> int:
         await self._ended.wait()

@@ -204,16 +204,12 @@ class RunningStream:
         """The request that makes an engine go on behind what has been passed on."""
         return msgspec.structs.replace(
             self._request,
-            generated=[list(tokens) for tokens in self._generated] if self._has_begun else [],
+            generated=[list(tokens) for tokens in self._generated] if any(self._generated) else [],
             cached_tokens=self._cached_tokens,
             num_scored=self._num_scored,
             deaths=self.deaths,
             ended=tuple(sorted(set(range(self._request.num_outputs)) - self._open)),
         )
-
-    @property
-    def _has_begun(self) -> bool:
-        return any(self._generated)
 
     def _chosen(self, index: int | None) -> set[int]:
         """The open sequences that `index` means; `None` means all."""

@@ -49,22 +49,15 @@ class FusedDecoder:
         self._embedding_scale = description.embedding_scale
         self._activation = description.activation
         self._layers = [packer.layer(layer) for layer in description.layers]
+        self.num_layers = len(self._layers)
         self._norm = description.norm
         self._softcap = description.softcap
         self._embedding = _own_table(description.embedding.weight.detach())
+        self.hidden_size = self._embedding.shape[1]
+        """The width of the residual stream."""
         self._head = packer.head(description.head)
         self._stack = stack(self._layers, self._activation)
         _release(description.embedding)
-
-    @property
-    def num_layers(self) -> int:
-        """How many there are."""
-        return len(self._layers)
-
-    @property
-    def hidden_size(self) -> int:
-        """The width of the residual stream."""
-        return self._embedding.shape[1]
 
     def forward(self, batch: Batch, memory: Tensor) -> Tensor:
         """See `engine.model.layers.paged_model.Decoder`."""
@@ -208,18 +201,15 @@ class _Packer:
         """Never in 4 bits: roundings of logits reach the tokens at once."""
         width = part.out_features  # a cut leaves that of the whole
         kind: Quantization = "int8" if self._quantization == "int4" else self._quantization
-        product = self._product([part], kind)
+        product = self.product([part], kind)
         return product if self._shard is None else Gathered(product, width, self._shard)
-
-    def product(self, parts: Sequence[Product]) -> Linear:
-        return self._product(parts, self._quantization)
 
     def update(self, part: Product) -> Linear:
         """What is added to the residual stream: with a shard, of all ranks."""
         product = self.product([part])
         return product if self._shard is None else Summed(product, self._shard)
 
-    def _product(self, parts: Sequence[Product], quantization: Quantization) -> Linear:
+    def product(self, parts: Sequence[Product], quantization: Quantization | None = None) -> Linear:
         biases = [None if part.bias is None else part.bias.detach() for part in parts]
         coded = [part for part in parts if isinstance(part, CodedLinear)]
         if len(coded) == len(parts):
@@ -229,7 +219,7 @@ class _Packer:
             packed = pack(
                 [self._plain(part) for part in parts],
                 biases,
-                quantization=quantization,
+                quantization=quantization or self._quantization,
                 batch_invariant=self._batch_invariant,
             )
         for part in parts:

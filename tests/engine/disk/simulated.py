@@ -43,7 +43,7 @@ def save(core: EngineCore) -> None:
         while saver.is_busy:
             core.step()
             core.scheduler.check()
-            keeper(core).check()
+            keeper(core).shelf.check()
             assert time.monotonic() < deadline, "it does not come to an end"
 
 

@@ -71,7 +71,7 @@ class Life:
                 answer = self.expected.pop(one, None) if delta.finish_reason else None
                 assert answer in (None, outputs[one]) or delta.error
             self.core.scheduler.check()
-            keeper(self.core).check()
+            keeper(self.core).shelf.check()
 
     def _submit(self) -> None:
         rng, name, tenant = self.rng, f"r{self.num_requests}", self.rng.choice("ab")
@@ -202,7 +202,7 @@ def read_all(folder: Path) -> int:
                 output += delta.token_ids
             core.scheduler.check()
         assert output == expected_output(prompt, 3)
-    keeper(core).check()
+    keeper(core).shelf.check()
     return core.stats().restored_blocks
 
 

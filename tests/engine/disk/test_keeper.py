@@ -32,7 +32,7 @@ def found(core, prompt=PROMPT, name="r", **fields) -> int:  # type: ignore[no-un
     request = make_request(name, prompt, 6, **fields)
     count = cached_tokens(core, request)
     run_to_end(core)
-    keeper(core).check()
+    keeper(core).shelf.check()
     return count
 
 
@@ -64,7 +64,7 @@ def test_blocks_on_disk_are_told_by_owner(tmp_path: Path) -> None:
     core.keep_under("c", "")
     core.forget_tenant("b")
     assert core.roll().on_disk == {"a": BLOCKS}
-    keeper(core).check()
+    keeper(core).shelf.check()
     core.close(5.0)
     assert simulated_core().roll().on_disk == {}
 
@@ -332,7 +332,7 @@ def test_a_slow_disk_is_waited_for_no_longer_than_computing_takes(
     core = start(tmp_path)
     never: Future[float] = Future()
     never.set_running_or_notify_cancel()
-    reads = keeper(core)._restorer._reads
+    reads = keeper(core).restorer._reads
     monkeypatch.setattr(reads, "submit", lambda tenant, work: never)
     monkeypatch.setattr(restoring, "LONGEST_WAIT_SECONDS", 0.01)
     core.submit(make_request("r", PROMPT, 6))

@@ -9,7 +9,7 @@ import torch
 
 from engine.model.layers.paged_model import PagedModel
 from engine.run.copies import BlockCopies
-from engine.run.images import BlockImages, DirectLanding, StagedLanding
+from engine.run.images import BlockImages
 from tests.engine.model.test_model import make_core, save_model
 
 
@@ -28,15 +28,10 @@ def test_blocks_come_out_and_go_back_bit_for_bit(tmp_path: Path) -> None:
     assert fetched.is_there
     sources = [bytes(image) for image in fetched.images]
     assert [len(source) for source in sources] == [images.block_bytes] * 3
-    for kind in (DirectLanding, StagedLanding):
+    for land in (images.landing, images._staged_landing):
         model.memory.copy_(before)
         model.memory[[7, 2, 3]] = 0
-        if kind is DirectLanding:
-            landing = images.landing([7, 2, 3])
-        else:
-            rows = torch.empty(3, images.block_bytes, dtype=torch.uint8)
-            landing = StagedLanding(BlockCopies(model), rows, [7, 2, 3])
-        assert isinstance(landing, kind)
+        landing = land([7, 2, 3])
         for target, source in zip(landing.targets, sources, strict=True):
             target[:] = source
         landing.land()
