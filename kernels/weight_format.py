@@ -27,6 +27,7 @@ Bits = Literal[4, 8]
 
 GROUP: Final = 32
 _ROUNDED_TOGETHER: Final = 1 << 22  # weights that exist in float32, for a moment
+_BLOCK = 64  # inputs that are rotated together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,6 @@ def _group(weight: Tensor, bits: Bits) -> GroupedWeight:
     codes = values.sub(minima[..., None]).div_(scales.clamp_min(1e-30)[..., None]).round_()
     codes = codes.clamp_(0, largest_code).to(torch.uint8)
     return GroupedWeight(in_features, bits, codes.flatten(1), scales, minima)
-
-
-_BLOCK = 64  # inputs that are rotated together
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

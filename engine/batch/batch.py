@@ -19,6 +19,8 @@ from kernels.prefix_groups import GroupFinder, GroupingRule, HostGroups, Integer
 from kernels.types import AttentionBatch, Chunk, PrefixGroups
 
 _SPARE = 16
+_Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
+"""Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
 
 
 @dataclass(slots=True)
@@ -52,10 +54,6 @@ class TableMirror:
         row.array[start : len(blocks)] = blocks[start:]
         row.length = len(blocks)
         return row.array[: row.length]
-
-
-_Part = tuple[Sequence[int], int, int, Sequence[int] | Integers]
-"""Of a sequence: its tokens, where those that are computed start, their number, its blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ from engine.grammar.vocabulary import Vocabulary, Words
 from engine.sequences.plan import Draw
 from engine.sequences.sequence import Sequence
 
+_MOST_STEP_SECONDS: Final = 0.005
+"""What masks of one step may take of a thread beyond what is usual, before no more are found."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
@@ -83,10 +86,6 @@ def _drafts_behind(draws: Ordered[Draw], row: int) -> tuple[int, ...]:
             break
         drafts = draw.drafts
     return drafts
-
-
-_MOST_STEP_SECONDS: Final = 0.005
-"""What masks of one step may take of a thread beyond what is usual, before no more are found."""
 
 
 class Turns:

@@ -21,6 +21,16 @@ from engine.disk.memory import BlockMemory, Fetched
 from engine.disk.shelf import Shelf
 from engine.schedule.scheduler import Scheduler
 
+_log = logging.getLogger(__name__)
+_LOOKED_AT: Final = 512
+"""Blocks, by one call: a millisecond or two where all of them are to be kept."""
+PORTION_BYTES: Final = 8 << 20
+"""Copied by one call, and so the most of a file: a millisecond or two."""
+_PINNED_SECONDS: Final = 30 * 86_400.0
+"""How long a pinned prompt's blocks stay on disk once nobody pins them any more."""
+_RENEWED_SHARE: Final = 0.1
+"""Of the time for which a file is kept: when so much of it is gone, it is written down anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -91,17 +101,6 @@ def make_runs(
         runs.append(Run(parent, depth, blocks))
         heads.extend((last.name, depth + len(blocks), child) for child in following)
     return runs
-
-
-_log = logging.getLogger(__name__)
-_LOOKED_AT: Final = 512
-"""Blocks, by one call: a millisecond or two where all of them are to be kept."""
-PORTION_BYTES: Final = 8 << 20
-"""Copied by one call, and so the most of a file: a millisecond or two."""
-_PINNED_SECONDS: Final = 30 * 86_400.0
-"""How long a pinned prompt's blocks stay on disk once nobody pins them any more."""
-_RENEWED_SHARE: Final = 0.1
-"""Of the time for which a file is kept: when so much of it is gone, it is written down anew."""
 
 
 class Keep(NamedTuple):

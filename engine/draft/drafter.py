@@ -15,6 +15,13 @@ from typing import Final, Protocol
 
 from engine.sequences.sequence import Sequence
 
+_PRIOR_WEIGHT = 2.0
+"""Guesses that the prior counts for."""
+_KEPT = 0.93
+"""Of what was learned, with every guess of the same level: the last fourteen count, about."""
+_SURE: Final = 0.6
+"""Of the prior of a draft's first guess: then the other drafter is not asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -53,12 +60,6 @@ class Drafter(Protocol):
         ...
 
 
-_PRIOR_WEIGHT = 2.0
-"""Guesses that the prior counts for."""
-_KEPT = 0.93
-"""Of what was learned, with every guess of the same level: the last fourteen count, about."""
-
-
 class Acceptance:
     """Learned from one sequence alone: what another one's guesses come to is not its business."""
 
@@ -80,10 +81,6 @@ class Acceptance:
         for place, level in enumerate(levels[: num_right + 1]):
             self._right[level] = _KEPT * self._right[level] + (place < num_right)
             self._seen[level] = _KEPT * self._seen[level] + 1
-
-
-_SURE: Final = 0.6
-"""Of the prior of a draft's first guess: then the other drafter is not asked."""
 
 
 class LookupFirst:

@@ -36,6 +36,14 @@ _MOST_TOKENS = 1 << 20
 BORDER = -1
 """Stands between two answers. It is no token."""
 NOTHING: Tokens = np.empty(0, np.int64)
+_WINDOW = 1 << 15
+"""Tokens of a conversation that are searched, the newest."""
+_LONGEST_MATCH = 16
+_PROMPT_TAIL = 16
+"""Tokens of a prompt that are kept with its answer."""
+_LEAST_SPARE = 64
+_PRIORS: Final = (0.1, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+"""Of a token behind a match of one token, of two and so on; the last one of longer ones, too."""
 
 
 @dataclass(slots=True)
@@ -88,16 +96,6 @@ class AnswerHistory:
 
     def _drop(self, namespace: bytes) -> None:
         self.num_tokens -= len(self._answers.pop(namespace).tokens)
-
-
-_WINDOW = 1 << 15
-"""Tokens of a conversation that are searched, the newest."""
-_LONGEST_MATCH = 16
-_PROMPT_TAIL = 16
-"""Tokens of a prompt that are kept with its answer."""
-_LEAST_SPARE = 64
-_PRIORS: Final = (0.1, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
-"""Of a token behind a match of one token, of two and so on; the last one of longer ones, too."""
 
 
 class PromptLookup:

@@ -53,6 +53,14 @@ JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,64}"}
 
 _MOST_CHARACTERS: Final = 400
 """Of an error: the library repeats the grammar in some."""
+_STACK_BYTES: Final = 256 << 20
+"""Addresses, and memory only as far as it is used. A quarter of it was enough for the deepest
+grammars of 128 KiB that were found; the door takes half of that."""
+_USUAL_SECONDS: Final = 0.01
+_UNUSUAL_NICENESS: Final = 10
+"""Of what takes longer, beyond the process's own: where others compute, a tenth of a processor."""
+_Result = TypeVar("_Result")
+_starting = threading.Lock()
 
 
 def serialized(grammar: Grammar) -> str:
@@ -148,18 +156,6 @@ class _Bytes:
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
-
-
-_STACK_BYTES: Final = 256 << 20
-"""Addresses, and memory only as far as it is used. A quarter of it was enough for the deepest
-grammars of 128 KiB that were found; the door takes half of that."""
-
-_USUAL_SECONDS: Final = 0.01
-_UNUSUAL_NICENESS: Final = 10
-"""Of what takes longer, beyond the process's own: where others compute, a tenth of a processor."""
-
-_Result = TypeVar("_Result")
-_starting = threading.Lock()
 
 
 def with_deep_stack(work: Callable[[], _Result]) -> _Result:

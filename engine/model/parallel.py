@@ -26,6 +26,8 @@ from engine.model.layers.shard import Shard, join, leave
 from engine.model.load import choose_device, load_shard
 from engine.system.secrecy import forbid_core_dumps
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
 def followers_of(config: EngineConfig, choice: Choice) -> Iterator[Followers | None]:
@@ -69,9 +71,6 @@ def _start(config: EngineConfig, choice: Choice) -> Followers:
         followers.wait()
         join(followers.shard, meeting)
     return followers
-
-
-_log = logging.getLogger(__name__)
 
 
 def follow(

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from engine.batch.staging import Array, upload
-from engine.run.penalties import Entries, TokenCounts, Tokens, biases, has_penalties
+from engine.run.penalties import (
+    Entries,
+    TokenCounts,
+    Tokens,
+    biases,
+    has_penalties,
+    penalty_numbers,
+)
 from engine.sequences.plan import Draw
 from engine.sequences.sequence import Sequence
 from kernels.penalties import penalise
@@ -100,18 +107,22 @@ class DeviceCounts:
             return scores
         size = scores.shape[1]
         self._make_room(scores)
-        slots, drafts = np.full(len(draws), -1, np.int64), _Drafts()
+        slots = np.full(len(draws), -1, np.int64)
         for row in rows:
             slots[row] = self._counted[draws[row].sequence].place
-            drafts.add(row, draws[row].drafts)
-        params = [draw.sequence.sampling for draw in draws]
-        numbers = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
+        guessed = [(row, draws[row].drafts) for row in rows]
+        drafts = [
+            (row, token, tokens.count(token))
+            for row, tokens in guessed
+            for token in dict.fromkeys(tokens)
+        ]
+        draft_rows, draft_tokens, times = np.array(drafts, np.int64).reshape(-1, 3).T
         host: list[Array] = [
             bias.rows * size + bias.tokens,
             bias.numbers,
             slots,
-            np.ascontiguousarray(np.array(numbers, np.float32).T),
-            *drafts.arrays(),
+            penalty_numbers(draws),
+            *(draft_rows.copy(), draft_tokens.copy(), times.astype(np.float32)),
             *changes.arrays(size),
         ]
         arrays = upload(host, scores.device)
@@ -123,7 +134,7 @@ class DeviceCounts:
         self._change(arrays[7:], newest)
         slot, number = arrays[2:4]
         result = penalise(scores, self._table, slot, number)
-        if len(drafts):
+        if drafts:
             self._add_drafts(result, scores, slot, number, arrays[4:7])
         return result
 
@@ -195,26 +206,6 @@ class DeviceCounts:
         values = scores[rows, tokens].to(torch.float32)
         counts = (codes >> 1).to(torch.float32) + times
         result[rows, tokens] = penalised(values, counts, numbers.index_select(1, rows))
-
-
-class _Drafts:
-    """How often rows have tokens that are only guessed."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, int, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, row: int, drafts: tuple[int, ...]) -> None:
-        """A row behind `drafts`."""
-        self._entries += [(row, token, drafts.count(token)) for token in dict.fromkeys(drafts)]
-
-    def arrays(self) -> list[Array]:
-        """Rows, tokens and numbers of times."""
-        entries = np.array(self._entries, np.int64).reshape(-1, 3)
-        rows, tokens, times = entries.T
-        return [rows.copy(), tokens.copy(), times.astype(np.float32)]
 
 
 def token_counts(device: torch.device) -> TokenCounts | DeviceCounts:

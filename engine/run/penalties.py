@@ -148,14 +148,11 @@ class Adjustments:
         with_penalties = [row for row, p in enumerate(params) if has_penalties(p)]
         if not (biased or with_penalties):
             return None
-        penalties = [
-            (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params
-        ]
         return cls(
             Entries.of(biased),
             Entries.of({row: counts.of(draws[row]) for row in with_penalties}),
             np.array([row for row in with_penalties if _is_unknown(draws[row])], np.int64),
-            np.ascontiguousarray(np.array(penalties, np.float32).T),
+            penalty_numbers(draws),
         )
 
     def apply(self, scores: Tensor, newest: Tensor | None) -> Tensor:
@@ -220,3 +217,10 @@ def has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or bool(
         params.presence_penalty or params.frequency_penalty
     )
+
+
+def penalty_numbers(draws: abc.Sequence[Draw]) -> Numbers:
+    """As `kernels.penalties.penalise` takes them: [3, num_rows]."""
+    params = [draw.sequence.sampling for draw in draws]
+    numbers = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
+    return np.ascontiguousarray(np.array(numbers, np.float32).T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -152,11 +153,7 @@ def _present(blocks: Iterable[int], tiers: Tiers) -> dict[int, int]:
 
 def _surviving(group: SequenceGroup, tiers: Tiers) -> set[int]:
     """The group's blocks that others hold, too, and that can be found."""
-    own: dict[int, int] = {}
-    for blocks in group.blocks:
-        for block in blocks:
-            own[block] = own.get(block, 0) + 1
-    pool = tiers.pool
+    own, pool = Counter(block for blocks in group.blocks for block in blocks), tiers.pool
     return {
         block
         for block, count in own.items()

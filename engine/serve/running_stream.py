@@ -17,6 +17,14 @@ import msgspec
 
 from engine.api import EngineRequest, FinishReason, TokenDelta
 
+_DEATHS_WITHOUT_PROGRESS = 2
+"""Engine deaths in a row, without progress between them, after which a request is to blame for one
+that it dies alone."""
+_DEATHS_IN_COMPANY = 4
+"""The same where others were in the engine each time."""
+_TRIAL_DELTAS = 2
+"""Of one sequence, from one engine, that are progress: its prompt's, and one of a decoding step."""
+
 
 class Cadence:
     """Deltas of a stream on their way to its reader, in the order in which they are due."""
@@ -77,15 +85,6 @@ def _tokens(delta: TokenDelta) -> list[TokenDelta]:
     ]
     parts[-1] = msgspec.structs.replace(parts[-1], finish_reason=delta.finish_reason)
     return parts
-
-
-_DEATHS_WITHOUT_PROGRESS = 2
-"""Engine deaths in a row, without progress between them, after which a request is to blame for one
-that it dies alone."""
-_DEATHS_IN_COMPANY = 4
-"""The same where others were in the engine each time."""
-_TRIAL_DELTAS = 2
-"""Of one sequence, from one engine, that are progress: its prompt's, and one of a decoding step."""
 
 
 class RunningStream:

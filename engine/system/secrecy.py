@@ -9,6 +9,13 @@ from collections.abc import Mapping
 from typing import Final
 
 _PR_SET_DUMPABLE = 4
+_SECRET_NAME: Final = re.compile(
+    r"(^|_)(AUTH|COOKIE|CREDENTIALS?|HEADERS|KEYS?|PASSPHRASE|PASSWD|PAT|PEPPER|SECRETS?|TOKEN)(_|$)"
+    r"|APIKEY|PASSWORD|SECRETKEY"
+)
+_URL_WITH_PASSWORD: Final = re.compile(r"://[^/?#\s]*@")
+_PATHS: Final = ("RAY_TLS_", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+"""Of these names are files and modes, whatever words they have."""
 
 
 def forbid_core_dumps() -> None:
@@ -19,15 +26,6 @@ def forbid_core_dumps() -> None:
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-_SECRET_NAME: Final = re.compile(
-    r"(^|_)(AUTH|COOKIE|CREDENTIALS?|HEADERS|KEYS?|PASSPHRASE|PASSWD|PAT|PEPPER|SECRETS?|TOKEN)(_|$)"
-    r"|APIKEY|PASSWORD|SECRETKEY"
-)
-_URL_WITH_PASSWORD: Final = re.compile(r"://[^/?#\s]*@")
-_PATHS: Final = ("RAY_TLS_", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-"""Of these names are files and modes, whatever words they have."""
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,11 @@ from engine.model.checkpoints.gptq import GptqCheckpoint
 from engine.model.weights import GGUF_INDEX
 
 _GENERATION = "generation_config.json"
+_READERS: dict[str, Callable[[Path, Options], Checkpoint]] = {
+    "gptq": GptqCheckpoint,
+    "awq": AwqCheckpoint,
+    "compressed-tensors": CompressedCheckpoint,
+}
 
 
 def build_model(
@@ -94,13 +99,6 @@ class _Builder:
                 f"the checkpoint ({self._checkpoint.method}) has {name} of shape {shapes}"
             )
         return tensor.to(self._dtype)
-
-
-_READERS: dict[str, Callable[[Path, Options], Checkpoint]] = {
-    "gptq": GptqCheckpoint,
-    "awq": AwqCheckpoint,
-    "compressed-tensors": CompressedCheckpoint,
-}
 
 
 def find_checkpoint(folder: Path, config: PretrainedConfig) -> Checkpoint | None:

@@ -25,6 +25,8 @@ from engine.model.weights import GGUF_INDEX, GGUF_LINK
 from kernels.weight_format import GROUP, Bits, GroupedWeight, group
 
 _PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_Parts = tuple[Bits, Tensor, Tensor, Tensor]
+"""Bits, codes uint8 [blocks, weights], scales and minima float32 [blocks, groups]."""
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -94,10 +96,6 @@ def _dequantize(kind: str, rows: Tensor) -> Tensor:
 
     values = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
     return torch.from_numpy(values)
-
-
-_Parts = tuple[Bits, Tensor, Tensor, Tensor]
-"""Bits, codes uint8 [blocks, weights], scales and minima float32 [blocks, groups]."""
 
 
 def split_blocks(kind: str, rows: Tensor) -> GroupedWeight | None:
