@@ -9,18 +9,14 @@ from typing import Protocol
 from engine.blocks.transfers import Transfers
 
 
-class Fetched(Protocol):
+@dataclass(frozen=True, slots=True)
+class Fetched:
     """Copies of blocks, on their way to the host."""
 
-    @property
-    def images(self) -> list[memoryview]:
-        """Their bytes, once `is_there`; until the next ones are fetched."""
-        ...
-
-    @property
-    def is_there(self) -> bool:
-        """Whether they have arrived."""
-        ...
+    images: list[memoryview]
+    """Their bytes, once they are there; until the next ones are fetched."""
+    is_there: Callable[[], bool]
+    """Whether they have arrived."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,7 @@ class Saver:
         if writing.written is None:
             if not writing.is_wanted:
                 self._writing = None
-            elif writing.fetched.is_there:
+            elif writing.fetched.is_there():
                 # Of now: who is forgotten from here on has it removed behind this.
                 owner = self._folder.of_owner(writing.run.blocks[0].owner)
                 work = partial(_write_down, self._folder, owner, writing.run, writing.head)

@@ -6,7 +6,6 @@ the queue of copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,28 +13,15 @@ import torch
 from torch import Tensor
 
 from engine.blocks.transfers import Transfers
-from engine.disk.memory import Landing
+from engine.disk.memory import Fetched, Landing
 from engine.model.layers.paged_model import PagedModel
-from engine.run.copies import BlockCopies, Blocks, Event
+from engine.run.copies import BlockCopies, Blocks
 from kernels.huge_pages import populate
 
 _READY_BYTES = 2 << 20
 """Of memory that is made ready in one call of the system: as long, a millisecond, others wait that
 have memory mapped, as each large buffer has.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedImages:
-    """See `engine.disk.memory.Fetched`."""
-
-    images: list[memoryview]
-    _arrived: Event
-
-    @property
-    def is_there(self) -> bool:
-        """See `Fetched`."""
-        return self._arrived.query()
 
 
 class BlockImages:
@@ -75,12 +61,12 @@ class BlockImages:
             self._model.copy_blocks(transfers.copies)
             self._copies.launched(touched)
 
-    def fetch(self, blocks: list[int]) -> FetchedImages:
+    def fetch(self, blocks: list[int]) -> Fetched:
         """See `engine.disk.memory.BlockMemory`."""
         if len(self._staged) < len(blocks):
             self._staged = self._staging(len(blocks))
         rows = self._staged[: len(blocks)]
-        return FetchedImages(_views(rows), self._copies.fetch(blocks, rows))
+        return Fetched(_views(rows), self._copies.fetch(blocks, rows).query)
 
     def landing(self, blocks: list[int]) -> Landing:
         """See `engine.disk.memory.BlockMemory`."""

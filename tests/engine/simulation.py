@@ -27,6 +27,7 @@ from engine.api import (
 from engine.blocks.eviction_policy import Eviction
 from engine.blocks.transfers import Transfers
 from engine.config import EngineConfig, Speculation
+from engine.disk.memory import Fetched, Landing
 from engine.draft.drafter import Drafter
 from engine.draft.worth import FREE_ROWS, RowCosts
 from engine.schedule.swap_or_recompute import FREE_COPIES, CostModel, Policy
@@ -96,15 +97,8 @@ class Work(NamedTuple):
     """Of each scored position: the tokens up to the one behind it, and the blocks."""
 
 
-class SimulatedImages:
-    """An `engine.disk.memory.Fetched`, and a `Landing`."""
-
-    def __init__(
-        self, rows: np.ndarray, is_there: bool = False, on_land: Callable[[], None] = lambda: None
-    ) -> None:
-        self.images = self.targets = [memoryview(row).cast("B") for row in rows]
-        self.is_there = is_there
-        self.land = on_land
+def _views(rows: np.ndarray) -> list[memoryview]:
+    return [memoryview(row).cast("B") for row in rows]
 
 
 class SimulatedRunner:
@@ -137,14 +131,14 @@ class SimulatedRunner:
     def make_ready(self, num_blocks: int) -> None:
         self.num_ready = num_blocks
 
-    def fetch(self, blocks: list[int]) -> SimulatedImages:
-        return SimulatedImages(self.memory[blocks], is_there=True)
+    def fetch(self, blocks: list[int]) -> Fetched:
+        return Fetched(_views(self.memory[blocks]), lambda: True)
 
-    def landing(self, blocks: list[int]) -> SimulatedImages:
+    def landing(self, blocks: list[int]) -> Landing:
         """Targets are poisoned; what is written there is in the memory once it has landed."""
         rows = np.full((len(blocks), self.block_size), -3)
         self.memory[blocks] = -3
-        return SimulatedImages(rows, on_land=lambda: self.memory.__setitem__(blocks, rows))
+        return Landing(_views(rows), lambda: self.memory.__setitem__(blocks, rows))
 
     def read(self, plan: StepPlan) -> Work:
         writes, draws = [], []
@@ -233,11 +227,11 @@ class LateRunner(SimulatedRunner):
         """Between two steps; those of a step are its own."""
         self.queue.append(LateMoves(lambda: super(LateRunner, self).move(transfers)))
 
-    def landing(self, blocks: list[int]) -> SimulatedImages:
+    def landing(self, blocks: list[int]) -> Landing:
         """They land behind all steps launched so far."""
         rows = np.full((len(blocks), self.block_size), -3)
         moves = LateMoves(lambda: self.memory.__setitem__(blocks, rows))
-        return SimulatedImages(rows, on_land=lambda: self.queue.append(moves))
+        return Landing(_views(rows), lambda: self.queue.append(moves))
 
     def launch(self, plan: StepPlan) -> LateStep:
         self.launches.append(len(self.queue))

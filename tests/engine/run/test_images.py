@@ -25,7 +25,7 @@ def test_blocks_come_out_and_go_back_bit_for_bit(tmp_path: Path) -> None:
     images = BlockImages(model, BlockCopies(model))
     before = model.memory.clone()
     fetched = images.fetch([7, 2, 3])
-    assert fetched.is_there
+    assert fetched.is_there()
     sources = [bytes(image) for image in fetched.images]
     assert [len(source) for source in sources] == [images.block_bytes] * 3
     for land in (images.landing, images._staged_landing):
